@@ -1,0 +1,94 @@
+# Every target makes its own environment: a clone, Python 3.11 or later and `make` are enough.
+#
+#   make demo          a real Postgres, loaded and followed into Parquet tables, in front of you
+#   make test          unit, integration and a short chaos round
+#   make lint          ruff, mypy --strict, import-linter
+#   make chaos         kill -9 at every failpoint, with writers running on
+#   make mutants       plant known bugs; each must turn a test red
+#   make bench         ratios against pg_recvlogical and COPY; CHECK=1 fails below a bar
+#   make bench-peers   the same beside other tools
+#   make constraints   renew constraints.txt from what pyproject.toml allows today
+#   make clean         remove the environment and everything the tools left behind
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-builtin-rules
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PEERS_STAMP := $(VENV)/.installed-peers
+# Given on the command line as PYTHON=…, or the first of these that is new enough.
+PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3 python; do \
+	"$$name" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$name" && break; done)
+# The first variable pins what is installed, the second what builds it.
+PIP_INSTALL := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 \
+	$(BIN)/python -m pip install --quiet
+PYTEST := $(BIN)/python -m pytest
+CHECK ?=
+
+.PHONY: help venv demo test unit integration lint format bench bench-peers chaos mutants constraints clean
+
+help:
+	@sed -n 's/^#   make/make/p' Makefile
+
+venv: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt scripts/has-java
+	@test -n "$(PYTHON)" || { echo "Penstock needs Python 3.11 or later; none was found. Set PYTHON=/path/to/python."; exit 1; }
+	@test -x $(BIN)/python || { echo "making $(VENV) with $(PYTHON)"; "$(PYTHON)" -m venv $(VENV); }
+	@if scripts/has-java; then extras=demo,dev; else extras=demo,dev,java; echo "no Java 17 or later found: installing a runtime into $(VENV)"; fi; \
+		$(PIP_INSTALL) --upgrade pip; \
+		echo "installing penstock[$$extras] into $(VENV) (a few minutes the first time)"; \
+		$(PIP_INSTALL) --editable ".[$$extras]"
+	@touch $@
+
+$(PEERS_STAMP): $(STAMP)
+	$(PIP_INSTALL) --editable ".[peers]"
+	@touch $@
+
+demo: venv
+	$(BIN)/penstock demo
+
+test: venv
+	$(PYTEST) tests/unit tests/integration tests/chaos
+
+unit: venv
+	$(PYTEST) tests/unit
+
+integration: venv
+	$(PYTEST) tests/integration
+
+lint: venv
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: venv
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: venv
+	CHECK=$(CHECK) $(BIN)/python -m bench
+
+bench-peers: $(PEERS_STAMP)
+	CHECK=$(CHECK) $(BIN)/python -m bench.peers
+
+chaos: venv
+	PENSTOCK_CHAOS=full $(PYTEST) tests/chaos
+
+mutants: venv
+	$(BIN)/python -m tests.mutants
+
+# Resolved in an environment of its own, so that nothing that happens to be installed gets pinned.
+constraints:
+	@test -n "$(PYTHON)" || { echo "Penstock needs Python 3.11 or later; none was found. Set PYTHON=/path/to/python."; exit 1; }
+	"$(PYTHON)" scripts/pin_versions.py
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache bench/results \
+		spark-warehouse metastore_db derby.log
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+	find . -name '*.egg-info' -type d -prune -exec rm -rf {} +

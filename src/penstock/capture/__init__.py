@@ -1,0 +1,1 @@
+"""The capture process: one replication connection, steps of the change log, acknowledgement."""

@@ -1,0 +1,187 @@
+"""From a spec to a source that can be read: each step in its order, each with its own error.
+
+identify the system → server version and settings → advisory lock on the slot's name → publication →
+slot → where to go on. The log decides where: its newest manifest, else the slot's own position
+(correctness 2). A slot that is ahead of the log has forgotten what was never stored: that is a gap,
+and an error.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import psycopg
+
+from penstock import failpoints
+from penstock.capture.leadership import PATIENCE_S, Leadership, mark_position
+from penstock.capture.snapshots import SnapshotKeeper, connect_patiently
+from penstock.capture.spec import CaptureSpec, Started
+from penstock.core.errors import PositionGoneError, SourceError, StateError
+from penstock.core.position import Lsn
+from penstock.log.manifest import Manifest
+from penstock.log.reader import ChangeLog
+from penstock.sources.postgres.connection import Connection, query_errors
+from penstock.sources.postgres.publication import PublicationManager
+from penstock.sources.postgres.slots import SlotInfo, create_slot, read_slot, require_usable
+
+SERVER_VERSION_MIN = 140000
+_RESYNC = "Run `penstock resync` to load the tables again under a new slot."
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What the set-up found out. `read_from`: where streaming begins and, in an empty log, the first step."""
+
+    started: Started
+    newest: Manifest | None
+    read_from: Lsn
+    next_xid: int
+    status_interval_s: float
+
+
+def set_up(
+    spec: CaptureSpec, connection: Connection, leadership: Leadership, snapshots: SnapshotKeeper
+) -> Source:
+    """Bring the source to where it can be read. `connection` is an ordinary session, in autocommit."""
+    replication = connect_patiently(spec.url, "penstock-capture", replication=True)
+    try:
+        system_id, timeline = _identify(replication)
+        settings = _read_settings(connection)
+        leadership.acquire()
+        log = ChangeLog(spec.log_directory)
+        newest = log.newest()
+        if newest is not None:
+            _require_same_source(newest, system_id, timeline, replication)
+        slot = _usable_slot(spec, connection, newest)
+        PublicationManager(connection, spec.publication, spec.publication_mode, spec.slot).ensure(
+            spec.streams, spec.full_identity
+        )
+        if slot is None:
+            created = create_slot(replication, spec.slot)
+            failpoints.reach("capture.slot_created")
+            snapshots.keep_main(replication, created.snapshot_name, created.consistent_point)
+            position = created.consistent_point
+        else:
+            replication.close()
+            assert slot.confirmed_flush is not None, "a logical slot has a confirmed position"
+            position = slot.confirmed_flush
+            _require_no_gap(spec, newest, position)
+        started = Started(
+            system_id=system_id,
+            timeline=timeline,
+            server_version=connection.info.server_version,
+            slot_created=slot is None,
+            slot_position=position,
+            log_end=newest.end if newest else None,
+            epoch=mark_position(connection),
+        )
+    except BaseException:
+        replication.close()
+        raise
+    return Source(
+        started=started,
+        newest=newest,
+        read_from=newest.end if newest else position,
+        next_xid=settings.next_xid,
+        status_interval_s=settings.status_interval_s,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Settings:
+    next_xid: int
+    status_interval_s: float
+
+
+def _identify(replication: Connection) -> tuple[str, int]:
+    with query_errors("identifying the system"):
+        row = replication.execute("IDENTIFY_SYSTEM").fetchone()
+    assert row is not None
+    return str(row[0]), int(row[1])
+
+
+def _read_settings(connection: Connection) -> _Settings:
+    if connection.info.server_version < SERVER_VERSION_MIN:
+        raise SourceError(
+            f"The server is Postgres {connection.info.server_version // 10000}; Penstock needs 14 or later.",
+            remedy="Upgrade the server.",
+        )
+    with query_errors("reading the server's settings"):
+        row = connection.execute(
+            "SELECT current_setting('wal_level'), "
+            "(SELECT setting::bigint FROM pg_settings WHERE name = 'wal_sender_timeout'), "
+            "pg_snapshot_xmax(pg_current_snapshot())::text::bigint"
+        ).fetchone()
+    assert row is not None
+    wal_level, timeout_ms, next_xid = row
+    if wal_level != "logical":
+        raise SourceError(
+            f"The server's log holds too little for logical replication (wal_level is {wal_level}).",
+            remedy="Run ALTER SYSTEM SET wal_level = 'logical' and restart the server.",
+        )
+    interval = min(10.0, timeout_ms / 1000 / 4) if timeout_ms else 10.0
+    return _Settings(next_xid, interval)
+
+
+def _usable_slot(spec: CaptureSpec, connection: Connection, newest: Manifest | None) -> SlotInfo | None:
+    """The slot, or None if it may be created: nothing of ours was ever read from it."""
+    deadline = time.monotonic() + PATIENCE_S
+    while (slot := read_slot(connection, spec.slot)) is not None and slot.active:
+        # A predecessor that was killed: its server process goes away once it notices.
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.1)
+    begun = newest is not None or any(position is not None for position in spec.lanes.values())
+    if slot is None and not begun:
+        return None
+    return require_usable(slot, spec.slot, connection.info.dbname)
+
+
+def _require_no_gap(spec: CaptureSpec, newest: Manifest | None, confirmed: Lsn) -> None:
+    held = newest.end if newest is not None else None
+    if held is None:
+        # Without a log the slot's position is where we begin, unless a lane says it needs more.
+        positions = [position for position in spec.lanes.values() if position is not None]
+        held = min(positions) if positions else None
+    if held is not None and confirmed > held:
+        raise PositionGoneError(
+            f"The slot {spec.slot} is at {confirmed}, beyond {held} where the change log ends: "
+            "changes in between were never stored and Postgres no longer keeps them.",
+            remedy=_RESYNC,
+        )
+
+
+def _require_same_source(newest: Manifest, system_id: str, timeline: int, replication: Connection) -> None:
+    if newest.system_id != system_id:
+        raise StateError(
+            "The change log was read from another database server: "
+            f"its system identifier is {newest.system_id}, this server's is {system_id}.",
+            remedy=f"Check the source's url, or use another state directory. {_RESYNC}",
+        )
+    if newest.timeline == timeline:
+        return
+    # After a failover positions repeat: what we hold must lie before the switch (correctness 6).
+    switch = _switch_point(replication, newest.timeline, timeline)
+    if switch is None or newest.end > switch:
+        raise StateError(
+            f"The server has moved from timeline {newest.timeline} to {timeline} since the change log was "
+            f"written, and the log's end {newest.end} is not part of the new one.",
+            remedy=_RESYNC,
+        )
+
+
+def _switch_point(replication: Connection, before: int, now: int) -> Lsn | None:
+    """Where timeline `before` was left on the way to `now`; None if it is not an ancestor."""
+    if now < before:
+        return None
+    try:
+        row = replication.execute(f"TIMELINE_HISTORY {now:d}".encode()).fetchone()
+    except psycopg.Error:
+        return None
+    content = bytes(row[1]).decode(errors="replace") if row is not None else ""
+    for line in content.splitlines():
+        fields = line.split()
+        if len(fields) >= 2 and fields[0] == str(before):
+            return Lsn.parse(fields[1])
+    return None

@@ -1,0 +1,153 @@
+"""How a sync goes on, for people: bars on a terminal, plain lines elsewhere. Always on stderr.
+
+A bar lasts as long as its stream's phase and then becomes one line, so a pipeline of a thousand
+streams shows what is under way and not what is done. Calls come from several threads.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+from penstock.cli.settings import Settings
+from penstock.cli.tables import count, size
+from penstock.core.report import ProgressListener
+
+PLAIN_INTERVAL_S = 5.0
+_VERBS = {"load": "loading", "capture": "reading changes", "apply": "applying changes"}
+_DONE = {"load": "loaded", "capture": "read", "apply": "applied"}
+
+
+@contextmanager
+def progress_listener(settings: Settings) -> Iterator[ProgressListener]:
+    if not settings.err.is_terminal:
+        yield PlainProgress(settings.note)
+        return
+    progress = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        _Amount(),
+        TimeRemainingColumn(compact=True),
+        console=settings.err,
+        transient=True,
+    )
+    with progress:
+        yield BarProgress(progress)
+
+
+@dataclass(slots=True)
+class _Phase:
+    started: float
+    estimated: int | None
+    reported: float
+    rows: int = 0
+    bytes: int = 0
+
+
+@dataclass(slots=True)
+class PlainProgress:
+    """A line when a phase ends, and every few seconds while it lasts."""
+
+    write: Callable[[str], None]
+    clock: Callable[[], float] = time.monotonic
+    _phases: dict[tuple[str, str], _Phase] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def stream_started(self, stream: str, phase: str, rows_estimated: int | None) -> None:
+        with self._lock:
+            now = self.clock()
+            self._phases[stream, phase] = _Phase(now, rows_estimated, now)
+
+    def progressed(self, stream: str, phase: str, rows_total: int, bytes_total: int) -> None:
+        with self._lock:
+            now = self.clock()
+            current = self._phases.setdefault((stream, phase), _Phase(now, None, now))
+            current.rows, current.bytes = rows_total, bytes_total
+            if now - current.reported < PLAIN_INTERVAL_S:
+                return
+            current.reported = now
+            self.write(f"{stream}: {_VERBS.get(phase, phase)}, {_amount(current, now)}")
+
+    def stream_finished(self, stream: str, phase: str, rows: int) -> None:
+        with self._lock:
+            now = self.clock()
+            current = self._phases.pop((stream, phase), _Phase(now, None, now))
+            self.write(f"{stream}: {finished_line(phase, rows, now - current.started)}")
+
+    def note(self, message: str) -> None:
+        with self._lock:
+            self.write(message)
+
+
+class BarProgress:
+    """A bar per stream and phase."""
+
+    def __init__(self, progress: Progress, clock: Callable[[], float] = time.monotonic) -> None:
+        self._progress = progress
+        self._clock = clock
+        self._tasks: dict[tuple[str, str], tuple[TaskID, float]] = {}
+        self._lock = threading.Lock()
+
+    def stream_started(self, stream: str, phase: str, rows_estimated: int | None) -> None:
+        with self._lock:
+            self._task(stream, phase, rows_estimated)
+
+    def progressed(self, stream: str, phase: str, rows_total: int, bytes_total: int) -> None:
+        with self._lock:
+            task, _ = self._task(stream, phase, None)
+            self._progress.update(task, completed=rows_total, bytes_total=bytes_total)
+            known = next(item for item in self._progress.tasks if item.id == task)
+            if known.total is not None and known.total < rows_total:  # it was only an estimate
+                self._progress.update(task, total=rows_total)
+
+    def stream_finished(self, stream: str, phase: str, rows: int) -> None:
+        with self._lock:
+            task, started = self._task(stream, phase, None)
+            del self._tasks[stream, phase]
+            self._progress.remove_task(task)
+        line = finished_line(phase, rows, self._clock() - started)
+        self._progress.console.print(Text.assemble((stream, "bold"), f": {line}"), soft_wrap=True)
+
+    def note(self, message: str) -> None:
+        self._progress.console.print(Text(message), soft_wrap=True)
+
+    def _task(self, stream: str, phase: str, rows_estimated: int | None) -> tuple[TaskID, float]:
+        key = (stream, phase)
+        if key not in self._tasks:
+            description = f"[bold]{escape(stream)}[/bold] {_VERBS.get(phase, phase)}"
+            task = self._progress.add_task(description, total=rows_estimated or None, bytes_total=0)
+            self._tasks[key] = (task, self._clock())
+        return self._tasks[key]
+
+
+def finished_line(phase: str, rows: int, seconds: float) -> str:
+    rate = f", {count(round(rows / seconds))} rows/s" if rows and seconds >= 0.1 else ""
+    return f"{_DONE.get(phase, phase)} {count(rows)} rows in {seconds:.1f} s{rate}"
+
+
+def _amount(phase: _Phase, now: float) -> str:
+    rate = phase.rows / max(now - phase.started, 0.001)
+    parts = [f"{count(phase.rows)} rows", f"{count(round(rate))} rows/s", size(phase.bytes)]
+    if phase.estimated and rate > 0:
+        left = max(phase.estimated - phase.rows, 0)
+        parts[0] = f"{count(phase.rows)} of about {count(phase.estimated)} rows"
+        parts.append(f"about {left / rate:.0f} s left")
+    return ", ".join(parts)
+
+
+class _Amount(ProgressColumn):
+    """Rows, rows per second, bytes."""
+
+    def render(self, task: Task) -> Text:
+        speed = task.finished_speed or task.speed
+        rate = f"{count(round(speed))} rows/s" if speed else ""
+        return Text(
+            f"{count(int(task.completed)):>13} rows  {rate:>16}  {size(task.fields['bytes_total']):>10}"
+        )

@@ -1,0 +1,62 @@
+"""What holds for every command: the pipeline file, the form of the output, how much is said.
+
+Results go to stdout, everything else (progress, notes, errors for people) to stderr. With `--json`,
+stdout carries exactly one JSON document, also when the command fails.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+from rich.console import Console
+
+if TYPE_CHECKING:
+    from penstock.pipeline import Pipeline
+
+#: Piped output has no width of its own; rich would fold tables at 80 columns.
+_PIPED_WIDTH = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    config_path: Path = Path("penstock.yaml")
+    json: bool = False
+    verbose: bool = False
+
+    @property
+    def out(self) -> Console:
+        return _console(stderr=False)
+
+    @property
+    def err(self) -> Console:
+        return _console(stderr=True)
+
+    def emit_json(self, value: Any) -> None:
+        sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False, default=str) + "\n")
+        sys.stdout.flush()
+
+    def note(self, message: str) -> None:
+        """A sentence for people, beside the result."""
+        self.err.print(message, markup=False, highlight=False, soft_wrap=True)
+
+
+def settings_of(context: typer.Context) -> Settings:
+    settings = context.find_root().obj
+    assert isinstance(settings, Settings)
+    return settings
+
+
+def open_pipeline(settings: Settings) -> Pipeline:
+    from penstock.pipeline import Pipeline
+
+    return Pipeline.from_yaml(settings.config_path)
+
+
+def _console(stderr: bool) -> Console:
+    console = Console(stderr=stderr)
+    return console if console.is_terminal else Console(stderr=stderr, width=_PIPED_WIDTH)

@@ -1,0 +1,84 @@
+"""`penstock state`: look at the pipeline's memory, test it, bring back an earlier version of it."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from penstock.cli.settings import Settings, settings_of
+from penstock.config import Config
+from penstock.core.errors import StateError
+
+if TYPE_CHECKING:
+    from penstock.ledger.state import StateDocument
+    from penstock.ledger.store import StateStore
+
+app = typer.Typer(no_args_is_help=True, help="Show, check or restore the state file.")
+
+
+@app.command()
+def show(context: typer.Context) -> None:
+    """Print the state as it is."""
+    from penstock.ledger import state_json
+
+    document = _document(_store(settings_of(context)))
+    sys.stdout.write(state_json.encode(document.to_json()).decode())
+
+
+@app.command()
+def check(context: typer.Context) -> None:
+    """Say whether the state can be trusted; exit code 6 if not."""
+    from penstock.ledger.state_check import problems
+
+    settings = settings_of(context)
+    store = _store(settings)
+    document = _document(store)
+    found = problems(document)
+    if settings.json:
+        settings.emit_json({"ok": not found, "version": document.state_version, "problems": found})
+    elif found:
+        for problem in found:
+            settings.out.print(f"✗ {problem}", markup=False, highlight=False, soft_wrap=True)
+    else:
+        kept = len(store.history())
+        settings.out.print(
+            f"✓ {store.path} is good: version {document.state_version}, {len(document.streams)} streams, "
+            f"{kept} versions kept.",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
+    if found:
+        raise typer.Exit(StateError.exit_code)
+
+
+@app.command()
+def restore(
+    context: typer.Context,
+    version: Annotated[int | None, typer.Argument(help="The newest good one if not given.")] = None,
+) -> None:
+    """Make an earlier version of the state the newest. Nothing is deleted: the history keeps them all."""
+    settings = settings_of(context)
+    store = _store(settings)
+    restored = store.restore(version)
+    if settings.json:
+        settings.emit_json({"version": restored.state_version})
+    else:
+        settings.out.print(f"Restored; it is now version {restored.state_version}.", highlight=False)
+
+
+def _store(settings: Settings) -> StateStore:
+    from penstock.ledger.store import StateStore
+
+    return StateStore(Config.load(settings.config_path).state)
+
+
+def _document(store: StateStore) -> StateDocument:
+    document = store.load()
+    if document is None:
+        raise StateError(
+            f"There is no state in {store.directory} yet.", remedy="`penstock sync` makes it the first time."
+        )
+    return document

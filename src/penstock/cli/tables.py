@@ -1,0 +1,42 @@
+"""Tables and numbers for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+_STEP = 1024
+_ABSENT = "–"
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[str] = ()) -> Table:
+    """Cells are shown as they are: a stream's name may look like markup. `right` columns hold numbers."""
+    result = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        result.add_column(column, justify="right" if column in right else "left", overflow="fold")
+    for row in rows:
+        result.add_row(*(Text(cell) for cell in row))
+    return result
+
+
+def count(number: int | None) -> str:
+    return _ABSENT if number is None else f"{number:,}"
+
+
+def size(number: int | None) -> str:
+    if number is None:
+        return _ABSENT
+    value = float(number)
+    for unit in _UNITS:
+        if abs(value) < _STEP or unit == _UNITS[-1]:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= _STEP
+    raise AssertionError("unreachable")
+
+
+def text(value: str | None) -> str:
+    return value or _ABSENT

@@ -1,0 +1,34 @@
+"""`penstock teardown`: take away what Penstock left at the source."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from penstock.cli.settings import open_pipeline, settings_of
+from penstock.core.errors import ConfigError
+
+
+def teardown(
+    context: typer.Context,
+    yes: Annotated[bool, typer.Option("--yes", help="Yes, drop them.")] = False,
+) -> None:
+    """Drop the slot and the publication. Tables and state stay; the pipeline can no longer go on."""
+    settings = settings_of(context)
+    pipeline = open_pipeline(settings)
+    source = pipeline.config.source
+    if not yes:
+        raise ConfigError(
+            f"This drops the slot {source.slot} and the publication {source.publication} at the source.",
+            detail="Changes made afterwards are not captured; the next sync would load every table again.",
+            remedy="Add --yes if that is what you want.",
+        )
+    dropped = pipeline.teardown()
+    if settings.json:
+        settings.emit_json({"dropped": dropped})
+        return
+    for item in dropped:
+        settings.out.print(f"dropped {item}", markup=False, highlight=False)
+    if not dropped:
+        settings.out.print("There was nothing to drop.")

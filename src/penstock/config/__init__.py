@@ -1,0 +1,30 @@
+"""The pipeline file, `penstock.yaml`, as checked values.
+
+`Config.load(path)` either gives a configuration that makes sense, or a `ConfigError` that names every
+problem with its line. A key that a later version will understand is refused by name, never ignored.
+Values that came from the environment or a file do not appear in errors, logs or `repr`.
+"""
+
+from __future__ import annotations
+
+from penstock.config.models import (
+    Config,
+    DestinationConfig,
+    LoadConfig,
+    LogConfig,
+    ReadersConfig,
+    SourceConfig,
+    SparkConfig,
+    StreamConfig,
+)
+
+__all__ = [
+    "Config",
+    "DestinationConfig",
+    "LoadConfig",
+    "LogConfig",
+    "ReadersConfig",
+    "SourceConfig",
+    "SparkConfig",
+    "StreamConfig",
+]

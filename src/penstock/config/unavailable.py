@@ -1,0 +1,45 @@
+"""What the pipeline file may say in a later version, and must not be taken for granted in this one.
+
+Somebody who writes `where: "region = 'eu'"` and gets every region has been harmed; so each of these is
+refused by name instead of being unknown, or worse, ignored.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock.config.problems import Problem
+
+REMEDY = "Remove it, or wait for the version that brings it; CHANGELOG.md says what there is today."
+
+_SOURCES = ("mysql", "mongodb")
+_DESTINATIONS = ("iceberg",)
+_MODES = ("incremental", "strict_cdc")
+_STREAM_KEYS = ("columns", "where", "cursor", "deletes", "on_schema_change")
+
+
+def unavailable(values: dict[str, Any]) -> list[Problem]:
+    """Every use of something that this version cannot do yet."""
+    problems: list[Problem] = []
+    for section, kinds in (("source", _SOURCES), ("destination", _DESTINATIONS)):
+        content = values.get(section)
+        if isinstance(content, dict) and content.get("type") in kinds:
+            problems.append(((section, "type"), f"`{content['type']}` is not available yet."))
+    lanes = values.get("lanes")
+    if isinstance(lanes, dict):
+        problems += [(("lanes", str(name)), f"the lane `{name}` is not available yet.") for name in lanes]
+    streams = values.get("streams")
+    for index, stream in enumerate(streams if isinstance(streams, list) else ()):
+        if isinstance(stream, dict):
+            problems += _in_stream(index, stream)
+    return problems
+
+
+def _in_stream(index: int, stream: dict[str, Any]) -> list[Problem]:
+    problems: list[Problem] = []
+    if stream.get("mode") in _MODES:
+        problems.append((("streams", index, "mode"), f"`{stream['mode']}` is not available yet."))
+    problems += [
+        (("streams", index, key), f"`{key}` is not available yet.") for key in _STREAM_KEYS if key in stream
+    ]
+    return problems

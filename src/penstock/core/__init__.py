@@ -1,0 +1,1 @@
+"""The nouns of Penstock, without I/O: positions, offsets, streams, schemas, errors."""

@@ -1,0 +1,106 @@
+"""Errors people can act on.
+
+Every error a user may meet has a stable `code`, the stream it concerns (if one), a sentence that
+says what happened, and a `remedy` that says what to do next. The cause is chained, never formatted
+into the message: a driver's message may quote a row or a password, ours never does.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class PenstockError(Exception):
+    """Base of all errors Penstock raises on purpose. `exit_code` is what the command line returns."""
+
+    code: ClassVar[str] = "penstock"
+    exit_code: ClassVar[int] = 1
+
+    def __init__(
+        self, message: str, *, remedy: str = "", stream: str | None = None, detail: str = ""
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.remedy = remedy
+        self.stream = stream
+        self.detail = detail
+
+    def __str__(self) -> str:
+        parts = [f"{self.stream}: {self.message}" if self.stream else self.message]
+        if self.detail:
+            parts.append(self.detail)
+        if self.remedy:
+            parts.append(f"What to do: {self.remedy}")
+        return "\n".join(parts)
+
+    def to_json(self) -> dict[str, str]:
+        fields = {
+            "code": self.code,
+            "message": self.message,
+            "stream": self.stream or "",
+            "detail": self.detail,
+            "remedy": self.remedy,
+        }
+        return {name: value for name, value in fields.items() if value}
+
+
+class ConfigError(PenstockError):
+    """penstock.yaml cannot be read or asks for something that does not exist."""
+
+    code = "config"
+    exit_code = 2
+
+
+class SourceError(PenstockError):
+    """The source cannot be reached, or lacks something Penstock needs (see `penstock check`)."""
+
+    code = "source"
+    exit_code = 3
+
+
+class PositionGoneError(SourceError):
+    """The source no longer has the position we must continue from (slot dropped, invalidated, moved)."""
+
+    code = "position_gone"
+    exit_code = 4
+
+
+class SourceBusyError(SourceError):
+    """Someone else holds the slot or the pipeline's lock."""
+
+    code = "source_busy"
+    exit_code = 5
+
+
+class StateError(PenstockError):
+    """The state file is corrupt, or does not belong to this source."""
+
+    code = "state"
+    exit_code = 6
+
+
+class DestinationError(PenstockError):
+    """The destination refused or could not take a commit."""
+
+    code = "destination"
+    exit_code = 7
+
+
+class CommitConflictError(DestinationError):
+    """Somebody else committed to this table since we looked; nothing of ours was written."""
+
+    code = "commit_conflict"
+
+
+class StorageError(PenstockError):
+    """A local write failed: disk full, no permission."""
+
+    code = "storage"
+    exit_code = 8
+
+
+class StreamPausedError(PenstockError):
+    """A stream cannot go on without a decision by a person (schema change we cannot read with certainty)."""
+
+    code = "stream_paused"
+    exit_code = 9

@@ -1,0 +1,112 @@
+"""What a pipeline says about itself: while it works, when it is done, and when asked.
+
+Values only. The pipeline makes them, the command line and people's scripts read them; `to_json()` is
+the form that `--json` prints, and its keys are public.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, Protocol
+
+#: What a sync is doing to a stream while it reports progress.
+Phase = Literal["load", "capture", "apply"]
+PlannedAction = Literal["load", "resume load", "follow", "recover"]
+#: new: nothing loaded yet; paused: waits for a decision by a person.
+StreamState = Literal["new", "loading", "following", "paused"]
+
+
+class ProgressListener(Protocol):
+    """Told how a sync goes on. Calls come from several threads, and are cheap to ignore."""
+
+    def stream_started(self, stream: str, phase: str, rows_estimated: int | None) -> None: ...
+
+    def progressed(self, stream: str, phase: str, rows_total: int, bytes_total: int) -> None:
+        """`rows_total` and `bytes_total` count from the start of this stream's phase."""
+
+    def stream_finished(self, stream: str, phase: str, rows: int) -> None: ...
+
+    def note(self, message: str) -> None:
+        """Something a person should know, in one sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamReport:
+    """What one sync did to one stream."""
+
+    stream: str
+    rows_loaded: int = 0
+    inserts: int = 0
+    updates: int = 0
+    deletes: int = 0
+    truncates: int = 0
+    dead_letters: int = 0
+    seconds: float = 0.0
+
+    @property
+    def changes(self) -> int:
+        return self.inserts + self.updates + self.deletes + self.truncates
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class SyncReport:
+    """What one sync did; every stream holds all that was committed at the source up to `position`."""
+
+    streams: list[StreamReport]
+    position: str
+    seconds: float
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedStream:
+    """What the next sync would do to a stream."""
+
+    stream: str
+    action: PlannedAction
+    rows_estimated: int | None = None
+    detail: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamStatus:
+    """How far a stream is. `rows` and `files` are those of the table readers see; None: no table yet."""
+
+    stream: str
+    mode: str
+    write: str
+    state: StreamState
+    rows: int | None = None
+    files: int | None = None
+    committed_to: str | None = None
+    chunks_left: int = 0
+    dead_letters: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineStatus:
+    """Where the pipeline and its source stand. Positions are log positions as the source prints them.
+
+    `slot_position` and `retained_wal_bytes` are None when the source could not be asked or has no slot.
+    """
+
+    position: str | None
+    slot_position: str | None
+    retained_wal_bytes: int | None
+    log_bytes: int
+    streams: list[StreamStatus]
+    notes: list[str]
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)

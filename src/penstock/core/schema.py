@@ -1,0 +1,108 @@
+"""What a table looks like at the source: columns with their source types, key, identity.
+
+A `TableSchema` is immutable and has an id that is a hash of its content, so the same table seen twice
+gives the same id on every machine. The log refers to schemas by id; field metadata of Parquet files
+carries each column's source type, so a file can be read without the catalog.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.core.stream import StreamId
+
+
+@dataclass(frozen=True, slots=True)
+class SourceColumn:
+    """One column as the source declares it.
+
+    `type_name` is the base type's own name (`int4`, `numeric`, `timestamptz`, `_text` for text[];
+    of a domain, that of its base type), `type_text` what people write (`numeric(12,2)`).
+    """
+
+    name: str
+    type_oid: int
+    type_modifier: int
+    type_name: str
+    type_text: str
+    attribute_number: int = 0  # 0: not known (the catalog had moved on)
+    nullable: bool = True
+    toastable: bool = False
+    # The value that rows older than this column read as (`attmissingval`), as text.
+    missing_value: str | None = None
+    # The column was added with a default that is not constant: rows at the source were rewritten.
+    rewritten: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "type_oid": self.type_oid,
+            "type_modifier": self.type_modifier,
+            "type_name": self.type_name,
+            "type_text": self.type_text,
+            "attribute_number": self.attribute_number,
+            "nullable": self.nullable,
+            "toastable": self.toastable,
+            "missing_value": self.missing_value,
+            "rewritten": self.rewritten,
+        }
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> SourceColumn:
+        known = {name: fields[name] for name in cls.__dataclass_fields__ if name in fields}
+        return cls(**known)
+
+
+@dataclass(frozen=True, slots=True)
+class TableSchema:
+    """The columns of a stream in the order of the table, and the columns that identify a row.
+
+    `key` holds the replica identity's columns (the primary key by default); empty means none.
+    `deferrable_key`: uniqueness is checked at commit, so a key may be held twice in mid-transaction.
+    """
+
+    stream: StreamId
+    columns: tuple[SourceColumn, ...]
+    key: tuple[str, ...] = ()
+    replica_identity: str = "d"  # d default, f full, i index, n nothing: as pg_class has it
+    deferrable_key: bool = False
+    relation_oid: int = 0
+    id: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        content = json.dumps(self._content(), sort_keys=True, separators=(",", ":"))
+        object.__setattr__(self, "id", hashlib.sha256(content.encode()).hexdigest()[:16])
+
+    def _content(self) -> dict[str, Any]:
+        return {
+            "stream": {"namespace": self.stream.namespace, "name": self.stream.name},
+            "columns": [column.to_json() for column in self.columns],
+            "key": list(self.key),
+            "replica_identity": self.replica_identity,
+            "deferrable_key": self.deferrable_key,
+            "relation_oid": self.relation_oid,
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        return {"format_version": 1, "id": self.id, **self._content()}
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> TableSchema:
+        return cls(
+            stream=StreamId(fields["stream"]["namespace"], fields["stream"]["name"]),
+            columns=tuple(SourceColumn.from_json(column) for column in fields["columns"]),
+            key=tuple(fields["key"]),
+            replica_identity=fields["replica_identity"],
+            deferrable_key=fields["deferrable_key"],
+            relation_oid=fields["relation_oid"],
+        )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(column.name for column in self.columns)
+
+    def column(self, name: str) -> SourceColumn:
+        return next(column for column in self.columns if column.name == name)

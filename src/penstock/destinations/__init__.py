@@ -1,0 +1,1 @@
+"""Where tables live. A destination commits data files together with the proof of what they hold."""

@@ -1,0 +1,268 @@
+"""What every destination promises, and the record that proves it.
+
+A table is described whole by its newest `TableRecord`. Each operation reads the newest record, checks
+what it must, and creates the next one atomically; of two writers on top of the same record one succeeds,
+and the other gets `CommitConflictError` with nothing changed (correctness 16). The marker with thread ids
+and position is part of the record, so that "are the rows there?" and "does the table say so?" cannot differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from penstock.core.position import Lsn
+from penstock.core.schema import TableSchema
+from penstock.core.stream import StreamId
+
+FORMAT_VERSION = 1
+
+WriteMode = Literal["upsert", "append"]
+RecordKind = Literal["load", "chunks", "swap", "publish", "changes"]
+KeyBound = int | float | str | None
+
+
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    """A file of a table. The bounds are those of the first key column; None: not known, may hold any key."""
+
+    name: str
+    rows: int
+    bytes: int
+    key_min: KeyBound = None
+    key_max: KeyBound = None
+
+    def to_json(self) -> dict[str, Any]:
+        fields: dict[str, Any] = {"name": self.name, "rows": self.rows, "bytes": self.bytes}
+        if self.key_min is not None and self.key_max is not None:
+            fields |= {"key_min": self.key_min, "key_max": self.key_max}
+        return fields
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> DataFile:
+        bounds = fields.get("key_min"), fields.get("key_max")
+        return cls(fields["name"], fields["rows"], fields["bytes"], *bounds)
+
+
+@dataclass(frozen=True, slots=True)
+class Marker:
+    """What the table's rows are: all changes up to `to`, the last of them written by `thread_ids`.
+
+    `start` is None for a table that was just loaded; `to` is None for one that follows no log.
+    """
+
+    generation: str
+    epoch: Lsn
+    start: Lsn | None
+    to: Lsn | None
+    thread_ids: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "generation": self.generation,
+            "epoch": str(self.epoch),
+            "from": _text(self.start),
+            "to": _text(self.to),
+            "thread_ids": list(self.thread_ids),
+        }
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> Marker:
+        start, to = _lsn(fields["from"]), _lsn(fields["to"])
+        return cls(fields["generation"], Lsn.parse(fields["epoch"]), start, to, tuple(fields["thread_ids"]))
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetters:
+    """Rows the destination cannot hold, kept beside the table."""
+
+    count: int = 0
+    files: tuple[str, ...] = ()
+
+    def with_files(self, files: Sequence[DataFile]) -> DeadLetters:
+        return DeadLetters(
+            self.count + sum(file.rows for file in files),
+            (*self.files, *(file.name for file in files)),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return {"count": self.count, "files": list(self.files)}
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> DeadLetters:
+        return cls(fields["count"], tuple(fields["files"]))
+
+
+@dataclass(frozen=True, slots=True)
+class PendingLoad:
+    """A load whose chunks are committed one after the other, and which no reader sees before the swap."""
+
+    load_id: str
+    schema: TableSchema
+    write: WriteMode
+    thread_ids: tuple[str, ...] = ()
+    files: tuple[DataFile, ...] = ()
+    dead_letters: DeadLetters = field(default_factory=DeadLetters)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "load_id": self.load_id,
+            "schema": self.schema.to_json(),
+            "write": self.write,
+            "thread_ids": list(self.thread_ids),
+            "files": [file.to_json() for file in self.files],
+            "dead_letters": self.dead_letters.to_json(),
+        }
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> PendingLoad:
+        return cls(
+            load_id=fields["load_id"],
+            schema=TableSchema.from_json(fields["schema"]),
+            write=fields["write"],
+            thread_ids=tuple(fields["thread_ids"]),
+            files=tuple(map(DataFile.from_json, fields["files"])),
+            dead_letters=DeadLetters.from_json(fields["dead_letters"]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TableRecord:
+    """A table as of one commit.
+
+    `files` are the table's files as of `marker`; `directory` is the version readers see. They differ only
+    while `readable_from` is set: a resumed load was read under several snapshots, and is one state of
+    the source only once changes up to the newest of them are in (correctness 13).
+    """
+
+    version: int
+    kind: RecordKind
+    committed_at: str
+    epoch: Lsn
+    write: WriteMode
+    schema: TableSchema
+    directory: str | None = None
+    files: tuple[DataFile, ...] = ()
+    marker: Marker | None = None
+    load: PendingLoad | None = None
+    last_load_id: str | None = None
+    dead_letters: DeadLetters = field(default_factory=DeadLetters)
+    readable_from: Lsn | None = None
+
+    @property
+    def rows(self) -> int:
+        return sum(file.rows for file in self.files)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "format_version": FORMAT_VERSION,
+            "version": self.version,
+            "kind": self.kind,
+            "committed_at": self.committed_at,
+            "epoch": str(self.epoch),
+            "write": self.write,
+            "schema": self.schema.to_json(),
+            "directory": self.directory,
+            "files": [file.to_json() for file in self.files],
+            "marker": None if self.marker is None else self.marker.to_json(),
+            "load": None if self.load is None else self.load.to_json(),
+            "last_load_id": self.last_load_id,
+            "dead_letters": self.dead_letters.to_json(),
+            "readable_from": _text(self.readable_from),
+        }
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> TableRecord:
+        if fields["format_version"] > FORMAT_VERSION:
+            raise ValueError(f"format version {fields['format_version']} is newer than this Penstock")
+        marker, load = fields["marker"], fields["load"]
+        return cls(
+            version=fields["version"],
+            kind=fields["kind"],
+            committed_at=fields["committed_at"],
+            epoch=Lsn.parse(fields["epoch"]),
+            write=fields["write"],
+            schema=TableSchema.from_json(fields["schema"]),
+            directory=fields["directory"],
+            files=tuple(map(DataFile.from_json, fields["files"])),
+            marker=None if marker is None else Marker.from_json(marker),
+            load=None if load is None else PendingLoad.from_json(load),
+            last_load_id=fields["last_load_id"],
+            dead_letters=DeadLetters.from_json(fields["dead_letters"]),
+            readable_from=_lsn(fields.get("readable_from")),
+        )
+
+
+class DestinationTable(Protocol):
+    """One table. A method that returns has committed durably; one that raises has changed nothing."""
+
+    def record(self) -> TableRecord | None:
+        """The newest record; None if the table was never written."""
+        ...
+
+    def is_thread_committed(self, thread_id: str) -> bool: ...
+
+    @property
+    def files_directory(self) -> Path:
+        """Where tasks write data files, under names that never repeat (`new_file_name`)."""
+        ...
+
+    def begin_load(self, load_id: str, epoch: Lsn, schema: TableSchema, write: WriteMode) -> TableRecord:
+        """Open a load; another one that was pending is given up. Nothing if this one is open or done."""
+        ...
+
+    def commit_chunks(
+        self,
+        load_id: str,
+        epoch: Lsn,
+        thread_ids: Sequence[str],
+        files: Sequence[DataFile],
+        dead_letter_files: Sequence[DataFile] = (),
+    ) -> TableRecord:
+        """Add chunks to the pending load. Nothing if all these thread ids are there."""
+        ...
+
+    def swap(
+        self, load_id: str, epoch: Lsn, generation: str, to: Lsn | None, readable_from: Lsn | None = None
+    ) -> TableRecord:
+        """Let the load be the table. Nothing if it is. Readers see it once it has reached `readable_from`."""
+        ...
+
+    def publish(self, epoch: Lsn, position: Lsn) -> TableRecord:
+        """Show a table that waited for `readable_from`: the log up to `position` had nothing more for it."""
+        ...
+
+    def commit_changes(
+        self,
+        expected_to: Lsn | None,
+        marker: Marker,
+        schema: TableSchema,
+        *,
+        added: Sequence[DataFile],
+        removed: Sequence[str],
+        dead_letter_files: Sequence[DataFile] = (),
+    ) -> TableRecord:
+        """Take a batch if the table is at `expected_to`, of the same generation, under no newer epoch."""
+        ...
+
+    def drop_all(self) -> None:
+        """Remove the table with everything it holds."""
+        ...
+
+
+class Destination(Protocol):
+    def table(self, stream: StreamId) -> DestinationTable: ...
+
+    def streams(self) -> list[StreamId]:
+        """Every stream that has a table here."""
+        ...
+
+
+def _text(position: Lsn | None) -> str | None:
+    return None if position is None else str(position)
+
+
+def _lsn(text: str | None) -> Lsn | None:
+    return None if text is None else Lsn.parse(text)

@@ -1,0 +1,92 @@
+"""Named places where a test may end the process, fill the disk or make it wait.
+
+`PENSTOCK_FAILPOINT="ledger.prepared=kill"` ends the process with SIGKILL the first time that place
+is reached; `=kill@3` the third time; `=enospc` raises "no space left on device"; `=pause` waits
+until the file named by `PENSTOCK_FAILPOINT_GATE` exists. Without the variable a failpoint costs one
+dictionary look-up. Before it strikes, it appends its name to the file in `PENSTOCK_FAILPOINT_REPORT`,
+so that a test can assert that it struck, and where.
+
+All names stand in `FAILPOINTS`; reaching an unknown one is an error, so that the list is complete.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+#: name → what has just happened when it is reached
+FAILPOINTS: dict[str, str] = {
+    "capture.slot_created": "the slot exists, nothing is written yet",
+    "log.file_write": "about to write rows to a step's file (n-th write)",
+    "log.files_written": "a step's data files are durable, its manifest is not there",
+    "log.manifest_written": "the step is committed, nothing else knows",
+    "log.retention": "old manifests are gone, their data files are not",
+    "checkpoint.write": "about to write the checkpoint",
+    "load.recorded": "the load record is durable, the state does not name the chunks",
+    "load.planned": "all chunks are in the state, none picked up",
+    "load.preparing": "chunks are durably preparing, no data is written",
+    "load.written": "chunk files are written, not committed",
+    "load.committed": "chunks are committed at the destination, the state still says preparing",
+    "load.chunks_removed": "committed chunks are removed from the state",
+    "load.before_swap": "all chunks are committed, the old table is still visible",
+    "load.swapped": "the new table is visible, the state does not say so",
+    "load.done": "chunks: [] is durable",
+    "cdc.preparing": "about to write next_cdc_pos and processing",
+    "cdc.prepared": "next_cdc_pos and processing are durable, no data is written",
+    "cdc.written": "data files of one stream are written, not committed",
+    "cdc.committed": "one stream is committed, processing still names it",
+    "cdc.processed": "processing no longer names the stream",
+    "cdc.all_processed": "processing is empty, lsn has not moved",
+    "cdc.moved": "lsn has moved, nothing is acknowledged",
+    "cdc.acknowledged": "the source is acknowledged",
+    "destination.file_write": "about to write rows to a table's file (n-th write)",
+    "destination.version_built": "the version directory is complete, there is no commit record",
+    "destination.recorded": "the commit record is there, `current` shows the version before",
+    "destination.switched": "`current` shows the new version",
+    "state.version_written": "the state's next version is durable, state.json is its predecessor",
+}
+
+_reached: dict[str, int] = {}
+_lock = threading.Lock()
+
+
+def reach(name: str) -> None:
+    """Strike here if the environment says so."""
+    wanted = os.environ.get("PENSTOCK_FAILPOINT")
+    if not wanted:
+        return
+    if name not in FAILPOINTS:
+        raise LookupError(f"failpoint {name!r} is not listed in penstock.failpoints.FAILPOINTS")
+    for rule in wanted.split(","):
+        place, _, action = rule.partition("=")
+        if place == name:
+            _strike(name, action or "kill")
+
+
+def _strike(name: str, action: str) -> None:
+    action, _, nth = action.partition("@")
+    with _lock:
+        _reached[name] = _reached.get(name, 0) + 1
+        if _reached[name] != int(nth or 1):
+            return
+    report = os.environ.get("PENSTOCK_FAILPOINT_REPORT")
+    if report:
+        with open(report, "a", encoding="utf-8") as file:
+            file.write(f"{name}={action}\n")
+            file.flush()
+            os.fsync(file.fileno())
+    if action == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+        signal.pause()
+    elif action == "enospc":
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    elif action == "pause":
+        gate = Path(os.environ["PENSTOCK_FAILPOINT_GATE"])
+        while not gate.exists():
+            time.sleep(0.02)
+    else:
+        raise ValueError(f"failpoint action {action!r} is not one of kill, enospc, pause")

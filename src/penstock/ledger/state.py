@@ -1,0 +1,318 @@
+"""The state document: `state.json` as values.
+
+The raw JSON object is kept whole, so that fields written by someone else survive at every level;
+accessors read it, a `StateDraft` changes a copy. A document itself never changes. Rules of the format
+that hold for every document made here:
+
+- a document with `global` is `GLOBAL`, any other `STREAM`;
+- temporary fields that are empty are omitted (never null, "" or []);
+- `chunks: []` is written: it says that the backfill is complete *and visible*.
+"""
+
+from __future__ import annotations
+
+import copy
+import uuid
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from penstock.core.errors import StateError
+from penstock.core.position import Lsn
+from penstock.core.stream import StreamId
+from penstock.ledger.state_json import check_layout
+
+FORMAT_VERSION = 1
+SYNC_MODES = ("full_refresh", "incremental", "cdc", "strict_cdc")
+CURSOR_PREFIX = "olake_next_cursor_"
+_TEMPORARY = ("next_cdc_pos", "processing", "next_data")
+
+SyncMode = Literal["full_refresh", "incremental", "cdc", "strict_cdc"]
+ChunkBound = int | str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A half-open range `[min, max)` of one leaf; None is an open end. Equality ignores the status."""
+
+    min: ChunkBound
+    max: ChunkBound
+    leaf: str | None = None
+    preparing: bool = field(default=False, compare=False)
+
+    def to_json(self) -> dict[str, Any]:
+        fields: dict[str, Any] = {"min": self.min, "max": self.max}
+        if self.preparing:
+            fields["status"] = "preparing"
+        if self.leaf is not None:
+            fields["leaf"] = self.leaf
+        return fields
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> Chunk:
+        preparing = fields.get("status") == "preparing"
+        return cls(fields.get("min"), fields.get("max"), fields.get("leaf"), preparing)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamState:
+    """One stream's entry.
+
+    `generation` is that of the table readers see; while a load that will replace a live table is
+    under way, `load_generation` is the one to come (else they are equal). `committed_to` is the
+    table's own position: it may lie below the global `lsn` if the stream had no changes since.
+    """
+
+    stream: StreamId
+    sync_mode: str
+    chunks: tuple[Chunk, ...] | None
+    cdc_from: Lsn | None
+    next_cdc_pos: Lsn | None
+    generation: str | None
+    load_generation: str | None
+    load_id: str | None
+    committed_to: Lsn | None
+
+    @property
+    def has_completed_backfill(self) -> bool:
+        return self.chunks == ()
+
+    @property
+    def is_loading(self) -> bool:
+        return bool(self.chunks)
+
+
+class StateDocument:
+    """A whole state file. Equal documents hold equal JSON."""
+
+    __slots__ = ("_raw",)
+
+    def __init__(self, raw: dict[str, Any]) -> None:
+        """ValueError if `raw` is not laid out as a state file at all."""
+        check_layout(raw)
+        self._raw = copy.deepcopy(raw)
+
+    @classmethod
+    def new(cls, pipeline_id: str | None = None) -> StateDocument:
+        own = {"format_version": FORMAT_VERSION, "pipeline_id": pipeline_id or str(uuid.uuid4())}
+        return cls({"type": "STREAM", "streams": [], "penstock": own})
+
+    def to_json(self) -> dict[str, Any]:
+        return copy.deepcopy(self._raw)
+
+    def draft(self) -> StateDraft:
+        return StateDraft(copy.deepcopy(self._raw))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, StateDocument) and self._raw == other._raw
+
+    def __hash__(self) -> int:
+        return hash(self.state_version)
+
+    def __repr__(self) -> str:
+        return f"StateDocument(version {self.state_version}, {len(self.streams)} streams)"
+
+    @property
+    def type(self) -> str:
+        return "GLOBAL" if self._global is not None else "STREAM"
+
+    @property
+    def pipeline_id(self) -> str | None:
+        return _text(self._own, "pipeline_id")
+
+    @property
+    def state_version(self) -> int | None:
+        version = self._own.get("state_version")
+        return version if isinstance(version, int) else None
+
+    @property
+    def system_id(self) -> str | None:
+        return _text(self._own, "system_id")
+
+    @property
+    def timeline(self) -> int | None:
+        timeline = self._own.get("timeline")
+        return timeline if isinstance(timeline, int) else None
+
+    @property
+    def epoch(self) -> Lsn | None:
+        return _position(self._own, "epoch")
+
+    @property
+    def lsn(self) -> Lsn | None:
+        return _position(self._global_state, "lsn")
+
+    @property
+    def next_cdc_pos(self) -> Lsn | None:
+        return _position(self._global_state, "next_cdc_pos")
+
+    @property
+    def processing(self) -> tuple[StreamId, ...]:
+        return tuple(map(_stream_id, self._global_state.get("processing") or ()))
+
+    @property
+    def global_streams(self) -> tuple[StreamId, ...]:
+        return tuple(map(_stream_id, (self._global or {}).get("streams") or ()))
+
+    @property
+    def streams(self) -> tuple[StreamId, ...]:
+        return tuple(map(entry_stream, self._entries))
+
+    @property
+    def stream_states(self) -> tuple[StreamState, ...]:
+        return tuple(map(_stream_state, self._entries))
+
+    def stream(self, stream: StreamId) -> StreamState | None:
+        entry = _find(self._entries, stream)
+        return None if entry is None else _stream_state(entry)
+
+    def identified(self, *, system_id: str, timeline: int, epoch: Lsn) -> StateDocument:
+        """The same document, bound to a source and a leader."""
+        return self._with_own(system_id=system_id, timeline=timeline, epoch=str(epoch))
+
+    def numbered(self, version: int) -> StateDocument:
+        return self._with_own(state_version=version)
+
+    def _with_own(self, **fields: Any) -> StateDocument:
+        draft = self.draft()
+        own = draft.raw.setdefault("penstock", {})
+        own.setdefault("format_version", FORMAT_VERSION)
+        own.setdefault("pipeline_id", str(uuid.uuid4()))
+        own.update(fields)
+        return draft.done()
+
+    @property
+    def _own(self) -> dict[str, Any]:
+        return self._raw.get("penstock") or {}
+
+    @property
+    def _global(self) -> dict[str, Any] | None:
+        return self._raw.get("global")
+
+    @property
+    def _global_state(self) -> dict[str, Any]:
+        return (self._global or {}).get("state") or {}
+
+    @property
+    def _entries(self) -> list[dict[str, Any]]:
+        return self._raw.get("streams") or []
+
+
+class StateDraft:
+    """A document being changed: `done()` applies the rules of the format and gives the new one."""
+
+    def __init__(self, raw: dict[str, Any]) -> None:
+        self.raw = raw
+
+    def global_state(self) -> dict[str, Any]:
+        return _child(self._global(), "state")
+
+    def global_streams(self) -> list[str]:
+        section = self._global()
+        section["streams"] = streams = section.get("streams") or []
+        return streams
+
+    def has_global(self) -> bool:
+        return self.raw.get("global") is not None
+
+    def entry(self, stream: StreamId) -> dict[str, Any]:
+        """The stream's entry, made if there is none."""
+        self.raw["streams"] = entries = self.raw.get("streams") or []
+        found = _find(entries, stream)
+        if found is None:
+            found = {"stream": stream.name, "namespace": stream.namespace, "sync_mode": "cdc", "state": {}}
+            entries.append(found)
+        return found
+
+    def stream_state(self, stream: StreamId) -> dict[str, Any]:
+        return _child(self.entry(stream), "state")
+
+    def own(self, stream: StreamId) -> dict[str, Any]:
+        return _child(self.stream_state(stream), "penstock")
+
+    def remove_entry(self, stream: StreamId) -> None:
+        entries = self.raw.get("streams") or []
+        self.raw["streams"] = [entry for entry in entries if entry_stream(entry) != stream]
+
+    def done(self) -> StateDocument:
+        raw = self.raw
+        raw["type"] = "GLOBAL" if self.has_global() else "STREAM"
+        raw["streams"] = raw.get("streams") or []
+        if self.has_global():
+            _omit_empty(self.global_state())
+        for entry in raw["streams"]:
+            _omit_empty(entry.get("state") or {})
+        return StateDocument(raw)
+
+    def _global(self) -> dict[str, Any]:
+        return _child(self.raw, "global")
+
+
+def entry_stream(entry: dict[str, Any]) -> StreamId:
+    return StreamId(str(entry.get("namespace", "")), str(entry.get("stream", "")))
+
+
+def _stream_state(entry: dict[str, Any]) -> StreamState:
+    state = entry.get("state") or {}
+    own = state.get("penstock") or {}
+    chunks = state.get("chunks")
+    generation = _text(own, "generation")
+    return StreamState(
+        stream=entry_stream(entry),
+        sync_mode=str(entry.get("sync_mode", "")),
+        chunks=None if chunks is None else tuple(map(Chunk.from_json, chunks)),
+        cdc_from=_position(state, "cdc_from"),
+        next_cdc_pos=_position(state, "next_cdc_pos"),
+        generation=generation,
+        load_generation=_text(own, "load_generation") or generation,
+        load_id=_text(own, "load_id"),
+        committed_to=_position(own, "committed_to"),
+    )
+
+
+def _omit_empty(state: dict[str, Any]) -> None:
+    for name in list(state):
+        temporary = name in _TEMPORARY or name.startswith(CURSOR_PREFIX)
+        if temporary and (state[name] is None or state[name] in ("", [])):
+            del state[name]
+    for chunk in state.get("chunks") or []:
+        if not chunk.get("status", True):
+            del chunk["status"]
+
+
+def _find(entries: list[dict[str, Any]], stream: StreamId) -> dict[str, Any] | None:
+    return next((entry for entry in entries if entry_stream(entry) == stream), None)
+
+
+def _child(parent: dict[str, Any], name: str) -> dict[str, Any]:
+    child: dict[str, Any] = parent.get(name) or {}
+    parent[name] = child
+    return child
+
+
+def _text(fields: dict[str, Any], name: str) -> str | None:
+    value = fields.get(name)
+    return None if value is None else str(value)
+
+
+def _position(fields: dict[str, Any], name: str) -> Lsn | None:
+    value = fields.get(name)
+    if value is None or value == "":
+        return None
+    try:
+        return Lsn.parse(value)
+    except (ValueError, TypeError) as error:
+        raise _unreadable(f"`{name}` in the state file is not a log position.") from error
+
+
+def _stream_id(value: Any) -> StreamId:
+    try:
+        return StreamId.parse(value)
+    except (ValueError, AttributeError) as error:
+        raise _unreadable("The state file names a stream that is not of the form schema.table.") from error
+
+
+def _unreadable(message: str) -> StateError:
+    remedy = (
+        "Run `penstock state check` to see every problem, `penstock state restore` for the last good one."
+    )
+    return StateError(message, remedy=remedy)

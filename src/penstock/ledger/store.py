@@ -1,0 +1,198 @@
+"""The state file on disk: `state.json`, and every version of it in `state.history/`.
+
+A save first creates `state.history/<version>.json` exclusively under the number after the version the
+writer had loaded, then replaces `state.json` with the same bytes. So the history is the truth and the
+fence (of two writers that loaded the same version, one can create the next number), and `state.json`
+is its newest entry, for people and for other tools. Why loading is safe:
+
+- the process died between the two writes: the history is one ahead, its content is taken;
+- a person edited `state.json` or put another tool's file there: it is not what the history has under
+  the number it claims, so it is taken as it is, and the next save goes on from the highest number;
+- anything that cannot be told apart with certainty, or cannot be read, is an error that names the
+  newest good version; a pipeline never starts from zero because its memory was lost.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from penstock import durable, failpoints
+from penstock.core.errors import StateError
+from penstock.ledger import state_json
+from penstock.ledger.state import StateDocument
+
+VERSIONS_KEPT = 50
+_PRUNE_EVERY_VERSIONS = 10
+_TEMPORARY_AGE_MAX_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class StateVersion:
+    """One entry of the history. `reason` is empty if it can be read, else says why not."""
+
+    version: int
+    saved_at: datetime
+    path: Path
+    reason: str = ""
+
+
+class StateStore:
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.path = directory / "state.json"
+        self.history_directory = directory / "state.history"
+
+    def load(self) -> StateDocument | None:
+        """The newest state; None only if this directory never had one. Writes nothing."""
+        try:
+            content = self.path.read_bytes()
+        except FileNotFoundError:
+            return self._load_without_file()
+        document = self._parse(self.path, content)
+        highest = self._highest()
+        claimed = document.state_version
+        if claimed is None:
+            return document.numbered(highest)
+        if claimed >= highest:
+            return document
+        return self._load_behind_history(document, claimed, highest)
+
+    def save(self, document: StateDocument) -> StateDocument:
+        """Make `document` the newest version, durably; StateError if another process was faster."""
+        version = (document.state_version or 0) + 1
+        if self._highest() >= version:
+            raise self._lost(version)
+        numbered = document.numbered(version)
+        content = state_json.encode(numbered.to_json())
+        path = self._version_path(version)
+        if not durable.create_exclusively(path, content):
+            raise self._lost(version)
+        if self._highest() - version >= VERSIONS_KEPT:
+            # We slept so long that the number had been used and pruned again.
+            path.unlink(missing_ok=True)
+            raise self._lost(version)
+        failpoints.reach("state.version_written")
+        durable.replace(self.path, content)
+        if version % _PRUNE_EVERY_VERSIONS == 0:
+            self._prune()
+        return numbered
+
+    def restore(self, version: int | None = None) -> StateDocument:
+        """Save an earlier version (the newest good one by default) as the newest."""
+        if version is None:
+            version = self._newest_good()
+            if version is None:
+                raise StateError(
+                    f"There is no readable version in {self.history_directory}.",
+                    remedy="Restore the state directory from a backup, or `resync` every stream.",
+                )
+        document = self._read_version(version)
+        return self.save(document.numbered(self._highest()))
+
+    def history(self) -> list[StateVersion]:
+        """Every version kept, newest first."""
+        entries = []
+        for version in sorted(self._versions(), reverse=True):
+            path = self._version_path(version)
+            try:
+                saved_at = datetime.fromtimestamp(path.stat().st_mtime, UTC)
+                reason = _unreadable_reason(path.read_bytes())
+            except FileNotFoundError:  # pruned meanwhile
+                continue
+            entries.append(StateVersion(version, saved_at, path, reason))
+        return entries
+
+    def _load_without_file(self) -> StateDocument | None:
+        versions = self._versions()
+        if not versions:
+            return None
+        if versions == [1]:  # the very first save was cut short before state.json
+            return self._read_version(1)
+        raise StateError(
+            f"{self.path} is missing, although this pipeline has run before.", remedy=self._restore_remedy()
+        )
+
+    def _load_behind_history(self, document: StateDocument, claimed: int, highest: int) -> StateDocument:
+        if not self._version_path(claimed).exists():
+            raise StateError(
+                f"{self.path} says it is version {claimed}, which the history no longer has "
+                f"(the newest is {highest}).",
+                remedy=f"{self._restore_remedy()} To use the file as it is, remove `state_version` from it.",
+            )
+        if document == self._read_version(claimed):
+            return self._read_version(highest)
+        return document.numbered(highest)
+
+    def _read_version(self, version: int) -> StateDocument:
+        path = self._version_path(version)
+        try:
+            content = path.read_bytes()
+        except FileNotFoundError:
+            kept = ", ".join(map(str, sorted(self._versions(), reverse=True)[:5]))
+            raise StateError(
+                f"The history has no version {version}.", remedy=f"Choose one of those kept ({kept}, …)."
+            ) from None
+        return self._parse(path, content)
+
+    def _parse(self, path: Path, content: bytes) -> StateDocument:
+        try:
+            return StateDocument(state_json.decode(content))
+        except ValueError as error:
+            raise StateError(f"{path} cannot be used: {error}.", remedy=self._restore_remedy()) from None
+
+    def _restore_remedy(self) -> str:
+        newest = self._newest_good()
+        if newest is None:
+            return "There is no good version in state.history; restore the state directory from a backup."
+        command = "`penstock state restore`"
+        return (
+            f"Run {command}: the newest good version in history is {newest} ({self._version_path(newest)})."
+        )
+
+    def _newest_good(self) -> int | None:
+        return next((entry.version for entry in self.history() if not entry.reason), None)
+
+    def _lost(self, version: int) -> StateError:
+        return StateError(
+            f"Another process writes this state: version {version} of {self.path} is not ours.",
+            remedy="Let the other process finish, or stop it, then run the command again.",
+        )
+
+    def _version_path(self, version: int) -> Path:
+        return self.history_directory / f"{version:020d}.json"
+
+    def _versions(self) -> list[int]:
+        try:
+            paths = list(self.history_directory.iterdir())
+        except FileNotFoundError:
+            return []
+        return [int(path.stem) for path in paths if path.suffix == ".json" and path.stem.isdigit()]
+
+    def _highest(self) -> int:
+        return max(self._versions(), default=0)
+
+    def _prune(self) -> None:
+        """Keep the newest versions and the last one of every hour before them."""
+        older = sorted(self._versions(), reverse=True)[VERSIONS_KEPT:]
+        hours: set[int] = set()
+        for version in older:
+            path = self._version_path(version)
+            hour = int(path.stat().st_mtime // 3600)
+            if hour in hours:
+                path.unlink(missing_ok=True)
+            hours.add(hour)
+        for directory in (self.directory, self.history_directory):
+            for leftover in directory.glob(".*.json.*.tmp"):
+                if leftover.stat().st_mtime < time.time() - _TEMPORARY_AGE_MAX_S:
+                    leftover.unlink(missing_ok=True)
+
+
+def _unreadable_reason(content: bytes) -> str:
+    try:
+        StateDocument(state_json.decode(content))
+    except ValueError as error:
+        return str(error)
+    return ""

@@ -1,0 +1,42 @@
+"""Thread ids: the name under which a piece of work is committed at the destination.
+
+Same work, same id, on every machine; other work, another id. A load id or a generation is part of
+each and is renewed by every planned load, resync and rewind, so that an old id never makes recovery
+skip new data (correctness 15). The readable front is for people, the hash decides.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import uuid
+
+from penstock.core.position import Lsn
+from penstock.core.stream import StreamId
+from penstock.ledger.state import Chunk
+
+_READABLE_CHARACTERS_MAX = 48
+
+
+def new_generation() -> str:
+    return uuid.uuid4().hex
+
+
+def new_load_id() -> str:
+    return uuid.uuid4().hex
+
+
+def chunk_thread_id(stream: StreamId, load_id: str, chunk: Chunk) -> str:
+    return _thread_id("load", stream, [load_id, chunk.leaf, chunk.min, chunk.max])
+
+
+def cdc_thread_id(stream: StreamId, generation: str, start: Lsn) -> str:
+    return _thread_id("cdc", stream, [generation, str(start)])
+
+
+def _thread_id(kind: str, stream: StreamId, parts: list[str | int | None]) -> str:
+    # JSON keeps the parts apart, and 5 apart from "5".
+    content = json.dumps([kind, stream.namespace, stream.name, *parts], separators=(",", ":"))
+    digest = hashlib.sha256(content.encode()).hexdigest()[:32]
+    readable = stream.file_name[:_READABLE_CHARACTERS_MAX]
+    return f"{kind}-{readable}-{digest}"

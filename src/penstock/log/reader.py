@@ -1,0 +1,194 @@
+"""Reads the change log by offset range and stream.
+
+A reader sees sealed steps only. Ranges are given as positions, never as step numbers (correctness 2):
+a change belongs to `(after, to]` exactly if `after <= tx < to`. Manifests never change, so they are
+kept once read; what retention has removed is forgotten with the next look at the directory.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from penstock.core.errors import StateError
+from penstock.core.position import Lsn
+from penstock.core.schema import TableSchema
+from penstock.core.stream import StreamId
+from penstock.log import columns as log_columns
+from penstock.log.manifest import SCHEMA_DIRECTORY, FileEntry, Manifest, list_sequence, read_manifest
+
+
+@dataclass(frozen=True, slots=True)
+class LogFile:
+    path: Path
+    schema_id: str
+    leaf: str
+    rows: int
+    bytes: int
+    ops: dict[str, int]
+    first_tx: int
+    last_tx: int
+
+
+@dataclass(frozen=True, slots=True)
+class LogRange:
+    """What a range of the log holds of one stream; `rows` and `bytes` count whole files."""
+
+    files: tuple[LogFile, ...] = ()
+    truncates: tuple[tuple[int, int], ...] = ()
+    leaf_truncates: tuple[tuple[int, int, str], ...] = ()
+
+    @property
+    def rows(self) -> int:
+        return sum(file.rows for file in self.files)
+
+    @property
+    def bytes(self) -> int:
+        return sum(file.bytes for file in self.files)
+
+    def __bool__(self) -> bool:
+        return bool(self.files or self.truncates or self.leaf_truncates)
+
+
+class ChangeLog:
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._manifests: dict[int, Manifest] = {}
+        self._schemas: dict[str, TableSchema] = {}
+
+    def manifests(self) -> list[Manifest]:
+        """All sealed steps in order; an error if one is missing in between."""
+        while True:
+            numbers = list_sequence(self.directory)
+            try:
+                self._manifests = {seq: self._manifests.get(seq) or self._read(seq) for seq in numbers}
+                break
+            except FileNotFoundError:
+                continue  # retention removed it since we looked
+        manifests = list(self._manifests.values())
+        for before, after in zip(manifests, manifests[1:], strict=False):
+            if after.start != before.end or after.seq != before.seq + 1:
+                raise StateError(
+                    f"The change log has a gap: step {before.seq} ends at {before.end}, "
+                    f"step {after.seq} begins at {after.start}.",
+                    remedy=f"Restore {self.directory} from a backup, or run `penstock resync`.",
+                )
+        return manifests
+
+    def newest(self) -> Manifest | None:
+        manifests = self.manifests()
+        return manifests[-1] if manifests else None
+
+    def start(self) -> Lsn | None:
+        manifests = self.manifests()
+        return manifests[0].start if manifests else None
+
+    def end(self) -> Lsn | None:
+        newest = self.newest()
+        return newest.end if newest else None
+
+    def files(self, stream: StreamId, after: Lsn, to: Lsn) -> LogRange:
+        """What `(after, to]` holds of `stream`, in the order of the log for each leaf."""
+        return self.streams_with_changes(after, to).get(stream, LogRange())
+
+    def streams_with_changes(self, after: Lsn, to: Lsn) -> dict[StreamId, LogRange]:
+        files: dict[StreamId, list[LogFile]] = {}
+        truncates: dict[StreamId, list[tuple[int, int]]] = {}
+        leaf_truncates: dict[StreamId, list[tuple[int, int, str]]] = {}
+        for manifest in self._overlapping(after, to):
+            for table in manifest.tables:
+                kept = [f for f in table.files if f.rows and f.last_tx >= after and f.first_tx < to]
+                files.setdefault(table.stream, []).extend(map(self._log_file, kept))
+                truncates.setdefault(table.stream, []).extend(
+                    at for at in table.truncates if after <= at[0] < to
+                )
+                leaf_truncates.setdefault(table.stream, []).extend(
+                    at for at in table.leaf_truncates if after <= at[0] < to
+                )
+        ranges = {
+            stream: LogRange(tuple(files[stream]), tuple(truncates[stream]), tuple(leaf_truncates[stream]))
+            for stream in files
+        }
+        return {stream: found for stream, found in ranges.items() if found}
+
+    def schema(self, schema_id: str) -> TableSchema:
+        if schema_id not in self._schemas:
+            path = self.directory / SCHEMA_DIRECTORY / f"{schema_id}.json"
+            try:
+                self._schemas[schema_id] = TableSchema.from_json(json.loads(path.read_bytes()))
+            except (OSError, ValueError, KeyError) as error:
+                raise StateError(
+                    f"The change log's schema file {path.name} cannot be read.",
+                    remedy=f"Restore {path} from a backup, or run `penstock resync`.",
+                ) from error
+        return self._schemas[schema_id]
+
+    def boundaries(self, after: Lsn, to: Lsn, max_bytes: int) -> list[Lsn]:
+        """Step ends that cut `(after, to]` into batches of about `max_bytes`, at least a step each."""
+        ends: list[Lsn] = []
+        size = 0
+        last: Lsn | None = None
+        for manifest in self.manifests():
+            if manifest.end <= after or manifest.end > to:
+                continue
+            if last is not None and size and size + manifest.bytes > max_bytes:
+                ends.append(last)
+                size = 0
+            size += manifest.bytes
+            last = manifest.end
+        return ends if last is None else [*ends, last]
+
+    def _overlapping(self, after: Lsn, to: Lsn) -> list[Manifest]:
+        return [manifest for manifest in self.manifests() if manifest.end > after and manifest.start < to]
+
+    def _log_file(self, entry: FileEntry) -> LogFile:
+        return LogFile(
+            self.directory / entry.path,
+            entry.schema_id,
+            entry.leaf,
+            entry.rows,
+            entry.bytes,
+            entry.operations,
+            entry.first_tx,
+            entry.last_tx,
+        )
+
+    def _read(self, seq: int) -> Manifest:
+        return read_manifest(self.directory, seq)
+
+
+def read_rows(
+    files: Sequence[LogFile], after: Lsn, to: Lsn, columns: Sequence[str] | None = None
+) -> Iterator[pa.Table]:
+    """Rows with `after <= _tx < to`, file by file and in order; a table per row group.
+
+    Tables of different files may differ in their columns. Without rows in the range nothing comes.
+    """
+    for file in files:
+        yield from _read_file(file, after, to, columns)
+
+
+def _read_file(file: LogFile, after: Lsn, to: Lsn, columns: Sequence[str] | None) -> Iterator[pa.Table]:
+    whole = after <= file.first_tx and file.last_tx < to
+    wanted = None if columns is None else list(columns)
+    read = wanted if wanted is None or whole else [*dict.fromkeys([*wanted, log_columns.TX])]
+    with pq.ParquetFile(file.path) as parquet:
+        for group in range(parquet.num_row_groups):
+            table = parquet.read_row_group(group, columns=read)
+            if not whole:
+                tx = table.column(log_columns.TX)
+                inside = pc.and_(
+                    pc.greater_equal(tx, pa.scalar(int(after), pa.int64())),
+                    pc.less(tx, pa.scalar(int(to), pa.int64())),
+                )
+                table = table.filter(inside)
+            if wanted is not None:
+                table = table.select(wanted)
+            if table.num_rows:
+                yield table

@@ -1,0 +1,115 @@
+"""What a pipeline would do next, and where it stands: read from state, destination and source, changing nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from penstock.config import Config
+from penstock.core.errors import PenstockError
+from penstock.core.report import PipelineStatus, PlannedStream, StreamState, StreamStatus
+from penstock.core.stream import StreamId
+from penstock.destinations.parquet import ParquetDestination
+from penstock.lake.lane import LaneStream
+from penstock.ledger.state import StateDocument
+from penstock.ledger.state import StreamState as Entry
+from penstock.ledger.store import StateStore
+from penstock.resolution import resolve_from_source
+from penstock.sources.postgres.connection import connect
+from penstock.sources.postgres.slots import SlotInfo, read_slot
+
+
+def plan(config: Config) -> list[PlannedStream]:
+    """What the next sync does to each stream. The source is asked, so that errors show before a sync does."""
+    document = StateStore(config.state).load() or StateDocument.new()
+    return [_planned(stream, document) for stream in resolve_from_source(config)]
+
+
+def _planned(stream: LaneStream, document: StateDocument) -> PlannedStream:
+    name = stream.info.stream
+    entry = document.stream(name)
+    estimated = stream.info.estimated_rows
+    if name in document.processing or (entry is not None and entry.next_cdc_pos is not None):
+        return PlannedStream(str(name), "recover", None, "an earlier sync ended in the middle of a round")
+    if entry is not None and entry.is_loading:
+        return PlannedStream(str(name), "resume load", estimated, f"{len(entry.chunks or ())} chunks left")
+    if stream.mode == "full_refresh":
+        return PlannedStream(str(name), "load", estimated, "the table is replaced when the load is complete")
+    if entry is None or not entry.has_completed_backfill:
+        return PlannedStream(str(name), "load", estimated, "then its changes are followed")
+    position = entry.cdc_from or document.lsn
+    return PlannedStream(str(name), "follow", None, f"from {position}")
+
+
+def status(config: Config) -> PipelineStatus:
+    """Where everything stands. A source that cannot be reached is a note, not an error."""
+    document = StateStore(config.state).load() or StateDocument.new()
+    notes: list[str] = []
+    slot = _slot(config, notes)
+    modes = {stream.id: stream for stream in config.streams if not stream.id.is_pattern}
+    names = sorted(set(document.streams) | set(modes))
+    destination = ParquetDestination(config.destination.path)
+    streams = []
+    for name in names:
+        configured = modes.get(name)
+        streams.append(_stream_status(name, document, destination, configured.mode if configured else None))
+    if not document.streams:
+        notes.append("Nothing has been synced yet: run `penstock sync`.")
+    for stream in streams:
+        if stream.dead_letters:
+            notes.append(f"{stream.stream}: {stream.dead_letters} rows hold values that the table cannot.")
+    return PipelineStatus(
+        position=str(document.lsn) if document.lsn is not None else None,
+        slot_position=str(slot.confirmed_flush) if slot and slot.confirmed_flush is not None else None,
+        retained_wal_bytes=slot.retained_bytes if slot else None,
+        log_bytes=_size(config.state / "log"),
+        streams=streams,
+        notes=notes,
+    )
+
+
+def _stream_status(
+    name: StreamId, document: StateDocument, destination: ParquetDestination, mode: str | None
+) -> StreamStatus:
+    entry = document.stream(name)
+    record = destination.table(name).record()
+    visible = record is not None and record.directory is not None
+    return StreamStatus(
+        stream=str(name),
+        mode=entry.sync_mode if entry else mode or "cdc",
+        write=record.write if record is not None else "",
+        state=_state(entry, document, name),
+        rows=record.rows if record is not None and visible else None,
+        files=len(record.files) if record is not None and visible else None,
+        committed_to=_committed_to(entry, document, name),
+        chunks_left=len(entry.chunks or ()) if entry else 0,
+        dead_letters=record.dead_letters.count if record is not None else 0,
+    )
+
+
+def _committed_to(entry: Entry | None, document: StateDocument, name: StreamId) -> str | None:
+    """A stream without changes is as far as the others, whatever its last commit was."""
+    position = document.lsn if name in document.global_streams else entry.cdc_from if entry else None
+    return str(position) if position is not None else None
+
+
+def _state(entry: Entry | None, document: StateDocument, name: StreamId) -> StreamState:
+    if entry is None or entry.chunks is None:
+        return "new"
+    if entry.is_loading:
+        return "loading"
+    if entry.sync_mode != "full_refresh" and name not in document.global_streams:
+        return "paused"
+    return "following"
+
+
+def _slot(config: Config, notes: list[str]) -> SlotInfo | None:
+    try:
+        with connect(config.source.url.get_secret_value()) as connection:
+            return read_slot(connection, config.source.slot)
+    except PenstockError as error:
+        notes.append(f"The source could not be asked: {error.message}")
+        return None
+
+
+def _size(directory: Path) -> int:
+    return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())

@@ -1,0 +1,1 @@
+"""Where changes come from. A source knows `core` only; capture and lanes use it."""

@@ -1,0 +1,1 @@
+"""Postgres as a source: connections, catalog, prerequisites, publication, slots, chunks, types."""

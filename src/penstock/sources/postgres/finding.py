@@ -1,0 +1,55 @@
+"""What a check says about one prerequisite."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from penstock.core.errors import PenstockError
+from penstock.core.stream import StreamId
+
+Level = Literal["ok", "warning", "error"]
+_LOG_MODES = ("cdc", "strict_cdc")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One prerequisite, met or not. `remedy` is there whenever the level is not ok."""
+
+    name: str
+    level: Level
+    message: str
+    remedy: str = ""
+    stream: str | None = None
+
+    @classmethod
+    def of_error(cls, name: str, error: PenstockError, stream: str | None = None) -> Finding:
+        message = f"{error.message} {error.detail}".strip()
+        return cls(name, "error", message, error.remedy, stream or error.stream)
+
+    def to_json(self) -> dict[str, str]:
+        fields = {
+            "name": self.name,
+            "level": self.level,
+            "message": self.message,
+            "remedy": self.remedy,
+            "stream": self.stream or "",
+        }
+        return {name: value for name, value in fields.items() if value}
+
+
+@dataclass(frozen=True, slots=True)
+class StreamNeed:
+    """What the pipeline file asks of one stream, as far as the source must allow it."""
+
+    stream: StreamId  # may be a pattern
+    mode: str = "cdc"  # cdc, strict_cdc, full_refresh, incremental
+    write: str = "upsert"  # upsert, append
+    replica_identity: str = "default"  # default, full
+    deletes: str = "hard"  # hard, soft
+    rename: Mapping[str, str] = field(default_factory=dict)  # source name → name at the destination
+
+    @property
+    def reads_log(self) -> bool:
+        return self.mode in _LOG_MODES

@@ -1,0 +1,254 @@
+"""One bounded sync: load what is not loaded, read the log to a position noted at the start, apply, acknowledge.
+
+The order that makes it exact:
+
+1. capture sets up publication and slot;
+2. tables to load get a snapshot exported by slot creation, with consistent point P. The catalog is read
+   before and after: equal columns and file nodes on both sides of the snapshot mean that no ALTER or
+   VACUUM FULL fell in between, which the snapshot would show as missing rows or values;
+3. the target is noted after P, so that the log read in this run covers every snapshot of this run;
+4. loads run while capture reads; then the log is applied up to its end;
+5. only when the state is durable is the lane's position reported, and capture acknowledges it.
+
+A stream that must be loaded again (its columns changed beyond repair, it was rewritten while it was
+read) takes another turn in the same sync, a few times at the most.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from datetime import datetime
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from penstock import failpoints
+from penstock.capture.client import CaptureProcess
+from penstock.capture.spec import CaptureProgress, CaptureSpec, ExportedSnapshot, Started
+from penstock.config import Config
+from penstock.core.errors import SourceBusyError, SourceError, StateError
+from penstock.core.position import Lsn
+from penstock.core.report import ProgressListener, StreamReport, SyncReport
+from penstock.core.stream import StreamId
+from penstock.destinations.parquet import ParquetDestination
+from penstock.lake.lane import LakeLane, LaneSettings, LaneStream
+from penstock.lake.partitions import reconcile_partitions
+from penstock.lake.session import spark_session
+from penstock.ledger.ledger import Ledger
+from penstock.ledger.load_record import LoadPoint, LoadRecords
+from penstock.ledger.state import StateDocument
+from penstock.ledger.store import StateStore
+from penstock.log.reader import ChangeLog
+from penstock.log.retention import apply_retention
+from penstock.resolution import resolve_from_source
+from penstock.sources.postgres.connection import connect
+
+SparkSource = Callable[[], SparkSession]
+SnapshotSource = Callable[[], ExportedSnapshot]
+
+LANE = "lake"
+TURNS_MAX = 4
+SNAPSHOT_TRIES_MAX = 5
+
+
+class Sync:
+    """One run of `penstock sync` over a pipeline's configuration."""
+
+    def __init__(self, config: Config, listener: ProgressListener) -> None:
+        self._config = config
+        self._listener = listener
+        self._url = config.source.url.get_secret_value()
+        self._log_directory = config.state / "log"
+
+    def run(self) -> SyncReport:
+        begun = time.monotonic()
+        with only_one(self._config.state), ExitStack() as stack:
+            streams = self._resolve()
+            starter = stack.enter_context(ThreadPoolExecutor(1, "penstock-spark"))
+            spark = starter.submit(self._start_spark)
+            capture = stack.enter_context(CaptureProcess(self._capture_spec(streams), self._captured))
+            lane = self._run(capture, streams, spark.result)
+            position = self._finish(lane)
+        seconds = time.monotonic() - begun
+        return SyncReport(_reports(lane, seconds), position, round(seconds, 3))
+
+    def _run(self, capture: CaptureProcess, streams: Sequence[LaneStream], spark: SparkSource) -> LakeLane:
+        ledger = Ledger(StateStore(self._config.state))
+        follows = any(stream.mode != "full_refresh" for stream in streams)
+        started = capture.start() if follows else None
+        streams = self._resolve()  # setting up may have given tables another replica identity
+        epoch, version = self._identify(ledger, started, capture)
+        lane = LakeLane(
+            LaneSettings(
+                self._url, version, epoch, self._config.loading.method, self._config.loading.rows_per_chunk
+            ),
+            streams,
+            ledger,
+            LoadRecords(self._config.state / "load"),
+            ChangeLog(self._log_directory),
+            ParquetDestination(self._config.destination.path),
+            spark,
+            self._listener,
+        )
+        lane.recover()
+        with connect(self._url) as connection:
+            reconcile_partitions(connection, ledger, lane)
+        for _ in range(TURNS_MAX):
+            self._turn(capture, lane, follows=follows)
+            if not lane.streams_to_load():
+                return lane
+            lane.use_tables(self._resolve())
+        waiting = ", ".join(map(str, lane.streams_to_load()))
+        raise SourceError(
+            f"The source kept changing these tables while they were read: {waiting}.",
+            remedy="Run sync again when no VACUUM FULL or ALTER TABLE is running on them.",
+        )
+
+    def _turn(self, capture: CaptureProcess, lane: LakeLane, *, follows: bool) -> None:
+        waiting = lane.streams_to_load()
+        followed = [stream for stream in waiting if lane.streams[stream].mode != "full_refresh"]
+        refreshed = [stream for stream in waiting if lane.streams[stream].mode == "full_refresh"]
+        snapshot = self._settled_snapshot(capture.snapshot, capture, lane, followed) if followed else None
+        if follows:
+            capture.read_to(capture.note_target())
+        if snapshot is not None:
+            lane.load(followed, LoadPoint(snapshot.consistent_point, snapshot.name))
+            capture.release_snapshot()
+        if refreshed:
+            snapshot = self._settled_snapshot(capture.plain_snapshot, capture, lane, refreshed)
+            lane.load(refreshed, LoadPoint(snapshot.consistent_point, snapshot.name))
+            capture.release_snapshot()
+        if follows:
+            lane.follow(capture.wait_reached())
+            flushed = lane.flushed()
+            if flushed is not None:
+                capture.acknowledge(LANE, flushed)
+                failpoints.reach("cdc.acknowledged")
+
+    def _settled_snapshot(
+        self, take: SnapshotSource, capture: CaptureProcess, lane: LakeLane, streams: Sequence[StreamId]
+    ) -> ExportedSnapshot:
+        """A snapshot around which the catalog stood still for these streams."""
+        lane.use_tables(self._resolve())
+        for _ in range(SNAPSHOT_TRIES_MAX):
+            before = lane.fingerprints(streams)
+            snapshot = take()
+            lane.use_tables(self._resolve())
+            if lane.fingerprints(streams) == before:
+                return snapshot
+            capture.release_snapshot()
+        raise SourceError(
+            "The tables to load are being altered all the time; no snapshot with settled columns could be taken.",
+            remedy="Run sync again when the migration at the source is done.",
+        )
+
+    def _finish(self, lane: LakeLane) -> str:
+        flushed = lane.flushed()
+        if flushed is not None:
+            self._apply_retention(flushed)
+        lane.sweep(self._config.readers.grace.total_seconds())
+        for error in lane.paused.values():
+            raise error
+        return str(lane.position() or "")
+
+    def _apply_retention(self, flushed: Lsn) -> None:
+        """Steps go when every lane holds them and they are older than `log.retention`."""
+        oldest_kept = time.time() - self._config.log.retention.total_seconds()
+        keep_after = flushed
+        for manifest in ChangeLog(self._log_directory).manifests():
+            if datetime.fromisoformat(manifest.sealed_at).timestamp() > oldest_kept:
+                keep_after = min(keep_after, manifest.start)
+                break
+        apply_retention(self._log_directory, keep_after)
+
+    def _resolve(self) -> list[LaneStream]:
+        return resolve_from_source(self._config)
+
+    def _identify(self, ledger: Ledger, started: Started | None, capture: CaptureProcess) -> tuple[Lsn, int]:
+        """Bind the state to this source; refuse one that belongs to another."""
+        with connect(self._url) as connection:
+            version = connection.info.server_version
+            if started is None:
+                row = connection.execute(
+                    "SELECT system_identifier::text, timeline_id, pg_current_wal_insert_lsn()::text"
+                    " FROM pg_control_system(), pg_control_checkpoint()"
+                ).fetchone()
+                assert row is not None
+                system_id, timeline, epoch = row[0], int(row[1]), Lsn.parse(row[2])
+            else:
+                system_id, timeline, epoch = started.system_id, started.timeline, started.epoch
+        document: StateDocument = ledger.document
+        if document.system_id is not None and document.system_id != system_id:
+            raise StateError(
+                "The state belongs to another Postgres cluster than the source's url reaches.",
+                remedy="Correct the url, or give this pipeline a state directory of its own.",
+            )
+        if document.timeline is not None and document.timeline != timeline and document.lsn is not None:
+            raise StateError(
+                f"The source was promoted to timeline {timeline} since the last sync (it was {document.timeline}), "
+                "so positions may repeat.",
+                remedy="Load the tables again with a new state directory and slot.",
+            )
+        ledger.write(document.identified(system_id=system_id, timeline=timeline, epoch=epoch))
+        return epoch, version
+
+    def _capture_spec(self, streams: Sequence[LaneStream]) -> CaptureSpec:
+        source = self._config.source
+        followed = [stream for stream in streams if stream.mode != "full_refresh"]
+        return CaptureSpec(
+            url=self._url,
+            slot=source.slot,
+            publication=source.publication,
+            log_directory=self._log_directory,
+            checkpoint_path=self._config.state / "checkpoint.json",
+            streams=tuple(stream.info.stream for stream in followed),
+            full_identity=frozenset(stream.info.stream for stream in followed if stream.full_identity),
+            step_bytes_max=int(self._config.log.step_bytes_max),
+            publication_mode=source.publication_mode,
+            lanes={LANE: None},
+        )
+
+    def _captured(self, progress: CaptureProgress) -> None:
+        self._listener.progressed("change log", "capture", progress.rows, progress.bytes)
+
+    def _start_spark(self) -> SparkSession:
+        spark = self._config.spark
+        return spark_session(spark.master, spark.conf, self._config.state / "spark.log")
+
+
+def _reports(lane: LakeLane, seconds: float) -> list[StreamReport]:
+    return [
+        StreamReport(
+            stream=str(stream),
+            rows_loaded=totals.rows_loaded,
+            inserts=totals.operations.get("i", 0),
+            updates=totals.operations.get("u", 0),
+            deletes=totals.operations.get("d", 0),
+            truncates=totals.operations.get("t", 0),
+            dead_letters=totals.dead_letters,
+            seconds=round(seconds, 3),
+        )
+        for stream, totals in lane.totals.items()
+    ]
+
+
+@contextmanager
+def only_one(state: Path) -> Iterator[None]:
+    """One sync at a time per state directory on this machine; the kernel frees the lock if we are killed."""
+    state.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(state / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise SourceBusyError(
+                "Another sync of this pipeline is running.", remedy="Wait until it is done, or stop it."
+            ) from None
+        yield
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,114 @@
+"""One real Postgres for the whole test run, and a fresh database in it for each test.
+
+Nothing of a test outlives it: its slots, database and roles are dropped at its end, whether it
+passed or not. A test that needs a server with settings of its own starts its own `EmbeddedPostgres`.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import quote
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from penstock.sources.postgres.embedded import EmbeddedPostgres
+
+WAIT_S = 30.0
+
+
+def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = WAIT_S) -> None:
+    """Wait for a condition; fail with its name if it does not come true."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            pytest.fail(f"waited {timeout_s:.0f} s for: {what}")
+        time.sleep(0.02)
+
+
+@dataclass
+class Database:
+    """A database of the shared server. `execute` runs as the superuser, each call committed."""
+
+    name: str
+    server: EmbeddedPostgres
+    roles: list[str] = field(default_factory=list)
+
+    @property
+    def url(self) -> str:
+        return self.server.url(self.name)
+
+    def connect(self, **arguments: Any) -> psycopg.Connection[tuple[Any, ...]]:
+        return psycopg.connect(self.url, **{"autocommit": True, **arguments})
+
+    def execute(self, statement: str, parameters: tuple[Any, ...] | None = None) -> None:
+        with self.connect() as connection:
+            connection.execute(statement.encode(), parameters)
+
+    def query(self, statement: str, parameters: tuple[Any, ...] | None = None) -> list[tuple[Any, ...]]:
+        with self.connect() as connection:
+            return connection.execute(statement.encode(), parameters).fetchall()
+
+    def create_role(self, options: str = "LOGIN") -> tuple[str, str]:
+        """A role of this test's own: its name, and the URL to connect as it."""
+        name, password = f"role_{secrets.token_hex(4)}", secrets.token_hex(8)
+        self.execute(f"CREATE ROLE {name} {options} PASSWORD '{password}'")
+        self.roles.append(name)
+        return name, self.server.url(self.name, user=name, password=password)
+
+    def drop(self) -> None:
+        with psycopg.connect(self.server.url(), autocommit=True) as connection:
+            _drop_slots(connection, self.name)
+            connection.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(self.name)))
+            for role in self.roles:
+                connection.execute(sql.SQL("DROP ROLE {}").format(sql.Identifier(role)))
+
+
+def _drop_slots(connection: psycopg.Connection[tuple[Any, ...]], database: str) -> None:
+    def gone() -> bool:
+        rows = connection.execute(
+            "SELECT slot_name, active_pid, temporary FROM pg_replication_slots WHERE database = %s",
+            (database,),
+        ).fetchall()
+        for name, pid, temporary in rows:
+            if pid is not None:
+                connection.execute("SELECT pg_terminate_backend(%s)", (pid,))
+            elif not temporary:
+                connection.execute("SELECT pg_drop_replication_slot(%s)", (name,))
+        return not rows
+
+    wait_until(gone, f"the slots of {database} to be dropped")
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[EmbeddedPostgres]:
+    with EmbeddedPostgres() as running:
+        yield running
+
+
+@pytest.fixture
+def database(server: EmbeddedPostgres) -> Iterator[Database]:
+    name = f"test_{os.getpid()}_{secrets.token_hex(4)}"
+    with psycopg.connect(server.url(), autocommit=True) as connection:
+        connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+    created = Database(name, server)
+    yield created
+    created.drop()
+
+
+@pytest.fixture
+def database_url(database: Database) -> str:
+    return database.url
+
+
+def with_password(url: str, password: str) -> str:
+    """The same URL with another password."""
+    head, _, rest = url.partition("://")
+    login, _, place = rest.rpartition("@")
+    return f"{head}://{login.partition(':')[0]}:{quote(password, safe='')}@{place}"

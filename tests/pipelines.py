@@ -1,0 +1,188 @@
+"""Pipelines for tests: a file in a directory of their own, synced in this process or in one that may be killed.
+
+A sync in this process shares the test run's one Spark session and costs a second or two. A sync in a process
+of its own is the command people run, with a Spark start each time; only there can a failpoint kill.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import yaml
+
+from penstock import Pipeline
+from penstock.core.report import SyncReport
+from tests.conftest import wait_until
+from tests.oracle import assert_same
+from tests.oracle_history import assert_append_is_history
+
+SYNC_TIMEOUT_S = 150.0
+#: These make a JVM that lives for seconds start sooner; a long-lived one would want the optimising compiler.
+_FAST_START = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+_MARK = "PENSTOCK_TEST_MARK"
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a sync in a process of its own ended. `struck` is what failpoints reported, in order."""
+
+    status: int
+    out: str
+    err: str
+    struck: tuple[str, ...]
+
+    @property
+    def killed(self) -> bool:
+        return self.status == -signal.SIGKILL
+
+    @property
+    def answer(self) -> dict[str, Any]:
+        """The one JSON document that `--json` promises, also for an error."""
+        document: dict[str, Any] = json.loads(self.out)
+        return document
+
+    def __str__(self) -> str:
+        return f"status {self.status}, struck {list(self.struck)}\n--- stdout\n{self.out}\n--- stderr\n{self.err}"
+
+
+@dataclass
+class PipelineUnderTest:
+    """One pipeline: its file, state and tables under `directory`. `streams` as in penstock.yaml."""
+
+    directory: Path
+    url: str
+    streams: list[Any]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    name: str = field(default_factory=lambda: f"penstock_{secrets.token_hex(4)}")
+    _mark: str = field(default_factory=lambda: secrets.token_hex(8))
+
+    def __post_init__(self) -> None:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self.write_file()
+
+    @property
+    def file(self) -> Path:
+        return self.directory / "penstock.yaml"
+
+    @property
+    def state(self) -> Path:
+        return self.directory / "state"
+
+    def write_file(self) -> None:
+        """Again after a change to `streams` or `settings`."""
+        content = {
+            "source": {"type": "postgres", "url": self.url, "slot": self.name, "publication": self.name},
+            "destination": {"type": "parquet", "path": "./lake"},
+            "state": "./state",
+            "streams": self.streams,
+            "spark": {"master": "local[2]", "conf": {"spark.driver.memory": "512m"}},
+        }
+        for section, value in self.settings.items():
+            merge = isinstance(value, Mapping) and section in content
+            content[section] = {**content[section], **value} if merge else value  # type: ignore[dict-item]
+        self.file.write_text(yaml.safe_dump(content))
+
+    # -- syncs --------------------------------------------------------------------------------
+
+    def sync(self) -> SyncReport:
+        """In this process."""
+        return Pipeline.from_yaml(self.file).sync()
+
+    def start_sync(self, failpoint: str | None = None) -> RunningSync:
+        """In a process of its own, `failpoint` as in PENSTOCK_FAILPOINT."""
+        report, gate = (self.directory / f"{what}-{secrets.token_hex(4)}" for what in ("report", "gate"))
+        environment = {
+            **os.environ,
+            "PENSTOCK_FAILPOINT": failpoint or "",
+            "PENSTOCK_FAILPOINT_REPORT": str(report),
+            "PENSTOCK_FAILPOINT_GATE": str(gate),
+            "JAVA_TOOL_OPTIONS": _FAST_START,
+            _MARK: self._mark,
+        }
+        process = subprocess.Popen(
+            [sys.executable, "-m", "penstock", "-c", str(self.file), "--json", "sync"],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        return RunningSync(process, report, gate)
+
+    def sync_apart(self, failpoint: str | None = None, timeout_s: float = SYNC_TIMEOUT_S) -> Ended:
+        """In a process of its own, to its end; then nothing that it started runs on."""
+        ended = self.start_sync(failpoint).wait(timeout_s)
+        self.wait_until_nothing_runs()
+        return ended
+
+    def wait_until_nothing_runs(self) -> None:
+        """Capture, Spark and its workers end by themselves when the sync that started them is gone."""
+        wait_until(lambda: not self.running(), f"these to end: {self.running()}", timeout_s=60)
+
+    def running(self) -> list[str]:
+        """Every process that a sync of this pipeline started, directly or not."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if process.environ().get(_MARK) == self._mark:
+                    found.append(f"{process.pid} {' '.join(process.cmdline())[:80]}")
+            except psutil.Error:
+                continue
+        return found
+
+    # -- what came of it ----------------------------------------------------------------------
+
+    def path(self, stream: str) -> Path:
+        return Pipeline.from_yaml(self.file).table(stream).path
+
+    def assert_same(self, *streams: str) -> None:
+        for stream in streams:
+            assert_same(self.url, stream, self.path(stream))
+
+    def assert_history(self, *streams: str) -> None:
+        for stream in streams:
+            assert_append_is_history(self.url, stream, self.path(stream))
+
+
+@dataclass
+class RunningSync:
+    process: subprocess.Popen[str]
+    report: Path
+    gate: Path
+
+    def struck(self) -> tuple[str, ...]:
+        return tuple(self.report.read_text().split()) if self.report.exists() else ()
+
+    def wait_until_paused(self, failpoint: str) -> None:
+        def paused() -> bool:
+            return f"{failpoint}=pause" in self.struck() or self.process.poll() is not None
+
+        wait_until(paused, f"the sync to pause at {failpoint}", timeout_s=SYNC_TIMEOUT_S)
+        assert self.process.poll() is None, f"the sync ended instead of pausing: {self.wait()}"
+
+    def go_on(self) -> None:
+        self.gate.touch()
+
+    def wait(self, timeout_s: float = SYNC_TIMEOUT_S) -> Ended:
+        try:
+            out, err = self.process.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            out, err = self.process.communicate()
+            raise AssertionError(f"the sync hangs\n--- stdout\n{out}\n--- stderr\n{err}") from None
+        return Ended(self.process.returncode, out, err, self.struck())
+
+
+def streams_of(upsert: Iterable[str], append: Iterable[str]) -> list[Any]:
+    """The `streams:` of a pipeline file."""
+    return [*upsert, *({"table": stream, "write": "append"} for stream in append)]

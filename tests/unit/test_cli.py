@@ -1,0 +1,451 @@
+"""What the command line promises: where output goes, how commands end, what is never written."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+from rich.progress import Progress
+
+from penstock import __version__
+from penstock.cli.failure import exit_codes
+from penstock.cli.main import global_options_first, main
+from penstock.cli.pipeline_file import without_password
+from penstock.cli.progress import BarProgress, PlainProgress
+from penstock.cli.tables import size
+from penstock.config import Config
+from penstock.core.errors import ConfigError, PenstockError, SourceError
+from penstock.core.report import (
+    PipelineStatus,
+    PlannedStream,
+    ProgressListener,
+    StreamReport,
+    StreamStatus,
+    SyncReport,
+)
+from penstock.sources.postgres.finding import Finding
+
+REPORT = SyncReport(
+    [StreamReport("public.orders", rows_loaded=1200, inserts=3, seconds=1.5)], "0/1A2B3C", 2.0
+)
+STATUS = PipelineStatus(
+    "0/1A2B3C",
+    None,
+    None,
+    4096,
+    [StreamStatus("public.[bold]odd", "cdc", "upsert", "following", rows=7)],
+    ["Hm."],
+)
+
+
+@dataclass
+class StandIn:
+    """Takes the place of `penstock.Pipeline`: gives what a test wants to see shown, or raises it."""
+
+    raises: BaseException | None = None
+    findings: list[Finding] = field(default_factory=list)
+    config: Any = field(
+        default_factory=lambda: SimpleNamespace(source=SimpleNamespace(slot="s", publication="p"))
+    )
+
+    def check(self) -> list[Finding]:
+        return self.findings
+
+    def plan(self) -> list[PlannedStream]:
+        return [PlannedStream("public.orders", "load", 1200, "no table yet")]
+
+    def sync(self, listener: ProgressListener | None = None) -> SyncReport:
+        assert listener is not None
+        listener.stream_started("public.orders", "load", 1200)
+        listener.progressed("public.orders", "load", 600, 10_000)
+        if self.raises is not None:
+            raise self.raises
+        listener.stream_finished("public.orders", "load", 1200)
+        return REPORT
+
+    def status(self) -> PipelineStatus:
+        return STATUS
+
+    def table(self, stream: str) -> Any:
+        return SimpleNamespace(path=Path("/lake") / stream)
+
+    def teardown(self) -> list[str]:
+        return ["slot s", "publication p"]
+
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> StandIn:
+    result = StandIn()
+    module = ModuleType("penstock.pipeline")
+    module.Pipeline = SimpleNamespace(from_yaml=lambda _path: result)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "penstock.pipeline", module)
+    return result
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
+    """Run a command in a directory of its own; gives exit code, stdout, stderr."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    before = signal.getsignal(signal.SIGTERM)
+
+    def invoke(*arguments: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as caught:
+            main(arguments)
+        captured = capsys.readouterr()
+        return int(caught.value.code or 0), captured.out, captured.err
+
+    yield invoke
+    signal.signal(signal.SIGTERM, before)
+
+
+class TestHelp:
+    def test_version_is_printed(self, run: Run) -> None:
+        assert run("--version") == (0, f"penstock {__version__}\n", "")
+
+    def test_help_lists_every_exit_code(self, run: Run) -> None:
+        code, out, _ = run("--help")
+        assert code == 0
+        for number in exit_codes():
+            assert f" {number}  " in out
+
+    def test_every_error_has_a_documented_exit_code(self) -> None:
+        def kinds(kind: type[PenstockError]) -> Iterator[type[PenstockError]]:
+            yield kind
+            for child in kind.__subclasses__():
+                yield from kinds(child)
+
+        assert {kind.exit_code for kind in kinds(PenstockError)} <= set(exit_codes())
+
+    @pytest.mark.parametrize(
+        "command",
+        ["init", "check", "discover", "sync", "status", "state", "table", "teardown", "demo"],
+    )
+    def test_every_command_has_help(self, run: Run, command: str) -> None:
+        assert run(command, "--help")[0] == 0
+
+    def test_help_needs_neither_spark_nor_a_driver(self) -> None:
+        script = (
+            "import sys; from penstock.cli.main import app; "
+            "print([m for m in ('pyspark', 'pyarrow', 'psycopg', 'numba', 'pandas') if m in sys.modules])"
+        )
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+        assert done.stdout.strip() == "[]"
+
+    def test_a_wrong_option_is_exit_code_2(self, run: Run) -> None:
+        assert run("sync", "--fast")[0] == 2
+
+
+class TestGlobalOptions:
+    @pytest.mark.parametrize(
+        ("given", "meant"),
+        [
+            (["sync", "--json"], ["--json", "sync"]),
+            (["sync", "-c", "a.yaml", "--dry-run"], ["-c", "a.yaml", "sync", "--dry-run"]),
+            (["table", "path", "--", "--json"], ["table", "path", "--", "--json"]),
+            (["sync", "-c"], ["-c", "sync"]),
+        ],
+    )
+    def test_they_may_follow_the_command(self, given: list[str], meant: list[str]) -> None:
+        assert global_options_first(given) == meant
+
+
+class TestSync:
+    def test_json_is_the_only_thing_on_stdout(self, run: Run, stand_in: StandIn) -> None:
+        code, out, err = run("sync", "--json")
+        assert code == 0
+        assert json.loads(out) == REPORT.to_json()
+        assert "public.orders: loaded 1,200 rows" in err
+
+    def test_people_see_counts_and_position(self, run: Run, stand_in: StandIn) -> None:
+        _, out, _ = run("sync")
+        assert "1,200" in out
+        assert "Up to 0/1A2B3C" in out
+
+    def test_a_dry_run_says_what_would_be_done(self, run: Run, stand_in: StandIn) -> None:
+        _, out, err = run("sync", "--dry-run")
+        assert "load" in out
+        assert "no table yet" in out
+        assert "Nothing was changed." in err
+        assert json.loads(run("--json", "sync", "--dry-run")[1])["plan"][0]["rows_estimated"] == 1200
+
+    def test_ctrl_c_says_that_the_same_command_goes_on(self, run: Run, stand_in: StandIn) -> None:
+        stand_in.raises = KeyboardInterrupt()
+        code, out, err = run("sync")
+        assert (code, out) == (130, "")
+        assert "the same command goes on from there" in err
+
+    def test_sigterm_ends_like_ctrl_c(self, tmp_path: Path) -> None:
+        script = textwrap.dedent("""
+            import sys, signal, types
+            class Pipeline:
+                def sync(self, listener):
+                    print("syncing", flush=True)
+                    while True:
+                        signal.pause()
+            module = types.ModuleType("penstock.pipeline")
+            module.Pipeline = types.SimpleNamespace(from_yaml=lambda path: Pipeline())
+            sys.modules["penstock.pipeline"] = module
+            from penstock.cli.main import main
+            main(["sync"])
+        """)
+        with subprocess.Popen(
+            [sys.executable, "-c", script],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=tmp_path,
+        ) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "syncing\n"
+            process.send_signal(signal.SIGTERM)
+            _, err = process.communicate(timeout=30)
+        assert process.returncode == 130
+        assert "the same command goes on" in err
+
+
+class TestErrors:
+    error = SourceError("The slot is gone.", remedy="Run `penstock check`.", stream="public.[red]orders")
+
+    def test_an_error_says_what_to_which_stream_and_what_to_do(self, run: Run, stand_in: StandIn) -> None:
+        stand_in.raises = self.error
+        code, out, err = run("sync")
+        assert (code, out) == (3, "")
+        for said in ("The slot is gone.", "public.[red]orders", "What to do: Run `penstock check`."):
+            assert said in err
+        assert "Traceback" not in err
+
+    def test_json_carries_the_error_on_stdout(self, run: Run, stand_in: StandIn) -> None:
+        stand_in.raises = self.error
+        code, out, _ = run("sync", "--json")
+        assert code == 3
+        assert json.loads(out)["error"] == self.error.to_json()
+
+    def test_verbose_adds_the_traceback(self, run: Run, stand_in: StandIn) -> None:
+        stand_in.raises = self.error
+        assert "Traceback" in run("--verbose", "sync")[2]
+
+    def test_an_unknown_error_shows_its_kind_and_none_of_its_words(self, run: Run, stand_in: StandIn) -> None:
+        stand_in.raises = RuntimeError("row 7 has password hunter2")
+        code, out, err = run("sync")
+        assert (code, out) == (1, "")
+        assert "RuntimeError" in err
+        assert "hunter2" not in err
+        assert "hunter2" not in run("--json", "sync")[1]
+
+    def test_a_missing_pipeline_file_is_exit_code_2(self, run: Run) -> None:
+        code, _, err = run("state", "show")
+        assert code == 2
+        assert "no pipeline file" in err
+
+
+class TestOtherCommands:
+    def test_check_ends_with_3_if_something_is_missing(self, run: Run, stand_in: StandIn) -> None:
+        stand_in.findings = [
+            Finding(name="wal_level", level="error", message="It is replica.", remedy="Set it.", stream=None),
+            Finding(name="slots", level="ok", message="9 are free.", remedy="", stream=None),
+        ]
+        code, out, _ = run("check")
+        assert code == 3
+        assert "✗ It is replica." in out
+        assert "What to do: Set it." in out
+        code, out, _ = run("check", "--json")
+        assert (code, json.loads(out)["ok"]) == (3, False)
+
+    def test_check_ends_with_0_if_nothing_is_missing(self, run: Run, stand_in: StandIn) -> None:
+        stand_in.findings = [
+            Finding(name="a", level="warning", message="Few slots.", remedy="", stream="public.x")
+        ]
+        assert run("check")[0] == 0
+
+    def test_status_shows_names_as_they_are(self, run: Run, stand_in: StandIn) -> None:
+        _, out, err = run("status")
+        assert "public.[bold]odd" in out
+        assert "Hm." in err
+        assert json.loads(run("status", "--json")[1]) == STATUS.to_json()
+
+    def test_table_path_prints_the_path_alone(self, run: Run, stand_in: StandIn) -> None:
+        assert run("table", "path", "public.orders") == (0, "/lake/public.orders\n", "")
+
+    def test_teardown_needs_to_be_asked_twice(self, run: Run, stand_in: StandIn) -> None:
+        code, out, err = run("teardown")
+        assert (code, out) == (2, "")
+        assert "--yes" in err
+        assert json.loads(run("teardown", "--yes", "--json")[1]) == {"dropped": ["slot s", "publication p"]}
+
+
+class TestState:
+    @pytest.fixture(autouse=True)
+    def pipeline_file(self, run: Run) -> None:
+        run("init", "--url", "postgresql://app@db/shop")
+
+    def test_without_state_it_says_what_makes_it(self, run: Run) -> None:
+        code, _, err = run("state", "show")
+        assert code == 6
+        assert "penstock sync" in err
+
+    def test_show_check_and_restore(self, run: Run, tmp_path: Path) -> None:
+        from penstock.ledger.state import StateDocument
+        from penstock.ledger.store import StateStore
+
+        store = StateStore(tmp_path / "state")
+        store.save(StateDocument.new())
+        code, out, _ = run("state", "show")
+        assert (code, json.loads(out)["type"]) == (0, "STREAM")
+        assert run("state", "check")[0] == 0
+        store.path.write_text('{"type": "STR')
+        assert run("state", "check")[0] == 6
+        assert json.loads(run("state", "restore", "--json")[1]) == {"version": 2}
+        assert run("state", "check")[0] == 0
+
+
+class TestInit:
+    def test_what_it_writes_can_be_read(self, run: Run, tmp_path: Path) -> None:
+        code, out, _ = run(
+            "init", "--url-env", "SHOP_URL", "--slot", "shop", "--path", "./tables: new",
+            "--stream", "public.orders", "--stream", "public.Weird Name", "--stream", "*.x",
+        )  # fmt: skip
+        assert (code, out) == (0, "")
+        config = Config.load(tmp_path / "penstock.yaml", {"SHOP_URL": "postgresql://app@db/shop"})
+        assert config.source.slot == "shop"
+        assert config.destination.path == tmp_path.resolve() / "tables: new"
+        assert [stream.table for stream in config.streams] == ["public.orders", "public.Weird Name", "*.x"]
+
+    def test_a_password_is_never_written(self, run: Run, tmp_path: Path) -> None:
+        _, _, err = run("init", "--url", "postgresql://app:hunter2@db/shop?sslpassword=hunter2&user=a@b")
+        text = (tmp_path / "penstock.yaml").read_text()
+        assert "hunter2" not in text + err
+        assert "PGPASSWORD" in err
+        url = Config.load(tmp_path / "penstock.yaml", {"PGPASSWORD": "p@ss"}).source.url
+        assert url.get_secret_value() == "postgresql://app:p%40ss@db/shop?sslpassword=p%40ss&user=a@b"
+
+    @given(st.text(min_size=6))
+    def test_no_password_survives_whatever_it_holds(self, password: str) -> None:
+        secret = f"hunter2{password}hunter2"
+        try:
+            result = str(without_password(f"postgresql://app:{secret}@db/shop"))
+        except ConfigError as error:
+            result = str(error)
+        assert "hunter2" not in result
+        assert "PGPASSWORD" in result
+
+    @pytest.mark.parametrize(
+        ("url", "written"),
+        [
+            ("postgresql:///shop?password=hunter2", "postgresql:///shop?password=${PGPASSWORD}"),
+            ("postgresql://app:hunter2${X}@db", "postgresql://app:${PGPASSWORD}@db"),
+        ],
+    )
+    def test_only_the_password_is_replaced(self, url: str, written: str) -> None:
+        assert without_password(url) == (written, "PGPASSWORD")
+
+    @pytest.mark.parametrize(
+        "url",
+        [
+            "postgresql://app@db:5432/shop",
+            "postgresql://app:${SHOP_PASSWORD}@db/shop?sslmode=require",
+            "postgresql://[::1]:5432/shop",
+            "postgresql://app@[::1]/shop",
+            "postgresql:///shop?host=/run/postgresql&user=a@b",
+            "postgresql://${HOST}:${PORT}/shop",
+            "${DATABASE_URL}",
+        ],
+    )
+    def test_a_url_without_a_password_is_written_as_it_is(self, url: str) -> None:
+        assert without_password(url) == (url, None)
+
+    def test_a_file_that_is_there_stays(self, run: Run, tmp_path: Path) -> None:
+        (tmp_path / "penstock.yaml").write_text("mine")
+        code, _, err = run("init")
+        assert code == 2
+        assert "--force" in err
+        assert (tmp_path / "penstock.yaml").read_text() == "mine"
+        assert run("init", "--force")[0] == 0
+
+    def test_a_wrong_answer_writes_nothing(self, run: Run, tmp_path: Path) -> None:
+        code, _, err = run("init", "--slot", "Not A Slot")
+        assert code == 2
+        assert "source.slot" in err
+        assert list(tmp_path.iterdir()) == []
+
+    def test_on_a_terminal_it_asks(self, tmp_path: Path) -> None:
+        parent, child = os.openpty()
+        os.write(parent, b"${SHOP_URL}\n./tables\npublic.orders, public.events\n")
+        with os.fdopen(child, "rb") as terminal:
+            subprocess.run(
+                [sys.executable, "-c", "from penstock.cli.main import main; main(['init'])"],
+                stdin=terminal, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                cwd=tmp_path, check=True, timeout=60,
+            )  # fmt: skip
+        os.close(parent)
+        config = Config.load(tmp_path / "penstock.yaml", {"SHOP_URL": "postgresql://app@db/shop"})
+        assert [stream.table for stream in config.streams] == ["public.orders", "public.events"]
+        assert config.destination.path.name == "tables"
+
+
+class TestProgress:
+    def test_plain_lines_come_at_intervals_with_rate_bytes_and_time_left(self) -> None:
+        lines: list[str] = []
+        now = 0.0
+        plain = PlainProgress(lines.append, clock=lambda: now)
+        plain.stream_started("public.orders", "load", 100_000)
+        for second in range(1, 11):
+            now = float(second)
+            plain.progressed("public.orders", "load", 5_000 * second, 1024 * second)
+        plain.stream_finished("public.orders", "load", 50_000)
+        assert lines == [
+            "public.orders: loading, 25,000 of about 100,000 rows, 5,000 rows/s, 5.0 KiB, about 15 s left",
+            "public.orders: loading, 50,000 of about 100,000 rows, 5,000 rows/s, 10.0 KiB, about 10 s left",
+            "public.orders: loaded 50,000 rows in 10.0 s, 5,000 rows/s",
+        ]
+
+    def test_a_bar_becomes_a_line_when_its_stream_is_done(self) -> None:
+        output = io.StringIO()
+        progress = Progress(console=Console(file=output, width=200), disable=True)
+        bars = BarProgress(progress, clock=lambda: 0.0)
+        bars.stream_started("public.[bold]odd", "load", 10)
+        bars.progressed("public.[bold]odd", "load", 25, 4096)
+        assert [(task.completed, task.total) for task in progress.tasks] == [(25, 25)]
+        bars.stream_finished("public.[bold]odd", "load", 25)
+        bars.note("A note [as it is].")
+        assert progress.tasks == []
+        assert output.getvalue() == "public.[bold]odd: loaded 25 rows in 0.0 s\nA note [as it is].\n"
+
+    @pytest.mark.parametrize(
+        ("number", "shown"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (5 * 1024**4, "5.0 TiB")]
+    )
+    def test_sizes_are_readable(self, number: int, shown: str) -> None:
+        assert size(number) == shown
+
+
+class TestReadme:
+    readme = Path(__file__).parents[2] / "README.md"
+
+    def test_it_lists_the_exit_codes_the_commands_have(self) -> None:
+        text = self.readme.read_text(encoding="utf-8")
+        for code, meaning in exit_codes().items():
+            assert f"| {code} | {meaning} |" in text
+
+    def test_its_pipeline_file_can_be_read(self, tmp_path: Path) -> None:
+        example = self.readme.read_text(encoding="utf-8").partition("```yaml\n")[2].partition("```")[0]
+        (tmp_path / "penstock.yaml").write_text(example, encoding="utf-8")
+        config = Config.load(tmp_path / "penstock.yaml", {"PGPASSWORD": "x"})
+        assert len(example.splitlines()) == 10
+        assert [stream.write for stream in config.streams] == ["upsert", "append", "upsert"]

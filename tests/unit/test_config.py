@@ -1,0 +1,316 @@
+"""What the pipeline file promises: what it means, and what is said when it is wrong."""
+
+from __future__ import annotations
+
+import re
+import string
+from datetime import timedelta
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.config import Config, StreamConfig
+from penstock.config.selection import choose
+from penstock.config.substitution import SubstitutionError, substitute
+from penstock.core.errors import ConfigError
+from penstock.core.stream import StreamId
+
+MINIMAL = """\
+source: {type: postgres, url: "postgresql://app@db/shop"}
+destination: {type: parquet, path: ./lake}
+state: ./state
+streams:
+  - public.orders
+"""
+SECRET = "hunter2-in-the-clear"
+
+
+def load(directory: Path, text: str, **environment: str) -> Config:
+    path = directory / "penstock.yaml"
+    path.write_text(text, encoding="utf-8")
+    return Config.load(path, environment)
+
+
+def refused(directory: Path, text: str, **environment: str) -> ConfigError:
+    with pytest.raises(ConfigError) as caught:
+        load(directory, text, **environment)
+    assert caught.value.remedy
+    return caught.value
+
+
+def ids(*texts: str) -> list[StreamId]:
+    return [StreamId.parse(text) for text in texts]
+
+
+class TestWhatAFileMeans:
+    def test_the_smallest_file_has_the_documented_defaults(self, tmp_path: Path) -> None:
+        config = load(tmp_path, MINIMAL)
+        assert (config.source.slot, config.source.publication) == ("penstock", "penstock")
+        assert config.streams == [StreamConfig(table="public.orders", mode="cdc", write="upsert")]
+        assert config.spark.master == "local[*]"
+        assert (config.log.retention, config.readers.grace) == (timedelta(days=7), timedelta(hours=1))
+        assert (config.loading.method, config.loading.parallel) == ("ctid", None)
+
+    def test_relative_paths_count_from_the_files_directory(self, tmp_path: Path) -> None:
+        config = load(tmp_path, MINIMAL)
+        assert config.destination.path == tmp_path.resolve() / "lake"
+        assert config.state == tmp_path.resolve() / "state"
+
+    def test_every_section_is_read(self, tmp_path: Path) -> None:
+        config = load(
+            tmp_path,
+            MINIMAL
+            + """\
+  - {table: public.events, write: append, replica_identity: full, rename: {_op: op}}
+exclude: ["public.tmp_*"]
+spark: {master: "local[2]", conf: {spark.ui.enabled: false, spark.sql.shuffle.partitions: 8}}
+log: {retention: 36h, step_bytes_max: 16MiB}
+readers: {grace: 90s}
+load: {method: key, rows_per_chunk: 1000, parallel: 3}
+lanes: {}
+""",
+        )
+        assert config.streams[1].rename == {"_op": "op"}
+        assert config.spark.conf == {"spark.ui.enabled": "false", "spark.sql.shuffle.partitions": "8"}
+        assert config.log.step_bytes_max == 16 * 1024 * 1024
+        assert config.log.retention == timedelta(hours=36)
+        assert config.loading.rows_per_chunk == 1000
+
+    def test_a_section_with_all_lines_commented_out_has_its_defaults(self, tmp_path: Path) -> None:
+        assert load(tmp_path, MINIMAL + "spark:\nlanes:\n").spark.master == "local[*]"
+
+    def test_a_url_never_shows_in_repr(self, tmp_path: Path) -> None:
+        config = load(tmp_path, MINIMAL.replace("app@", f"app:{SECRET}@"))
+        assert SECRET in config.source.url.get_secret_value()
+        assert SECRET not in f"{config!r} {config} {config.source!r} {config.model_dump_json()}"
+
+
+class TestWhatIsSaidWhenAFileIsWrong:
+    def test_a_missing_file_is_named(self, tmp_path: Path) -> None:
+        with pytest.raises(ConfigError, match="no pipeline file"):
+            Config.load(tmp_path / "absent.yaml")
+
+    @pytest.mark.parametrize("text", ["", "- a\n", "just words\n"])
+    def test_a_file_without_keys_is_refused(self, tmp_path: Path, text: str) -> None:
+        assert "not a mapping" in refused(tmp_path, text).message
+
+    def test_unreadable_yaml_gives_line_and_column_and_quotes_nothing(self, tmp_path: Path) -> None:
+        error = refused(tmp_path, f'source: {{url: "{SECRET}", ]\n')
+        assert re.search(r"line 1, column \d+", error.message)
+        assert SECRET not in str(error)
+        assert error.__cause__ is None
+
+    def test_a_key_given_twice_is_refused(self, tmp_path: Path) -> None:
+        assert "`state` is there twice" in refused(tmp_path, MINIMAL + "state: ./other\n").message
+
+    @pytest.mark.parametrize(
+        ("wrong", "line", "said"),
+        [
+            ("stremas: []", 6, "stremas: unknown key `stremas`; did you mean `streams`?"),
+            ("spark: {mastr: local}", 6, "spark.mastr: unknown key `mastr`; did you mean `master`?"),
+            ("load: {paralel: 2}", 6, "load.paralel: unknown key `paralel`; did you mean `parallel`?"),
+            ("  - {tabel: public.x}", 6, "streams[1].tabel: unknown key `tabel`; did you mean `table`?"),
+            ("qqq: 1", 6, "qqq: unknown key `qqq`; known here are destination, exclude, lanes, load,"),
+        ],
+    )
+    def test_an_unknown_key_is_named_with_its_place_and_the_nearest_known_one(
+        self, tmp_path: Path, wrong: str, line: int, said: str
+    ) -> None:
+        error = refused(tmp_path, MINIMAL + wrong + "\n")
+        assert f"line {line}: " in error.detail
+        assert said in error.detail
+
+    @pytest.mark.parametrize(
+        ("wrong", "said"),
+        [
+            ("load: {parallel: many}", "load.parallel: should be a valid integer"),
+            ("load: {parallel: 0}", "load.parallel: should be greater than 0"),
+            ("load: 5", "load: should be a mapping"),
+            ("log: {retention: 7}", "log.retention: should be a duration with a unit"),
+            ("log: {retention: 999999999999w}", "log.retention: is longer than"),
+            ("log: {step_bytes_max: 5}", "log.step_bytes_max: should be greater than"),
+            ("exclude: [orders]", "exclude[0]: is not a stream id"),
+            ("  - {table: public.x, write: merge}", "streams[1].write: should be 'upsert' or 'append'"),
+            ("  - {write: append}", "streams[1].table: is missing"),
+            ("  - [public.x]", "streams[1]: should be a mapping"),
+            ("  - {table: public.x, rename: {a: c, b: c}}", "streams[1].rename: gives the same new name"),
+            ("  - public.orders", "streams[1]: public.orders is listed twice"),
+            ("exclude: [public.orders]", "streams[0]: public.orders is also in `exclude`"),
+        ],
+    )
+    def test_a_wrong_value_is_named_with_its_place(self, tmp_path: Path, wrong: str, said: str) -> None:
+        assert said in refused(tmp_path, MINIMAL + wrong + "\n").detail
+
+    def test_all_problems_are_told_at_once(self, tmp_path: Path) -> None:
+        error = refused(tmp_path, MINIMAL + "load: {parallel: x}\nsprak: {}\n")
+        assert "2 problems" in error.message
+        assert len(error.detail.splitlines()) == 2
+
+    def test_a_wrong_url_is_refused_without_quoting_it(self, tmp_path: Path) -> None:
+        error = refused(tmp_path, MINIMAL.replace("postgresql://app@db", f"mysql://app:{SECRET}@db"))
+        assert "source.url: should be a URL that begins with postgresql://" in error.detail
+        assert SECRET not in str(error)
+        assert error.__cause__ is None
+
+    def test_an_object_store_is_not_taken_for_a_directory(self, tmp_path: Path) -> None:
+        assert "not available yet" in refused(tmp_path, MINIMAL.replace("./lake", "s3://bucket/lake")).detail
+
+    def test_state_inside_the_tables_directory_is_refused(self, tmp_path: Path) -> None:
+        assert "lies inside" in refused(tmp_path, MINIMAL.replace("./state", "./lake/state")).detail
+
+
+class TestWhatIsNotThereYetIsNeverIgnored:
+    @pytest.mark.parametrize("key", ["columns: [id]", "where: id > 1", "cursor: id", "deletes: soft"])
+    def test_a_stream_key_of_a_later_version_is_refused_by_name(self, tmp_path: Path, key: str) -> None:
+        error = refused(tmp_path, MINIMAL + f"  - {{table: public.x, {key}}}\n")
+        assert f"`{key.partition(':')[0]}` is not available yet" in error.detail
+
+    @pytest.mark.parametrize("mode", ["incremental", "strict_cdc"])
+    def test_a_mode_of_a_later_version_is_refused_by_name(self, tmp_path: Path, mode: str) -> None:
+        error = refused(tmp_path, MINIMAL + f"  - {{table: public.x, mode: {mode}}}\n")
+        assert f"streams[1].mode: `{mode}` is not available yet" in error.detail
+
+    def test_lanes_iceberg_and_other_sources_are_refused_by_name(self, tmp_path: Path) -> None:
+        text = MINIMAL.replace("parquet, path", "iceberg, warehouse").replace("type: postgres", "type: mysql")
+        detail = refused(tmp_path, text + "lanes: {shapes: {port: 3000}}\n").detail
+        for said in (
+            "source.type: `mysql`",
+            "destination.type: `iceberg`",
+            "lanes.shapes: the lane `shapes`",
+        ):
+            assert said in detail
+
+
+class TestSubstitution:
+    def test_variables_defaults_and_files_are_filled_in(self, tmp_path: Path) -> None:
+        (tmp_path / "slot.txt").write_text("shop_slot\n")
+        text = MINIMAL.replace('shop"', 'shop", slot: "${file:slot.txt}", publication: "${PUB:-shop}"')
+        config = load(tmp_path, text.replace("./lake", '"${LAKE}/x"'), LAKE="/data")
+        assert config.source.slot == "shop_slot"
+        assert config.source.publication == "shop"
+        assert config.destination.path == Path("/data/x").resolve()
+
+    def test_a_variable_that_is_not_set_is_named_with_its_line(self, tmp_path: Path) -> None:
+        error = refused(tmp_path, MINIMAL.replace("app@", "app:${SHOP_PASSWORD}@"))
+        assert "line 1: source.url: the environment variable SHOP_PASSWORD is not set" in error.detail
+
+    def test_a_file_that_is_not_there_is_named(self, tmp_path: Path) -> None:
+        error = refused(tmp_path, MINIMAL.replace("./lake", '"${file:/no/such/file}"'))
+        assert "/no/such/file cannot be read" in error.detail
+
+    @pytest.mark.parametrize("text", ["${}", "${a b}", "${1A}", "${A:+b}"])
+    def test_a_placeholder_of_another_form_is_refused(self, text: str) -> None:
+        with pytest.raises(SubstitutionError):
+            substitute(text, {}, Path())
+
+    def test_two_dollars_stand_for_one(self) -> None:
+        assert substitute("a$${B}$c$", {"B": "x"}, Path()) == "a${B}$c$"
+
+    @given(st.text(min_size=1))
+    def test_any_password_arrives_in_the_url_as_it_is(self, password: str) -> None:
+        try:
+            password.encode()
+        except UnicodeEncodeError:
+            return  # a lone surrogate is in no environment
+        for template in ("postgresql://app:${P}@db:5432/shop", "postgresql://app:x${P}@db:5432/shop?a=b"):
+            parts = urlsplit(substitute(template, {"P": password}, Path()))
+            assert unquote(parts.password or "").endswith(password)
+            assert (parts.hostname, parts.port, parts.path) == ("db", 5432, "/shop")
+        query = urlsplit(substitute("postgresql:///shop?password=${P}", {"P": password}, Path())).query
+        assert unquote(query.removeprefix("password=")) == password
+
+    @given(st.text(min_size=1))
+    def test_a_value_that_is_the_whole_text_is_not_touched(self, value: str) -> None:
+        assert substitute("${P}", {"P": value}, Path()) == value
+
+    @given(st.text(alphabet=st.characters(exclude_characters="$")))
+    def test_text_without_dollars_stays(self, text: str) -> None:
+        assert substitute(text, {}, Path()) == text
+
+    @given(st.text())
+    def test_a_value_cannot_name_further_variables(self, value: str) -> None:
+        assert substitute("${A}", {"A": f"${{B}}{value}", "B": "no"}, Path()) == f"${{B}}{value}"
+
+    def test_yaml_that_holds_itself_is_refused(self, tmp_path: Path) -> None:
+        assert "nested too deeply" in refused(tmp_path, MINIMAL + "exclude: &a [*a]\n").detail
+
+
+names = st.text(alphabet=string.ascii_lowercase + "_", min_size=1, max_size=4)
+streams = st.builds(StreamId, st.sampled_from(["public", "shop"]), names)
+
+
+class TestWhichStreams:
+    available = ids("public.orders", "public.order_lines", "public.events", "shop.Weird Name", "shop.a.b")
+
+    def chosen(self, *entries: str | StreamConfig, exclude: tuple[str, ...] = ()) -> dict[str, StreamConfig]:
+        config = Config.model_construct(
+            streams=[StreamConfig(table=entry) if isinstance(entry, str) else entry for entry in entries],
+            exclude=list(exclude),
+        )
+        return {stream.table: stream for stream in config.resolve_streams(self.available)}
+
+    def test_a_pattern_stands_for_all_it_matches(self) -> None:
+        assert list(self.chosen("public.order*")) == ["public.order_lines", "public.orders"]
+        assert list(self.chosen("shop.*")) == ["shop.Weird Name", "shop.a.b"]
+
+    @pytest.mark.parametrize("exact_first", [True, False])
+    def test_an_exact_entry_wins_over_a_pattern_wherever_it_stands(self, exact_first: bool) -> None:
+        exact = StreamConfig(table="public.events", write="append")
+        entries: list[str | StreamConfig] = [exact, "public.*"] if exact_first else ["public.*", exact]
+        chosen = self.chosen(*entries)
+        assert {table: stream.write for table, stream in chosen.items()} == {
+            "public.events": "append",
+            "public.order_lines": "upsert",
+            "public.orders": "upsert",
+        }
+
+    def test_of_two_patterns_the_later_wins(self) -> None:
+        chosen = self.chosen("public.*", StreamConfig(table="public.order*", write="append"))
+        assert chosen["public.orders"].write == "append"
+        assert chosen["public.events"].write == "upsert"
+
+    def test_exclude_takes_from_patterns_and_leaves_what_is_named(self) -> None:
+        assert list(self.chosen("public.*", exclude=("public.order*",))) == ["public.events"]
+        assert "public.orders" in self.chosen("public.*", "public.orders", exclude=("public.order*",))
+
+    def test_a_named_stream_that_is_not_there_is_refused_with_the_nearest(self) -> None:
+        with pytest.raises(ConfigError) as caught:
+            self.chosen("public.ordres")
+        assert caught.value.stream == "public.ordres"
+        assert "Did you mean public.orders?" in caught.value.remedy
+
+    def test_the_nearest_is_found_across_upper_and_lower_case(self) -> None:
+        with pytest.raises(ConfigError, match=r"Did you mean shop\.Weird Name"):
+            self.chosen("shop.weird name")
+
+    def test_patterns_that_match_nothing_at_all_are_refused(self) -> None:
+        with pytest.raises(ConfigError, match="No table matches"):
+            self.chosen("pubic.*")
+
+    def test_patterns_that_match_nothing_are_told(self) -> None:
+        config = Config.model_construct(streams=[StreamConfig(table=t) for t in ("pubic.*", "shop.*")])
+        assert config.unmatched_patterns(self.available) == ids("pubic.*")
+
+    @given(st.lists(streams, unique=True, min_size=1), st.data())
+    def test_what_is_chosen_is_what_is_matched_and_not_excluded(
+        self, available: list[StreamId], data: st.DataObject
+    ) -> None:
+        exact = data.draw(st.lists(st.sampled_from(available), unique=True))
+        excluded = data.draw(st.lists(st.sampled_from(ids("public.*", "shop.a*", "*._*"))))
+        entries = [*ids("public.*"), *exact]
+        expected = {
+            stream
+            for stream in available
+            if stream in exact
+            or (stream.namespace == "public" and not any(pattern.matches(stream) for pattern in excluded))
+        }
+        if not expected:
+            with pytest.raises(ConfigError):
+                choose(entries, excluded, available)
+            return
+        chosen = choose(entries, excluded, available)
+        assert set(chosen) == expected
+        assert all(entries[chosen[stream]] == stream for stream in exact)
