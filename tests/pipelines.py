@@ -1,4 +1,4 @@
-"""Pipelines for tests: a file in a directory of their own, synced in this process or in one that may be killed.
+"""Pipelines for tests, each in a directory of its own, synced in this process or in one that may be killed.
 
 A sync in this process shares the test run's one Spark session and costs a second or two. A sync in a process
 of its own is the command people run, with a Spark start each time; only there can a failpoint kill.
@@ -29,6 +29,7 @@ from tests.oracle_history import assert_append_is_history
 SYNC_TIMEOUT_S = 150.0
 #: These make a JVM that lives for seconds start sooner; a long-lived one would want the optimising compiler.
 _FAST_START = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+_COMMAND = "from penstock.cli.main import main; main()"
 _MARK = "PENSTOCK_TEST_MARK"
 
 
@@ -52,7 +53,21 @@ class Ended:
         return document
 
     def __str__(self) -> str:
-        return f"status {self.status}, struck {list(self.struck)}\n--- stdout\n{self.out}\n--- stderr\n{self.err}"
+        output = f"--- stdout\n{self.out}\n--- stderr\n{self.err}"
+        return f"status {self.status}, struck {list(self.struck)}\n{output}"
+
+
+class Notes(list[str]):
+    """A listener that keeps what a person should know, and passes over progress."""
+
+    def stream_started(self, stream: str, phase: str, rows_estimated: int | None) -> None: ...
+
+    def progressed(self, stream: str, phase: str, rows_total: int, bytes_total: int) -> None: ...
+
+    def stream_finished(self, stream: str, phase: str, rows: int) -> None: ...
+
+    def note(self, message: str) -> None:
+        self.append(message)
 
 
 @dataclass
@@ -64,6 +79,7 @@ class PipelineUnderTest:
     streams: list[Any]
     settings: Mapping[str, Any] = field(default_factory=dict)
     name: str = field(default_factory=lambda: f"penstock_{secrets.token_hex(4)}")
+    notes: Notes = field(default_factory=Notes)
     _mark: str = field(default_factory=lambda: secrets.token_hex(8))
 
     def __post_init__(self) -> None:
@@ -95,8 +111,8 @@ class PipelineUnderTest:
     # -- syncs --------------------------------------------------------------------------------
 
     def sync(self) -> SyncReport:
-        """In this process."""
-        return Pipeline.from_yaml(self.file).sync()
+        """In this process. What it has to say goes to `notes`."""
+        return Pipeline.from_yaml(self.file).sync(self.notes)
 
     def start_sync(self, failpoint: str | None = None) -> RunningSync:
         """In a process of its own, `failpoint` as in PENSTOCK_FAILPOINT."""
@@ -110,7 +126,7 @@ class PipelineUnderTest:
             _MARK: self._mark,
         }
         process = subprocess.Popen(
-            [sys.executable, "-m", "penstock", "-c", str(self.file), "--json", "sync"],
+            [sys.executable, "-c", _COMMAND, "-c", str(self.file), "--json", "sync"],
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -139,6 +155,10 @@ class PipelineUnderTest:
             except psutil.Error:
                 continue
         return found
+
+    def drop(self) -> None:
+        """Its slot and publication; the database and the files are the fixtures' own."""
+        Pipeline.from_yaml(self.file).teardown()
 
     # -- what came of it ----------------------------------------------------------------------
 

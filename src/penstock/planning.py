@@ -1,4 +1,4 @@
-"""What a pipeline would do next, and where it stands: read from state, destination and source, changing nothing."""
+"""What a pipeline would do next, and where it stands: asked, not changed."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def resolve(
 ) -> list[LaneStream]:
     named = {stream.id for stream in config.streams if not stream.id.is_pattern}
     by_name = {table.stream: table for table in tables}
-    # What a wildcard brings in and the log cannot carry (foreign, unlogged tables) is left out; `check` says so.
+    # What a wildcard brings in and the log cannot carry (foreign, unlogged) is left out; `check` says so.
     chosen = [
         stream
         for stream in config.resolve_streams(list(by_name))

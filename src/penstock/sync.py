@@ -1,4 +1,4 @@
-"""One bounded sync: load what is not loaded, read the log to a position noted at the start, apply, acknowledge.
+"""One bounded sync: load what is not loaded, read the log to a position noted at the start, apply it.
 
 The order that makes it exact:
 
@@ -143,7 +143,7 @@ class Sync:
                 return snapshot
             capture.release_snapshot()
         raise SourceError(
-            "The tables to load are being altered all the time; no snapshot with settled columns could be taken.",
+            "The tables to load are being altered all the time: no snapshot with settled columns.",
             remedy="Run sync again when the migration at the source is done.",
         )
 
@@ -190,8 +190,8 @@ class Sync:
             )
         if document.timeline is not None and document.timeline != timeline and document.lsn is not None:
             raise StateError(
-                f"The source was promoted to timeline {timeline} since the last sync (it was {document.timeline}), "
-                "so positions may repeat.",
+                f"The source was promoted since the last sync (timeline {document.timeline}, now {timeline}): "
+                "positions may repeat.",
                 remedy="Load the tables again with a new state directory and slot.",
             )
         ledger.write(document.identified(system_id=system_id, timeline=timeline, epoch=epoch))

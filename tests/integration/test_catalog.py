@@ -6,7 +6,9 @@ import time
 
 import pytest
 
+from penstock.core.errors import SourceError
 from penstock.core.stream import StreamId
+from penstock.sources.postgres import catalog
 from penstock.sources.postgres.catalog import RelationSchema, TableInfo, discover, relation_schema
 from penstock.sources.postgres.connection import connect
 from tests.conftest import Database
@@ -155,7 +157,9 @@ def test_a_partitioned_table_is_one_stream_with_the_leaves_of_all_levels(databas
     assert set(tables(database, "public.t1")) == {"public.t1"}
 
 
-def test_a_leaf_seen_in_the_log_leads_to_its_root_and_its_own_columns(database: Database) -> None:
+def test_a_leaf_seen_in_the_log_has_its_own_column_order_and_the_numbers_of_its_root(
+    database: Database,
+) -> None:
     database.execute(PARTITIONED)
     found = relation(database, "t2b")
     assert found is not None
@@ -165,9 +169,9 @@ def test_a_leaf_seen_in_the_log_leads_to_its_root_and_its_own_columns(database: 
         "public.t",
     )
     assert [(column.name, column.attribute_number) for column in found.schema.columns] == [
-        ("v", 1),
-        ("k", 3),
-        ("id", 4),
+        ("v", 3),
+        ("k", 2),
+        ("id", 1),
     ]
     assert found.schema.key == ("id", "k")
 
@@ -224,6 +228,21 @@ def test_rights_and_row_security_are_those_of_the_role_that_asks(database: Datab
     assert [name for name, leaf in found.items() if leaf.row_security_active] == ["public.filtered"]
     assert not any(leaf.owned for leaf in found.values())
     assert not any(table.leaves[0].row_security_active for table in tables(database).values())
+
+
+def test_a_table_locked_by_ddl_is_an_error_and_never_a_hang(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(catalog, "LOCK_TIMEOUT_MS", 50)
+    database.execute(PARTITIONED)
+    ((oid,),) = database.query("SELECT 't2a'::regclass::oid::bigint")
+    with database.connect(autocommit=False) as ddl, connect(database.url) as connection:
+        ddl.execute("LOCK TABLE t IN ACCESS EXCLUSIVE MODE")
+        with pytest.raises(SourceError, match="lock could not be had") as raised:
+            discover(connection)
+        assert raised.value.remedy
+        assert relation_schema(connection, oid) is not None  # capture does not wait at all
+        assert connection.execute("SHOW lock_timeout").fetchone() == ("0",)
 
 
 def test_rows_are_estimated_without_statistics_and_well_with_them(database: Database) -> None:

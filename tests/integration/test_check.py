@@ -223,7 +223,8 @@ def test_a_missing_identity_is_named_with_its_cause_and_mended_by_full(
 def test_full_identity_needs_the_owner(database: Database) -> None:
     role, url = database.create_role("LOGIN REPLICATION")
     database.execute(
-        f"CREATE TABLE t (id int PRIMARY KEY); GRANT SELECT ON t TO {role}; CREATE PUBLICATION penstock FOR TABLE t"
+        f"CREATE TABLE t (id int PRIMARY KEY); GRANT SELECT ON t TO {role};"
+        "CREATE PUBLICATION penstock FOR TABLE t"
     )
     assert not problems(run(database, need("public.t"), url=url))
     found = problems(run(database, need("public.t", replica_identity="full"), url=url))
@@ -319,6 +320,7 @@ def pooler(server: EmbeddedPostgres, *, drops_options: bool, own_process_id: boo
 
         threading.Thread(target=serve, daemon=True).start()
         yield listening.getsockname()[1]
+        listening.shutdown(socket.SHUT_RDWR)  # closing alone would not wake `accept`
 
 
 def exactly(source: socket.socket, count: int) -> bytes:

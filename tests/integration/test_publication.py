@@ -196,7 +196,7 @@ def test_a_locked_table_is_waited_for_in_short_turns(
     monkeypatch.setattr(publication_module, "LOCK_PAUSE_S", 0.05)
     database.execute("CREATE TABLE a (id int PRIMARY KEY)")
     with database.connect(autocommit=False) as holder:
-        holder.execute("LOCK TABLE a IN ACCESS EXCLUSIVE MODE")
+        holder.execute("LOCK TABLE a IN SHARE ROW EXCLUSIVE MODE")
         with pytest.raises(SourceError, match="could not be locked"):
             ensure(database, "public.a")
         assert published(database) == set()

@@ -257,7 +257,7 @@ def test_an_emptied_table_has_no_rows_and_still_its_columns(table: ParquetTable)
     change(table, 100, 200, [], [first.name])
     assert pq.read_table(table.current).schema.names == ["id", "batch"]
     assert ids(table) == []
-    assert duckdb.sql(f"SELECT count(*) FROM '{table.current}/*.parquet'").fetchall() == [(0,)]
+    assert duckdb.connect().execute(f"SELECT count(*) FROM '{table.current}/*.parquet'").fetchall() == [(0,)]
     change(table, 200, 300, [write(table, [9])])
     assert ids(table) == [9]
     assert len(newest(table).files) == 1, "the empty file is not needed any more"
@@ -313,7 +313,7 @@ def test_pyarrow_pandas_and_duckdb_read_the_current_version(table: ParquetTable)
     assert sorted(pd.read_parquet(table.current)["id"]) == list(range(8))
     assert pq.read_table(table.current).num_rows == 8
     query = f"SELECT count(*), sum(id) FROM read_parquet('{table.current}/*.parquet')"
-    assert duckdb.sql(query).fetchall() == [(8, 28)]
+    assert duckdb.connect().execute(query).fetchall() == [(8, 28)]
 
 
 def test_a_reader_never_sees_a_mixture_or_a_part_of_a_version(table: ParquetTable) -> None:
@@ -557,11 +557,21 @@ def test_a_version_stays_for_the_grace_after_it_was_superseded(table: ParquetTab
     superseded = table.layout.directory / first.directory
     table.sweep(grace_s=600)
     assert pq.read_table(superseded).column("id").to_pylist() == [1]
+    assert first.files[0].name in names(table.files_directory), "a task may still be reading it"
     make_older(table, 700)
     swept = table.sweep(grace_s=600)
     assert swept.versions == 1
     assert not superseded.exists()
     assert ids(table) == [2]
+
+
+def test_the_grace_counts_from_the_last_record_that_showed_the_version(table: ParquetTable) -> None:
+    first = load(table, [1])
+    change(table, 100, 200, [])  # the same version under a newer record
+    make_older(table, 10_000)
+    change(table, 200, 300, [write(table, [2])])
+    assert table.sweep(grace_s=600).versions == 0
+    assert first.directory in names(table.layout.directory)
 
 
 def test_the_current_version_is_never_swept_however_old(table: ParquetTable) -> None:

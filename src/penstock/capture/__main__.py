@@ -30,16 +30,22 @@ def main() -> None:
     # Only our own lines may reach stdout, whatever a library prints.
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1, encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso"),
+            structlog.processors.JSONRenderer(),
+        ],
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
     requests: queue.SimpleQueue[str] = queue.SimpleQueue()
     threading.Thread(target=_read_requests, args=(requests,), name="capture-requests", daemon=True).start()
     _serve(requests, answers)
 
 
 def _serve(requests: queue.SimpleQueue[str], answers: TextIO) -> None:
-    from penstock.capture.server import CaptureServer, error_to_json
+    from penstock.capture.server import CaptureServer, error_to_json, log_unexpected
     from penstock.capture.spec import CaptureSpec
-    from penstock.core.errors import PenstockError
 
     lock = threading.Lock()
 
@@ -47,18 +53,14 @@ def _serve(requests: queue.SimpleQueue[str], answers: TextIO) -> None:
         with lock, contextlib.suppress(BrokenPipeError):
             answers.write(json.dumps(line) + "\n")
 
-    def tell(event: dict[str, Any]) -> None:
-        say(event)
-
-    server = CaptureServer(CaptureSpec.from_json(json.loads(requests.get())), tell)
+    server = CaptureServer(CaptureSpec.from_json(json.loads(requests.get())), say)
     while True:
         request = json.loads(requests.get())
         try:
             result = server.carry_out(request["request"], request.get("arguments", {}))
             say({"id": request["id"], "result": result})
         except Exception as error:
-            if not isinstance(error, PenstockError):
-                structlog.get_logger("penstock.capture").exception("request failed", request=request["request"])
+            log_unexpected(error)
             say({"id": request["id"], "error": error_to_json(error)})
         if request["request"] == "stop":
             return

@@ -8,6 +8,7 @@ lock does no harm to the log: its manifests are created exclusively.
 from __future__ import annotations
 
 import hashlib
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -19,8 +20,9 @@ from penstock.core.position import Lsn
 from penstock.sources.postgres.connection import Connection, connect, query_errors
 
 HEARTBEAT_S = 10.0
-#: how long to wait for what a predecessor that has just ended still holds
-PATIENCE_S = 5.0
+#: names how long to wait, in seconds, for what a predecessor that has just ended still holds
+PATIENCE_VARIABLE = "PENSTOCK_PATIENCE_S"
+_PATIENCE_S = "5"
 _POLL_S = 0.1
 
 _HOLDER = """
@@ -30,6 +32,10 @@ WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1
   AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
   AND l.classid::bigint = %s AND l.objid::bigint = %s
 """
+
+
+def patience_s() -> float:
+    return float(os.environ.get(PATIENCE_VARIABLE, _PATIENCE_S))
 
 
 class Leadership:
@@ -45,7 +51,7 @@ class Leadership:
         self._thread = threading.Thread(target=self._beat, name="capture-heartbeat", daemon=True)
 
     def acquire(self) -> None:
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + patience_s()
         with query_errors("taking the lock on the slot's name"):
             while not self._try():
                 if time.monotonic() > deadline:
@@ -67,7 +73,8 @@ class Leadership:
         by = "another session"
         if holder is not None:
             pid, application, address = holder
-            by = f"process {pid} of the server ({application or 'no name'}{f' from {address}' if address else ''})"
+            place = f" from {address}" if address else ""
+            by = f"process {pid} of the server ({application or 'no name'}{place})"
         return SourceBusyError(
             f"Another Penstock works with slot {self._slot}: the lock is held by {by}.",
             remedy="Wait until it has ended, or give this pipeline a slot of its own.",

@@ -87,7 +87,8 @@ class Relations:
             key=key,
             replica_identity=message.replica_identity,
             deferrable_key=in_catalog.deferrable_key if in_catalog is not None else False,
-            relation_oid=message.oid,
+            relation_oid=in_catalog.relation_oid if in_catalog is not None else 0,
+            storage=in_catalog.storage if in_catalog is not None else "",
         )
         return CapturedTable(schema, leaf)
 
@@ -122,12 +123,15 @@ class Relations:
             if declared == (column.type_oid, column.type_modifier) and column.name in catalog.schema.names:
                 return catalog.schema.column(column.name)
         with query_errors("reading the catalog"):
-            row = self._catalog().execute(
-                _TYPE, {"oid": column.type_oid, "modifier": column.type_modifier}
-            ).fetchone()
+            row = (
+                self._catalog()
+                .execute(_TYPE, {"oid": column.type_oid, "modifier": column.type_modifier})
+                .fetchone()
+            )
         if row is None:  # the type itself is gone: the text is all there is
             name = f"type {column.type_oid}"
-            return SourceColumn(column.name, column.type_oid, column.type_modifier, name, name, toastable=True)
+            declared = (column.type_oid, column.type_modifier)
+            return SourceColumn(column.name, *declared, name, name, toastable=True)
         oid, type_name, type_text, toastable, modifier = row
         return SourceColumn(column.name, oid, modifier, type_name, type_text, toastable=toastable)
 

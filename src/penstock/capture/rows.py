@@ -50,7 +50,7 @@ def change_rows(
         *images.columns,
         pa.array(scan.tx[transaction]),
         pa.array(scan.ordinal[chosen] * 2),
-        _letters(kind | _LOWER_CASE),
+        _letters(kind | np.uint8(_LOWER_CASE)),
         pa.array(xids[transaction]),
         pa.array(scan.commit_ts_us[transaction]).view(pa.timestamp("us", "UTC")),
         _old(images, rows, arrow_schema.field(log_columns.OLD).type),
@@ -63,7 +63,9 @@ def change_rows(
     return record_batch, {letter: count for letter, count in operations.items() if count}
 
 
-def truncate_row(tx: int, op_index: int, xid: int, commit_ts_us: int, arrow_schema: pa.Schema) -> pa.RecordBatch:
+def truncate_row(
+    tx: int, op_index: int, xid: int, commit_ts_us: int, arrow_schema: pa.Schema
+) -> pa.RecordBatch:
     """The one row that stands for a truncate: no values, only its place."""
     own = {
         log_columns.TX: tx,
@@ -86,7 +88,7 @@ def _old(images: RowImages, rows: int, struct: pa.DataType) -> pa.Array:
     if not images.old:
         return pa.nulls(rows, struct)
     absent = pa.array(images.old_kind == ord("n"))
-    fields = [struct.field(index) for index in range(struct.num_fields)]  # type: ignore[attr-defined]
+    fields = [struct.field(index) for index in range(struct.num_fields)]
     return pa.StructArray.from_arrays(images.old, fields=fields, mask=absent)
 
 

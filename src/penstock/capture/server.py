@@ -10,7 +10,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
+from traceback import extract_tb
 from typing import Any
+
+import structlog
 
 from penstock.capture.acknowledgement import AcknowledgementTracker
 from penstock.capture.checkpoints import CheckpointSaver
@@ -26,10 +30,12 @@ from penstock.core.errors import PenstockError, SourceError
 from penstock.core.position import Lsn
 from penstock.log import retention
 from penstock.log.writer import LogWriter, open_writer
+from penstock.sources.postgres import inbox, pgoutput
 from penstock.sources.postgres.connection import Connection, query_errors
 from penstock.sources.postgres.replication import ReplicationStream
 
 _CONFIRM_TIMEOUT_S = 30.0
+_logger = structlog.get_logger("penstock.capture")
 Events = Callable[[dict[str, Any]], None]
 
 
@@ -73,6 +79,7 @@ class CaptureServer:
 
     def start(self) -> Started:
         spec = self._spec
+        threading.Thread(target=_warm_up, name="capture-warm-up", daemon=True).start()
         self._leadership = Leadership(spec.url, spec.slot, self._fail)
         source = set_up(spec, self._ordinary(), self._leadership, self._snapshots)
         started = source.started
@@ -166,6 +173,7 @@ class CaptureServer:
             if self._failure is not None:
                 return
             self._failure = error
+        log_unexpected(error)
         self._tell({"event": "failed", "error": error_to_json(error)})
 
     def _ordinary(self) -> Connection:
@@ -175,15 +183,32 @@ class CaptureServer:
 
     def _confirmed(self) -> Lsn:
         with query_errors("reading pg_replication_slots"):
-            row = self._ordinary().execute(
-                "SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = %s",
-                (self._spec.slot,),
-            ).fetchone()
+            row = (
+                self._ordinary()
+                .execute(
+                    "SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = %s",
+                    (self._spec.slot,),
+                )
+                .fetchone()
+            )
         if row is None or row[0] is None:
             raise SourceError(
                 f"The replication slot {self._spec.slot} has disappeared.", remedy="Run `penstock check`."
             )
         return Lsn.parse(row[0])
+
+
+def _warm_up() -> None:
+    pgoutput.warm_up()
+    inbox.warm_up()
+
+
+def log_unexpected(error: BaseException) -> None:
+    """Say where an error of no kind of ours came from: places only, since messages may quote rows."""
+    if isinstance(error, PenstockError):
+        return
+    places = [f"{Path(at.filename).name}:{at.lineno} {at.name}" for at in extract_tb(error.__traceback__)]
+    _logger.error("capture failed unexpectedly", kind=type(error).__name__, places=places)
 
 
 def error_to_json(error: BaseException) -> dict[str, str]:

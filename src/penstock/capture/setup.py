@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import psycopg
 
 from penstock import failpoints
-from penstock.capture.leadership import PATIENCE_S, Leadership, mark_position
+from penstock.capture.leadership import Leadership, mark_position, patience_s
 from penstock.capture.snapshots import SnapshotKeeper, connect_patiently
 from penstock.capture.spec import CaptureSpec, Started
 from penstock.core.errors import PositionGoneError, SourceError, StateError
@@ -126,7 +126,7 @@ def _read_settings(connection: Connection) -> _Settings:
 
 def _usable_slot(spec: CaptureSpec, connection: Connection, newest: Manifest | None) -> SlotInfo | None:
     """The slot, or None if it may be created: nothing of ours was ever read from it."""
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + patience_s()
     while (slot := read_slot(connection, spec.slot)) is not None and slot.active:
         # A predecessor that was killed: its server process goes away once it notices.
         if time.monotonic() > deadline:

@@ -54,7 +54,9 @@ class SnapshotKeeper:
         self._held.append(connection)
         with query_errors("exporting a snapshot"):
             connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-            row = connection.execute("SELECT pg_export_snapshot(), pg_current_wal_insert_lsn()::text").fetchone()
+            row = connection.execute(
+                "SELECT pg_export_snapshot(), pg_current_wal_insert_lsn()::text"
+            ).fetchone()
         assert row is not None
         return ExportedSnapshot(row[0], Lsn.parse(row[1]), connection.info.backend_pid)
 

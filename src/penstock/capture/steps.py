@@ -16,6 +16,7 @@ from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.capture.relations import CapturedTable, Relations
@@ -139,15 +140,13 @@ class StepBuilder:
         self._write_changes(batch, found, xids, begin, len(found.kind))
 
     def _write_changes(
-        self, batch: MessageBatch, found: Scan, xids: np.ndarray[tuple[int], np.dtype[np.uint64]], begin: int, end: int
+        self, batch: MessageBatch, found: Scan, xids: npt.NDArray[np.uint64], begin: int, end: int
     ) -> None:
         if begin == end:
             return
         relation = found.relation[begin:end]
         if (relation == relation[0]).all():
-            groups: list[tuple[int, slice | np.ndarray[tuple[int], np.dtype[np.int64]]]] = [
-                (int(relation[0]), slice(begin, end))
-            ]
+            groups: list[tuple[int, slice | npt.NDArray[np.int64]]] = [(int(relation[0]), slice(begin, end))]
         else:
             order = np.argsort(relation, kind="stable")
             starts = np.flatnonzero(np.diff(relation[order])) + 1
@@ -156,13 +155,12 @@ class StepBuilder:
             table = self._relations.table(oid)
             if table is None:
                 continue
-            rows, operations = change_rows(batch, found, xids, chosen, table.schema, self._arrow_schema(table))
+            arrow_schema = self._arrow_schema(table)
+            rows, operations = change_rows(batch, found, xids, chosen, table.schema, arrow_schema)
             self._writer.write(table.schema, table.leaf, rows, operations)
             self.counters.rows += rows.num_rows
 
-    def _write_truncate(
-        self, message: RareMessage, found: Scan, xids: np.ndarray[tuple[int], np.dtype[np.uint64]]
-    ) -> None:
+    def _write_truncate(self, message: RareMessage, found: Scan, xids: npt.NDArray[np.uint64]) -> None:
         tx = int(found.tx[message.transaction])
         if tx < self._skip_below:
             return

@@ -62,6 +62,8 @@ class TableSchema:
 
     `key` holds the replica identity's columns (the primary key by default); empty means none.
     `deferrable_key`: uniqueness is checked at commit, so a key may be held twice in mid-transaction.
+    `storage` names the files that held the rows when the schema was read: it changes when the source
+    rewrites the table, which writes values without a single event in the log. Empty: not known.
     """
 
     stream: StreamId
@@ -70,6 +72,7 @@ class TableSchema:
     replica_identity: str = "d"  # d default, f full, i index, n nothing: as pg_class has it
     deferrable_key: bool = False
     relation_oid: int = 0
+    storage: str = ""
     id: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -84,6 +87,7 @@ class TableSchema:
             "replica_identity": self.replica_identity,
             "deferrable_key": self.deferrable_key,
             "relation_oid": self.relation_oid,
+            "storage": self.storage,
         }
 
     def to_json(self) -> dict[str, Any]:
@@ -98,6 +102,7 @@ class TableSchema:
             replica_identity=fields["replica_identity"],
             deferrable_key=fields["deferrable_key"],
             relation_oid=fields["relation_oid"],
+            storage=fields.get("storage", ""),
         )
 
     @property

@@ -174,4 +174,4 @@ def _key_bounds(metadata: pq.FileMetaData, key: str | None) -> tuple[KeyBound, K
 def _is_column(metadata: pq.FileMetaData, index: int, name: str) -> bool:
     # A leaf of a struct has the path "outer.inner", which may also be the name of a plain column.
     column = metadata.schema.column(index)
-    return column.name == name and column.path == name
+    return bool(column.name == name and column.path == name)

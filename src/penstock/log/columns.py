@@ -17,7 +17,9 @@ TX, OP_INDEX, OP, XID, COMMIT_TS = "_tx", "_op_index", "_op", "_xid", "_commit_t
 OLD, OLD_KIND, UNCHANGED = "_old", "_old_kind", "_unchanged"
 
 COLUMN_METADATA = b"penstock.column"
-SCHEMA_ID_METADATA, LEAF_METADATA, STREAM_METADATA = b"penstock.schema_id", b"penstock.leaf", b"penstock.stream"
+SCHEMA_ID_METADATA = b"penstock.schema_id"
+LEAF_METADATA = b"penstock.leaf"
+STREAM_METADATA = b"penstock.stream"
 
 
 def stored_name(source_name: str) -> str:

@@ -7,6 +7,7 @@ kept once read; what retention has removed is forgotten with the next look at th
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -72,7 +73,7 @@ class ChangeLog:
             except FileNotFoundError:
                 continue  # retention removed it since we looked
         manifests = list(self._manifests.values())
-        for before, after in zip(manifests, manifests[1:], strict=False):
+        for before, after in itertools.pairwise(manifests):
             if after.start != before.end or after.seq != before.seq + 1:
                 raise StateError(
                     f"The change log has a gap: step {before.seq} ends at {before.end}, "

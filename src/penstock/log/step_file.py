@@ -12,7 +12,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from penstock import durable
@@ -95,9 +94,3 @@ class StepFile:
                 store_schema=True,
             )
         return self._writer
-
-
-def count_operations(letters: pa.Array) -> dict[str, int]:
-    """How many rows of each operation there are."""
-    counts = pc.value_counts(letters)
-    return {item["values"]: item["counts"] for item in counts.to_pylist()}

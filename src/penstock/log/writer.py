@@ -88,7 +88,9 @@ class LogWriter:
     def step_rows(self) -> int:
         return sum(file.rows for files in self._files.values() for file in files)
 
-    def write(self, schema: TableSchema, leaf: StreamId, rows: pa.RecordBatch, operations: dict[str, int]) -> None:
+    def write(
+        self, schema: TableSchema, leaf: StreamId, rows: pa.RecordBatch, operations: dict[str, int]
+    ) -> None:
         """Add rows of one leaf, in the order of the log, to the open step. Not durable until `seal`."""
         failpoints.reach("log.file_write")
         file = self._file(schema, leaf)

@@ -12,8 +12,10 @@ a key only under REPLICA IDENTITY FULL.
 
 from __future__ import annotations
 
+import hashlib
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -33,6 +35,7 @@ _KINDS: Mapping[str, RelationKind] = {
     "v": "view",
     "m": "materialized view",
 }
+LOCK_TIMEOUT_MS = 10_000
 _PAGE_BYTES_USABLE = 8168
 _ROW_OVERHEAD_BYTES = 28
 _VARIABLE_WIDTH_BYTES = 32  # what the planner assumes of a column it knows nothing about
@@ -103,6 +106,9 @@ class TableInfo:
 class RelationSchema(NamedTuple):
     """A relation seen in the log: `schema.stream` is the root, its columns and key are the leaf's own.
 
+    Relation oid, attribute numbers and storage are the root's: partitions may number their columns
+    otherwise, and a table is compared with itself whichever of its partitions a change came from.
+
     `declared_types` has (type oid, modifier) per column as a Relation message shows them, where a
     domain has its own oid; `schema` has the base types.
     """
@@ -139,9 +145,9 @@ def discover(connection: Connection, patterns: Sequence[StreamId] | None = None)
 
     A wildcard matches tables, partitioned tables and foreign tables. Views, and a partition apart from
     its root, are found only when they are named exactly. A schema with a dot in its name is passed over:
-    no stream id can say it.
+    no stream id can say it. Measuring a table waits for DDL on it, `LOCK_TIMEOUT_MS` at most.
     """
-    with query_errors("reading the catalog"):
+    with query_errors("reading the catalog"), _bounded_waits(connection):
         wanted = [row for row in _relations(connection, patterns) if _is_wanted(row, patterns)]
         oids = [row["oid"] for row in wanted]
         leaves = _rows(connection, catalog_queries.LEAVES, oids=oids)
@@ -163,16 +169,32 @@ def relation_schema(connection: Connection, oid: int) -> RelationSchema | None:
         found = _rows(connection, catalog_queries.ROOT_OF, oid=oid)
         if not found:
             return None
-        columns = _rows(connection, catalog_queries.COLUMNS, oids=[oid])
+        row = found[0]
+        described = _grouped(_rows(connection, catalog_queries.COLUMNS, oids=[oid, row["root"]]), "relation")
         keys = _keys(connection, [oid])[oid]
-    row = found[0]
+        storage = _storage(_rows(connection, catalog_queries.STORAGE, oid=row["root"]))
     root = StreamId(row["root_namespace"], row["root_name"])
+    numbers = {column["name"]: column["attribute_number"] for column in described[row["root"]]}
+    columns = [{**column, "attribute_number": numbers.get(column["name"], 0)} for column in described[oid]]
     return RelationSchema(
         root=root,
         leaf=StreamId(row["namespace"], row["name"]),
-        schema=_schema(root, oid, row["replica_identity"], columns, keys),
+        schema=_schema(root, row["root"], row["replica_identity"], columns, keys, storage),
         declared_types={c["name"]: (c["declared_oid"], c["declared_modifier"]) for c in columns},
     )
+
+
+@contextmanager
+def _bounded_waits(connection: Connection) -> Iterator[None]:
+    """Give up on a lock after a while, unless whoever opened the transaction has set another limit."""
+    with connection.transaction():
+        limited = connection.execute(
+            "SELECT set_config('lock_timeout', %s, true) WHERE current_setting('lock_timeout') = '0'",
+            (str(LOCK_TIMEOUT_MS),),
+        ).fetchone()
+        yield
+        if limited is not None:  # inside a transaction of the caller's, it would outlive this block
+            connection.execute("SET LOCAL lock_timeout = 0")
 
 
 def _rows(connection: Connection, query: str, **parameters: Any) -> list[Row]:
@@ -240,7 +262,7 @@ def _table(
         stream=stream,
         oid=row["oid"],
         kind=_KINDS[row["kind"]],
-        schema=_schema(stream, row["oid"], identity, columns, own_keys),
+        schema=_schema(stream, row["oid"], identity, columns, own_keys, _storage(leaf_rows)),
         leaves=leaves,
         primary_key=own_keys.primary.columns if own_keys.primary else (),
         deferrable_key=own_keys.primary is not None and own_keys.primary.deferrable,
@@ -285,8 +307,19 @@ def _estimate_rows(row: Row, columns: Sequence[Row]) -> int:
     return int(row["pages"] * rows_per_page)
 
 
+def _storage(leaves: Iterable[Row]) -> str:
+    """A short name for the files that hold the rows."""
+    files = sorted((leaf["oid"], leaf["filenode"]) for leaf in leaves)
+    return hashlib.sha256(repr(files).encode()).hexdigest()[:16]
+
+
 def _schema(
-    stream: StreamId, oid: int, replica_identity: str, columns: Sequence[Row], keys: _Keys
+    stream: StreamId,
+    oid: int,
+    replica_identity: str,
+    columns: Sequence[Row],
+    keys: _Keys,
+    storage: str,
 ) -> TableSchema:
     key = keys.identity(replica_identity)
     return TableSchema(
@@ -296,6 +329,7 @@ def _schema(
         replica_identity=replica_identity,
         deferrable_key=key is not None and key.deferrable,
         relation_oid=oid,
+        storage=storage,
     )
 
 

@@ -100,10 +100,27 @@ JOIN pg_class AS c ON c.relnamespace = n.oid AND c.relname = p.tablename
 #: A relation that was seen in the log, and the root of the partition tree it belongs to.
 ROOT_OF = """
 SELECT n.nspname AS namespace, c.relname AS name, rn.nspname AS root_namespace, r.relname AS root_name,
+       r.oid::bigint AS root,
        c.relreplident::text AS replica_identity
 FROM pg_class AS c
 JOIN pg_namespace AS n ON n.oid = c.relnamespace
 JOIN pg_class AS r ON r.oid = coalesce(pg_partition_root(c.oid)::oid, c.oid)
 JOIN pg_namespace AS rn ON rn.oid = r.relnamespace
 WHERE c.oid = %(oid)s::bigint::oid
+"""
+
+#: The files that hold the rows of a table: its own, or its leaves'. Through pg_inherits, since
+#: pg_partition_tree locks every partition, and capture must not wait behind somebody's VACUUM FULL.
+STORAGE = """
+WITH RECURSIVE tree AS (
+    SELECT c.oid, c.relkind FROM pg_class AS c WHERE c.oid = %(oid)s::bigint::oid
+    UNION ALL
+    SELECT c.oid, c.relkind
+    FROM tree
+    JOIN pg_inherits AS i ON i.inhparent = tree.oid AND tree.relkind = 'p' AND NOT i.inhdetachpending
+    JOIN pg_class AS c ON c.oid = i.inhrelid
+)
+SELECT t.oid::bigint AS oid, coalesce(pg_relation_filenode(t.oid), 0)::bigint AS filenode
+FROM tree AS t
+WHERE t.relkind <> 'p'
 """

@@ -15,9 +15,11 @@ from typing import Any, Protocol
 
 import numpy as np
 import psycopg
+from llvmlite import binding  # type: ignore[import-untyped]
+from numba.core import types
 
 from penstock.sources.postgres.pgoutput import MessageBatch
-from penstock.sources.postgres.pgoutput_kernels import Ints, compiled
+from penstock.sources.postgres.pgoutput_kernels import Bytes, Ints, compiled
 
 _FULL, _EMPTY, _CLOSED, _BROKEN = 1, 0, -1, -2
 _USED, _COUNT, _WAITING_AT, _WAITING_LENGTH = range(4)
@@ -80,8 +82,7 @@ class FrameInbox:
 class NativeInbox:
     def __init__(self, pgconn: psycopg.pq.abc.PGconn, bytes_max: int, count_max: int) -> None:
         self._pgconn = pgconn
-        assert pgconn.pgconn_ptr is not None
-        self._address = int(pgconn.pgconn_ptr)
+        self._address = _address(pgconn)
         self._bytes_max, self._count_max = bytes_max, count_max
         self._state: Ints = np.zeros(4, np.int64)
         self._begin()
@@ -126,12 +127,23 @@ def open_inbox(pgconn: psycopg.pq.abc.PGconn, bytes_max: int, count_max: int) ->
     return FrameInbox(pgconn, bytes_max, count_max)
 
 
+def warm_up() -> None:
+    """Compile, or load from the cache, what the first `drain` would otherwise wait for."""
+    if _library is not None:
+        numbers = types.int64[::1]
+        _drain.compile((types.int64, types.uint8[::1], numbers, numbers))  # type: ignore[attr-defined]
+
+
 def _native_works(pgconn: psycopg.pq.abc.PGconn) -> bool:
     """Whether the libpq whose functions we call is the one this connection belongs to."""
-    if _library is None or not pgconn.pgconn_ptr:
+    if _library is None or not _address(pgconn):
         return False
     _library.PQsocket.argtypes, _library.PQsocket.restype = [ctypes.c_void_p], ctypes.c_int
-    return bool(_library.PQsocket(int(pgconn.pgconn_ptr)) == pgconn.socket)
+    return bool(_library.PQsocket(_address(pgconn)) == pgconn.socket)
+
+
+def _address(pgconn: psycopg.pq.abc.PGconn) -> int:
+    return int(getattr(pgconn, "pgconn_ptr", None) or 0)
 
 
 def _find_library() -> ctypes.CDLL | None:
@@ -151,8 +163,6 @@ def _find_library() -> ctypes.CDLL | None:
 
 def _bind(library: ctypes.CDLL) -> None:
     """Make libpq's functions known by name to compiled code, which can then be cached on disk."""
-    from llvmlite import binding
-
     for name in ("PQgetCopyData", "PQconsumeInput", "PQfreemem"):
         address = ctypes.cast(getattr(library, name), ctypes.c_void_p).value
         assert address is not None
@@ -160,56 +170,50 @@ def _bind(library: ctypes.CDLL) -> None:
 
 
 def _external(name: str, *signature: Any) -> Any:
-    from numba.core import types
-
     return types.ExternalFunction(name, signature[0](*signature[1:]))
 
 
 _library = _find_library()
 if _library is not None:
-    from numba import carray, types
-    from numba.core import types as core_types
-
     _bind(_library)
     _get = _external("PQgetCopyData", types.int32, types.uintp, types.uintp, types.int32)
     _consume = _external("PQconsumeInput", types.int32, types.uintp)
-    _free = _external("PQfreemem", core_types.void, types.uintp)
+    _free = _external("PQfreemem", types.void, types.uintp)
     _copy = _external("memcpy", types.uintp, types.uintp, types.uintp, types.uintp)
 
     @compiled
-    def _drain(connection: int, buffer: Any, ends: Any, state: Any) -> int:
-        """Fill `buffer` until it is full or nothing more is there."""
+    def _drain(connection: int, buffer: Bytes, ends: Ints, state: Ints) -> int:
+        """Fill `buffer` until it is full or nothing more is there.
+
+        A message that does not fit stays in libpq's memory, noted in `state`, for the next call.
+        """
         message = np.zeros(1, np.uintp)
-        used, count = state[0], state[1]
-        progress = used
-        outcome = 0
-        while True:
-            if state[2] == 0:
-                if count == ends.shape[0]:
-                    outcome = 1
-                    break
+        used, count = state[_USED], state[_COUNT]
+        consumed_at = np.int64(-1)
+        outcome = _FULL
+        while count < ends.shape[0]:
+            if state[_WAITING_AT] == 0:
                 length = np.int64(_get(connection, message.ctypes.data, 1))
+                if length < 0:
+                    outcome = _CLOSED
+                    break
                 if length == 0:
-                    if progress == used and outcome == 3:
-                        outcome = 0
+                    if consumed_at == used:
+                        outcome = _EMPTY
                         break
-                    progress, outcome = used, 3
+                    consumed_at = used
                     if _consume(connection) == 0:
-                        outcome = -2
+                        outcome = _BROKEN
                         break
                     continue
-                if length < 0:
-                    outcome = length
-                    break
-                state[2], state[3] = np.int64(message[0]), length
-            if used + state[3] > buffer.shape[0]:
-                outcome = 1
+                state[_WAITING_AT], state[_WAITING_LENGTH] = np.int64(message[0]), length
+            if used + state[_WAITING_LENGTH] > buffer.shape[0]:
                 break
-            _copy(np.uintp(buffer.ctypes.data + used), np.uintp(state[2]), np.uintp(state[3]))
-            _free(np.uintp(state[2]))
-            used += state[3]
+            _copy(buffer.ctypes.data + used, state[_WAITING_AT], state[_WAITING_LENGTH])
+            _free(state[_WAITING_AT])
+            used += state[_WAITING_LENGTH]
             ends[count] = used
             count += 1
-            state[2] = state[3] = 0
-        state[0], state[1] = used, count
+            state[_WAITING_AT] = state[_WAITING_LENGTH] = 0
+        state[_USED], state[_COUNT] = used, count
         return outcome

@@ -66,7 +66,7 @@ def parse_integers(
             position += 1
         fits = 0 < end - position <= 19
         # Summed up below zero, since the least 64-bit number has no positive counterpart.
-        value = 0
+        value = np.int64(0)
         while fits and position < end:
             digit = np.int64(data[position]) - 48
             fits = 0 <= digit <= 9 and (
@@ -76,8 +76,10 @@ def parse_integers(
                 value = value * 10 - digit
             position += 1
         if not negative:
-            fits = fits and value != -9223372036854775808
-            value = -value
+            if value == -9223372036854775808:
+                fits = False
+            else:
+                value = -value
         if fits and least <= value <= greatest:
             out[i] = value
         else:

@@ -7,11 +7,15 @@ years after 294246, which Postgres counts from 2000) is marked bad. Arguments ar
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import numba
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.sources.postgres.parse import Bytes, Flags, Offsets, Words, is_null
+
+Number: TypeAlias = int | np.int64
 
 _DAY_US = 86_400_000_000
 # The last day that begins within the range of 64-bit microseconds since 1970, and what is left of it.
@@ -20,13 +24,13 @@ _LAST_DAY_US = 14_454_775_807
 
 
 @numba.njit(cache=True, nogil=True)
-def _two_digits(data: Bytes, position: int) -> int:
+def _two_digits(data: Bytes, position: int) -> Number:
     tens, ones = np.int64(data[position]) - 48, np.int64(data[position + 1]) - 48
     return tens * 10 + ones if 0 <= tens <= 9 and 0 <= ones <= 9 else -1
 
 
 @numba.njit(cache=True, nogil=True)
-def _days(year: int, month: int, day: int) -> int:
+def _days(year: Number, month: Number, day: Number) -> Number:
     """Days since 1970 in the proleptic Gregorian calendar; year 0 is 1 BC. Eras of 400 years repeat."""
     if month <= 2:
         year -= 1
@@ -37,7 +41,7 @@ def _days(year: int, month: int, day: int) -> int:
 
 
 @numba.njit(cache=True, nogil=True)
-def _parse_day(data: Bytes, position: int, end: int) -> tuple[int, int]:
+def _parse_day(data: Bytes, position: int, end: int) -> tuple[Number, int]:
     """Days since 1970 and the position after the day; -1 as position: not a day (or an infinite one)."""
     # "BC" stands at the very end, behind the time and the zone, but decides what the year means.
     before_christ = end - position > 3 and data[end - 1] == 67 and data[end - 2] == 66
@@ -79,7 +83,7 @@ def parse_dates(
 
 
 @numba.njit(cache=True, nogil=True)
-def _parse_clock(data: Bytes, position: int, end: int) -> tuple[int, int]:
+def _parse_clock(data: Bytes, position: int, end: int) -> tuple[Number, int]:
     """Microseconds of `HH:MM:SS[.ffffff]` and the position after it; -1 as position: not a time."""
     if end - position < 8 or data[position + 2] != 58 or data[position + 5] != 58:
         return 0, -1
@@ -92,7 +96,7 @@ def _parse_clock(data: Bytes, position: int, end: int) -> tuple[int, int]:
     if position < end and data[position] == 46:
         position += 1
         digits = 0
-        while position < end and 48 <= data[position] <= 57:
+        while position < end and 48 <= data[position] <= 57 and digits < 7:
             fraction = fraction * 10 + np.int64(data[position]) - 48
             position += 1
             digits += 1
@@ -104,7 +108,7 @@ def _parse_clock(data: Bytes, position: int, end: int) -> tuple[int, int]:
 
 
 @numba.njit(cache=True, nogil=True)
-def _parse_zone(data: Bytes, position: int, end: int) -> tuple[int, int]:
+def _parse_zone(data: Bytes, position: int, end: int) -> tuple[Number, int]:
     """Seconds east of UTC of `+HH[:MM[:SS]]`, 0 where there is none; -1 as position: not a zone."""
     if position >= end or (data[position] != 43 and data[position] != 45):
         return 0, position
@@ -139,7 +143,7 @@ def parse_timestamps(
         end = offsets[i + 1]
         days, position = _parse_day(data, offsets[i], end)
         fits = position >= 0 and position < end and data[position] == 32
-        clock = np.int64(0)
+        clock: Number = np.int64(0)
         if fits:
             clock, position = _parse_clock(data, position + 1, end)
             fits = position >= 0

@@ -146,7 +146,12 @@ def scan(batch: MessageBatch, first: int, last: int, carry: Carry, skip_below: i
         for message, changes, transaction, ordinal in zip(*found[10:14], strict=True)
     )
     return Scan(
-        *found[:6],
+        kind=found[0],
+        relation=found[1],
+        tuple_at=found[2],
+        transaction=found[3],
+        ordinal=found[4],
+        tx=found[5],
         commit_ts_us=found[6] + POSTGRES_EPOCH_US,
         xid=found[7],
         commit_message=found[8],
@@ -176,8 +181,8 @@ def decode_rows(batch: MessageBatch, kind: Bytes, tuple_at: Ints, columns: int) 
     rows = len(kind)
     has_old = bool((kind != ord("I")).any())
     old_rows = rows if has_old else 0
-    new_offsets, new_lengths = np.empty((columns, rows), np.int64), np.empty((columns, rows), np.int32)
-    old_offsets, old_lengths = np.empty((columns, old_rows), np.int64), np.empty((columns, old_rows), np.int32)
+    new_offsets, old_offsets = (np.empty((columns, count), np.int64) for count in (rows, old_rows))
+    new_lengths, old_lengths = (np.empty((columns, count), np.int32) for count in (rows, old_rows))
     old_kind = np.empty(rows, np.uint8)
     unchanged = kernels.locate_values(
         batch.buffer, kind, tuple_at, new_offsets, new_lengths, old_offsets, old_lengths, old_kind
@@ -218,3 +223,12 @@ def string_array(
     bits: Any = None if validity is None else pa.py_buffer(validity)
     buffers = [bits, pa.py_buffer(offsets), pa.py_buffer(data)]
     return pa.StringArray.from_buffers(rows, buffers[1], buffers[2], bits, nulls)
+
+
+def warm_up() -> None:
+    """Compile, or load from the cache, everything that the first batch would otherwise wait for."""
+    begin = b"w" + bytes(24) + b"B" + bytes(20)
+    insert = b"w" + bytes(24) + b"I" + bytes(4) + b"N\0\1u"
+    batch = MessageBatch.join([begin, insert])
+    found = scan(batch, 0, 2, Carry())
+    decode_rows(batch, found.kind, found.tuple_at, 1)

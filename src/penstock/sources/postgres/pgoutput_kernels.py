@@ -16,7 +16,7 @@ run without the GIL, so that reading from the socket goes on meanwhile.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
 import numba
 import numpy as np
@@ -25,6 +25,7 @@ import numpy.typing as npt
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
 Lengths = npt.NDArray[np.int32]
+Number: TypeAlias = Any  # a machine integer inside compiled code
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 NULL, UNCHANGED = -1, -2  # stand in for a length
@@ -45,7 +46,7 @@ def compiled(function: _Function) -> _Function:
 
 
 @compiled
-def _big_endian_64(buffer: Bytes, at: int) -> int:
+def _big_endian_64(buffer: Bytes, at: Number) -> Number:
     value = np.int64(0)
     for index in range(8):
         value = (value << 8) | np.int64(buffer[at + index])
@@ -53,7 +54,7 @@ def _big_endian_64(buffer: Bytes, at: int) -> int:
 
 
 @compiled
-def _big_endian_32(buffer: Bytes, at: int) -> int:
+def _big_endian_32(buffer: Bytes, at: Number) -> Number:
     value = np.int64(0)
     for index in range(4):
         value = (value << 8) | np.int64(buffer[at + index])
@@ -61,7 +62,7 @@ def _big_endian_32(buffer: Bytes, at: int) -> int:
 
 
 @compiled
-def scan_messages(
+def scan_messages(  # noqa: PLR0915 - one pass, one loop: cutting it up would cost a pass each
     buffer: Bytes, ends: Ints, first: int, last: int, carry: Ints, skip_below: int
 ) -> tuple[Any, ...]:
     """Read the headers of messages `first` to `last` (exclusive).
@@ -103,7 +104,7 @@ def scan_messages(
         at = start + _WAL_DATA_HEADER
         letter = buffer[at]
         current = transactions - 1
-        if letter == _INSERT or letter == _UPDATE or letter == _DELETE:
+        if letter in (_INSERT, _UPDATE, _DELETE):
             if tx[current] >= skip_below:
                 kind[changes] = letter
                 relation[changes] = _big_endian_32(buffer, at + 1)
@@ -145,7 +146,7 @@ def scan_messages(
 
 
 @compiled
-def _locate_tuple(buffer: Bytes, at: int, row: int, offsets: Ints, lengths: Lengths) -> int:
+def _locate_tuple(buffer: Bytes, at: Number, row: int, offsets: Ints, lengths: Lengths) -> Number:
     """Note where the values of the tuple at `at` are; the position after it, or -1 if it does not fit."""
     columns = (np.int64(buffer[at]) << 8) | np.int64(buffer[at + 1])
     at += 2
@@ -154,7 +155,7 @@ def _locate_tuple(buffer: Bytes, at: int, row: int, offsets: Ints, lengths: Leng
     for column in range(columns):
         form = buffer[at]
         at += 1
-        if form == 116 or form == 98:  # t, b: a value follows
+        if form in (116, 98):  # t, b: a value follows
             length = _big_endian_32(buffer, at)
             offsets[column, row] = at + 4
             lengths[column, row] = length
@@ -190,7 +191,7 @@ def locate_values(
             for column in range(columns):
                 old_lengths[column, row] = -1
         marker = buffer[at]
-        if marker == 75 or marker == 79:  # K, O
+        if marker in (75, 79):  # K, O
             old_kind[row] = 107 if marker == 75 else 102
             at = _locate_tuple(buffer, at + 1, row, old_offsets, old_lengths)
             if at < 0:
@@ -212,9 +213,7 @@ def locate_values(
 
 
 @compiled
-def gather_values(
-    buffer: Bytes, offsets: Ints, lengths: Lengths
-) -> tuple[Lengths, Bytes, Ints, Bytes, Ints]:
+def gather_values(buffer: Bytes, offsets: Ints, lengths: Lengths) -> tuple[Lengths, Bytes, Ints, Bytes, Ints]:
     """Copy located values together.
 
     Returns Arrow offsets (column, row + 1), the bytes of all columns one after the other with where

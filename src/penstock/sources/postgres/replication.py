@@ -42,7 +42,7 @@ class ReplicationStream:
             "START_REPLICATION SLOT {} LOGICAL {} (proto_version '1', publication_names {})"
         ).format(
             sql.Identifier(require_name(slot)),
-            sql.SQL(str(start)),  # type: ignore[arg-type]  # an Lsn prints as hexadecimal digits only
+            sql.SQL(str(start)),  # an Lsn prints as hexadecimal digits only
             sql.Literal(sql.Identifier(publication).as_string(connection)),
         )
         result = self._pgconn.exec_(command.as_bytes(connection))

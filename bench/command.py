@@ -1,0 +1,61 @@
+"""The command line that both benchmark programs share, and the end of a run: table, JSON, exit code."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from rich.console import Console
+
+from bench.comparison import Comparison, results_table
+
+LOAD_ROWS = 5_000_000
+CHANGE_ROWS = 1_000_000
+ROUNDS = 3
+
+
+def parse_arguments(program: str, description: str, names: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog=program, description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"which to run: {', '.join(names)} (all)")
+    parser.add_argument("--rows", type=int, default=LOAD_ROWS, help="rows of a full load (%(default)s)")
+    parser.add_argument("--changes", type=int, default=CHANGE_ROWS, help="rows of a CDC run (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="counted rounds of each (%(default)s)")
+    parser.add_argument("--check", action="store_true", help="exit with 1 below a bar (or set CHECK=1)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results to FILE as well")
+    arguments = parser.parse_args()
+    if unknown := set(arguments.names) - set(names):
+        parser.error(f"unknown benchmark {', '.join(sorted(unknown))}; there are {', '.join(names)}")
+    arguments.names = arguments.names or list(names)
+    arguments.check = arguments.check or os.environ.get("CHECK", "") not in ("", "0")
+    if not sys.platform.startswith("linux"):
+        parser.error("the benchmarks read /proc and run on Linux only")
+    return arguments
+
+
+def finish(console: Console, comparisons: Sequence[Comparison], arguments: argparse.Namespace) -> int:
+    """Print and write the results; the exit code."""
+    console.print(results_table(comparisons))
+    console.print(
+        "Excluded: starting Spark (5–10 s once per process). The server runs with fsync off. "
+        "CPU and memory are those of everything but Postgres."
+    )
+    if arguments.json is not None:
+        document = {
+            "at": datetime.now(UTC).isoformat(timespec="seconds"),
+            "machine": {"cores": os.cpu_count(), "architecture": platform.machine()},
+            "comparisons": [comparison.to_json() for comparison in comparisons],
+        }
+        arguments.json.parent.mkdir(parents=True, exist_ok=True)
+        arguments.json.write_text(json.dumps(document, indent=2) + "\n")
+    failures = [failure for comparison in comparisons for failure in comparison.failures()]
+    for failure in failures:
+        console.print(f"[red]below the bar[/red]  {failure}")
+    return 1 if failures and arguments.check else 0

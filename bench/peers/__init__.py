@@ -1,0 +1,1 @@
+"""Penstock beside other tools, in one run on one machine."""

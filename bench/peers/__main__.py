@@ -1,0 +1,74 @@
+"""`python -m bench.peers`: Penstock beside dlt (full load) and the Debezium embedded engine (CDC).
+
+load     dlt's `sql_database` with the connectorx backend to Parquet, and Penstock, load the same table
+changes  Debezium reads a slot and discards its JSON; Penstock takes the same changes to a committed table
+
+Same method as `python -m bench`. Both tools stay warm in a process of their own between rounds; imports and
+the start of their processes are not counted. Debezium needs Maven and a Java development kit (17 or later);
+its jars come from Maven Central the first time.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+from rich.console import Console
+
+from bench import changes, load, workload
+from bench.command import finish, parse_arguments
+from bench.comparison import Bars, Comparison
+from bench.peers import debezium_engine
+from bench.peers.debezium_engine import DebeziumEngine
+from bench.peers.dlt import Dlt
+from bench.peers.worker import PeerError
+from bench.pipelines import use_server
+
+NAMES = ("load", "changes")
+LOAD_GOAL = Bars(ratio_min=2.0, cheaper=True)
+CHANGES_GOAL = Bars(ratio_min=2.5)
+
+
+def main() -> int:
+    arguments = parse_arguments("python -m bench.peers", __doc__ or "", NAMES)
+    console = Console()
+    comparisons: list[Comparison] = []
+    try:
+        if "changes" in arguments.names:
+            console.log("building the Debezium program (Maven downloads its jars the first time)")
+            debezium_engine.build()
+        with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name, workload.new_server() as server:
+            directory = Path(name)
+            use_server(server.url())
+            if "load" in arguments.names:
+                load.prepare(server, arguments.rows, console)
+                peer = Dlt(server.url(), directory)
+                with peer.worker:
+                    comparisons.append(
+                        load.compare(peer, arguments.rows, arguments.rounds, directory, console, LOAD_GOAL)
+                    )
+            if "changes" in arguments.names:
+                with workload.connect(server) as connection:
+                    changes.prepare(connection)
+                    engine = DebeziumEngine(server, connection, changes.PUBLICATION, changes.TABLE, directory)
+                    with engine.worker:
+                        comparisons.append(
+                            changes.compare(
+                                engine,
+                                connection,
+                                arguments.changes,
+                                arguments.rounds,
+                                directory,
+                                console,
+                                CHANGES_GOAL,
+                            )
+                        )
+    except PeerError as error:
+        console.print(f"[red]{error}[/red]")
+        return 2
+    return finish(console, comparisons, arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,129 @@
+"""What a piece of work costs: wall time, CPU seconds and peak memory of a whole process tree.
+
+CPU is read from /proc/<pid>/stat: user and system time of every living process of the tree plus that of
+children its processes have already waited for, after minus before. A process that ends in between is
+therefore still counted, by its parent. Everything named `postgres` is left out together with its
+children, so that what remains is the cost *outside* the database, whoever started the server.
+
+Memory is the sum of the proportional set sizes (PSS) of the tree, sampled while the work runs: pages that
+forked workers share are counted once. The sampler runs in the measuring process, so its own cost (less
+than 0.02 CPU-seconds per second) is part of what it reports.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+SAMPLE_INTERVAL_S = 0.25
+_PROC = Path("/proc")
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_DATABASE = "postgres"
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    seconds: float
+    cpu_s: float
+    memory_peak_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Process:
+    pid: int
+    parent: int
+    name: str
+    ticks: int  # own and those of children that were waited for
+
+
+class Meter:
+    """Filled in when the block it was given for ends."""
+
+    def __init__(self) -> None:
+        self._usage: Usage | None = None
+
+    @property
+    def usage(self) -> Usage:
+        assert self._usage is not None, "the measured block has not ended"
+        return self._usage
+
+
+@contextmanager
+def measured(root: int | None = None) -> Iterator[Meter]:
+    """Measure the block: the tree of process `root`, by default this process."""
+    root = root or os.getpid()
+    meter = Meter()
+    stopping = threading.Event()
+    peak = [0]
+
+    def sample() -> None:
+        while True:
+            peak[0] = max(peak[0], memory_bytes(root))
+            if stopping.wait(SAMPLE_INTERVAL_S):
+                return
+
+    sampler = threading.Thread(target=sample, name="memory-sampler", daemon=True)
+    cpu_before = cpu_s(root)
+    started = time.perf_counter()
+    sampler.start()
+    try:
+        yield meter
+    finally:
+        seconds = time.perf_counter() - started
+        spent = cpu_s(root) - cpu_before
+        stopping.set()
+        sampler.join()
+        meter._usage = Usage(seconds, spent, peak[0])
+
+
+def cpu_s(root: int) -> float:
+    """CPU seconds that the tree has used so far, without the database."""
+    return sum(process.ticks for process in _tree(root)) / _TICKS_PER_S
+
+
+def memory_bytes(root: int) -> int:
+    """The tree's memory now, without the database; shared pages counted once."""
+    return sum(_proportional_bytes(process.pid) for process in _tree(root))
+
+
+def _tree(root: int) -> list[_Process]:
+    children: dict[int, list[_Process]] = defaultdict(list)
+    top: _Process | None = None
+    for entry in _PROC.iterdir():
+        if entry.name.isdigit() and (process := _read(int(entry.name))) is not None:
+            children[process.parent].append(process)
+            if process.pid == root:
+                top = process
+    found: list[_Process] = []
+    waiting = [top] if top else []
+    while waiting:
+        process = waiting.pop()
+        if process.name != _DATABASE:
+            found.append(process)
+            waiting.extend(children[process.pid])
+    return found
+
+
+def _read(pid: int) -> _Process | None:
+    try:
+        text = (_PROC / str(pid) / "stat").read_text()
+    except OSError:
+        return None  # ended meanwhile
+    # The name is in parentheses and may itself hold spaces and parentheses.
+    name = text[text.index("(") + 1 : text.rindex(")")]
+    fields = text[text.rindex(")") + 2 :].split()
+    return _Process(pid, int(fields[1]), name, sum(int(field) for field in fields[11:15]))
+
+
+def _proportional_bytes(pid: int) -> int:
+    with suppress(OSError):
+        for line in (_PROC / str(pid) / "smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) * 1024
+    return 0

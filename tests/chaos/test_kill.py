@@ -1,0 +1,205 @@
+"""kill -9 at every failpoint, with writers that never stop: afterwards every value is right.
+
+A link of the chain: a sync in a process of its own is killed at the named place, and proves it by its exit
+status and by the failpoint's own report. The writers go on. The next sync recovers while they write; then
+they pause, one more sync catches up, and the oracle compares all values and every change.
+
+Places that following the log reaches are struck one after the other in one pipeline, so that each crash meets
+the traces of those before it. Places that only a load reaches get a pipeline of their own each.
+
+`PENSTOCK_CHAOS=full` (make chaos) strikes each place also the second and third time it is reached, under two
+mixes of writes, and in pairs: killed, and killed again while recovering.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from penstock.failpoints import FAILPOINTS
+from penstock.sources.postgres.embedded import EmbeddedPostgres
+from tests.chaos.databases import new_database
+from tests.conftest import wait_until
+from tests.pipelines import Ended, PipelineUnderTest, streams_of
+from tests.workload import APPEND, UPSERT, Workload
+
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600)]
+
+FULL = os.environ.get("PENSTOCK_CHAOS") == "full"
+SEED = int(os.environ.get("PENSTOCK_CHAOS_SEED", "0")) or random.SystemRandom().randrange(1, 10**6)
+
+#: Reached by capture or by a Spark task: the sync's own process lives on, and must say what happened.
+IN_ANOTHER_PROCESS = {
+    "capture.slot_created",
+    "log.file_write",
+    "log.files_written",
+    "log.manifest_written",
+    "checkpoint.write",
+    "destination.file_write",
+}
+WHILE_LOADING = [name for name in FAILPOINTS if name.startswith(("load.", "capture."))]
+WHILE_FOLLOWING = [name for name in FAILPOINTS if name not in WHILE_LOADING]
+#: Struck in the midst of several streams, so that some are done and some are not.
+NTH_TIME = {
+    "cdc.written": 2,
+    "cdc.committed": 2,
+    "cdc.processed": 3,
+    "load.before_swap": 2,
+    "load.swapped": 3,
+    "load.done": 2,
+    "destination.version_built": 3,
+    "destination.recorded": 2,
+    "state.version_written": 4,
+}
+PAIRS_IN_FULL = 40
+
+
+def _rules(names: list[str]) -> list[str]:
+    """What a round strikes, as PENSTOCK_FAILPOINT writes it."""
+    if FULL:
+        return [f"{name}=kill@{nth}" for name, nth in product(names, (1, 2, 3))]
+    return [f"{name}=kill@{NTH_TIME.get(name, 1)}" for name in names]
+
+
+def _pairs() -> list[tuple[str, str]]:
+    pairs = list(product(WHILE_FOLLOWING, WHILE_FOLLOWING))
+    if FULL:
+        return random.Random(SEED).sample(pairs, PAIRS_IN_FULL)
+    return []
+
+
+@dataclass
+class Source:
+    """A database with writers at work."""
+
+    url: str
+    workload: Workload
+
+    def compare(self, pipeline: PipelineUnderTest) -> None:
+        """Let the writers rest, catch up, and compare every value and every change."""
+        self.workload.stop()
+        try:
+            pipeline.sync()
+            pipeline.assert_same(*UPSERT)
+            pipeline.assert_history(*APPEND)
+        finally:
+            self.workload.start()
+
+    def wait_for_writes(self) -> None:
+        enough = self.workload.transactions + 30
+        wait_until(lambda: self.workload.transactions > enough, "the writers to go on")
+
+
+@pytest.fixture(scope="module", params=["upsert_heavy", "append_heavy"] if FULL else ["mixed"])
+def source(request: pytest.FixtureRequest, server: EmbeddedPostgres) -> Iterator[Source]:
+    heavy = request.param == "append_heavy"
+    with new_database(server) as database:
+        workload = Workload(database.url, SEED, pause_s=0.04, append_heavy=heavy).setup(800)
+        with workload.start():
+            yield Source(database.url, workload)
+
+
+@pytest.fixture(scope="module")
+def following(source: Source, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PipelineUnderTest]:
+    """A pipeline that has loaded its tables."""
+    pipeline = _pipeline(source, tmp_path_factory.mktemp("following"))
+    pipeline.sync()
+    source.compare(pipeline)
+    yield pipeline
+    pipeline.drop()
+
+
+@pytest.fixture
+def loading(source: Source, tmp_path: Path) -> Iterator[PipelineUnderTest]:
+    """A pipeline that has not begun."""
+    pipeline = _pipeline(source, tmp_path)
+    yield pipeline
+    pipeline.drop()
+
+
+def _pipeline(source: Source, directory: Path) -> PipelineUnderTest:
+    return PipelineUnderTest(
+        directory,
+        source.url,
+        streams_of(UPSERT, APPEND),
+        # Several chunks per table; log steps that go as soon as nobody needs them.
+        {"load": {"rows_per_chunk": 300}, "log": {"retention": "0s"}, "readers": {"grace": "5s"}},
+    )
+
+
+@pytest.mark.parametrize("rule", _rules(WHILE_FOLLOWING))
+def test_killed_while_following_it_ends_with_every_value_right(
+    source: Source, following: PipelineUnderTest, rule: str
+) -> None:
+    _kill_and_recover(source, following, rule)
+
+
+@pytest.mark.parametrize("rule", _rules(WHILE_LOADING))
+def test_killed_while_loading_it_ends_with_every_value_right(
+    source: Source, loading: PipelineUnderTest, rule: str
+) -> None:
+    _kill_and_recover(source, loading, rule)
+
+
+@pytest.mark.parametrize(("first", "second"), _pairs())
+def test_killed_again_while_recovering_it_ends_with_every_value_right(
+    source: Source, following: PipelineUnderTest, first: str, second: str
+) -> None:
+    _assert_struck(following.sync_apart(f"{first}=kill"), f"{first}=kill")
+    source.wait_for_writes()
+    _kill_and_recover(source, following, f"{second}=kill")
+
+
+def _kill_and_recover(source: Source, pipeline: PipelineUnderTest, rule: str) -> None:
+    ended = pipeline.sync_apart(rule)
+    nth = int(rule.partition("@")[2] or 1)
+    if not (FULL and nth > 1 and not ended.struck):  # the matrix asks for more times than some places have
+        _assert_struck(ended, rule)
+    source.wait_for_writes()
+    pipeline.sync()
+    source.compare(pipeline)
+    assert pipeline.running() == []
+
+
+def _assert_struck(ended: Ended, rule: str) -> None:
+    name = rule.partition("=")[0]
+    assert ended.struck == (f"{name}=kill",), f"{name} did not strike, or not once: {ended}"
+    if name not in IN_ANOTHER_PROCESS:
+        assert ended.killed, f"the process that reached {name} should be gone: {ended}"
+        return
+    assert not ended.killed, f"the sync should have survived: {ended}"
+    if ended.status != 0:
+        error = ended.answer["error"]
+        assert error["message"], f"it should say what happened: {ended}"
+        assert error["remedy"], f"it should say what to do: {ended}"
+
+
+@pytest.mark.parametrize("failpoint", ["log.file_write", "destination.file_write"])
+def test_a_full_disk_is_a_clear_error_and_loses_nothing(
+    source: Source, following: PipelineUnderTest, failpoint: str
+) -> None:
+    source.wait_for_writes()
+    ended = following.sync_apart(f"{failpoint}=enospc")
+    assert ended.struck == (f"{failpoint}=enospc",), str(ended)
+    assert ended.answer["error"]["code"] == "storage", str(ended)
+    assert "disk is full" in ended.answer["error"]["message"]
+    assert ended.status == 8
+    source.compare(following)
+
+
+def test_the_command_itself_recovers_and_leaves_nothing_running(
+    source: Source, following: PipelineUnderTest
+) -> None:
+    """The other tests recover in this process, to save Spark starts."""
+    _assert_struck(following.sync_apart("cdc.committed=kill"), "cdc.committed=kill")
+    source.wait_for_writes()
+    ended = following.sync_apart()
+    assert ended.status == 0, str(ended)
+    assert {stream["stream"] for stream in ended.answer["streams"]} == {*UPSERT, *APPEND}
+    source.compare(following)

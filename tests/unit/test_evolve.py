@@ -1,0 +1,158 @@
+"""A table follows its source's columns by what they are, not by what they are called."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from penstock.core.schema import SourceColumn, TableSchema
+from penstock.core.stream import StreamId
+from penstock.lake.evolve import ColumnSource, plan_evolution
+
+
+def column(
+    name: str, number: int, type_name: str = "int4", modifier: int = -1, **more: object
+) -> SourceColumn:
+    oid = sum(map(ord, type_name))
+    return SourceColumn(name, oid, modifier, type_name, type_name, number, **more)  # type: ignore[arg-type]
+
+
+def table(*columns: SourceColumn, key: tuple[str, ...] = ("id",), oid: int = 7) -> TableSchema:
+    return TableSchema(StreamId("public", "t"), columns, key, relation_oid=oid)
+
+
+ID = column("id", 1)
+BASE = table(ID, column("a", 2), column("b", 3))
+
+
+def test_the_same_columns_are_the_same() -> None:
+    assert plan_evolution(BASE, BASE).kind == "same"
+    assert plan_evolution(BASE, replace(BASE, replica_identity="f", deferrable_key=True)).kind == "same"
+
+
+def test_an_added_column_holds_its_constant_default_or_null_in_rows_that_are_there() -> None:
+    new = table(*BASE.columns, column("c", 4, missing_value="5"), column("d", 5))
+    evolution = plan_evolution(BASE, new)
+    assert evolution.kind == "rewrite"
+    assert evolution.columns[3:] == (ColumnSource("c", None, "5"), ColumnSource("d", None, None))
+
+
+def test_a_column_whose_rows_were_written_without_events_needs_a_new_load() -> None:
+    evolution = plan_evolution(BASE, table(*BASE.columns, column("c", 4, rewritten=True)))
+    assert evolution.kind == "resync"
+    assert "c" in evolution.reason
+
+
+def test_a_column_that_was_rewritten_long_ago_needs_none() -> None:
+    old = table(*BASE.columns, column("c", 4, rewritten=True))
+    assert plan_evolution(old, table(*old.columns, column("d", 5))).kind == "rewrite"
+
+
+def test_dropped_columns_leave_and_renamed_ones_stay_what_they_were() -> None:
+    evolution = plan_evolution(BASE, table(ID, column("c", 3)))
+    assert evolution.kind == "rewrite"
+    assert evolution.columns == (ColumnSource("id", "id"), ColumnSource("c", "b"))
+
+
+def test_columns_that_swap_names_swap_values() -> None:
+    evolution = plan_evolution(BASE, table(ID, column("b", 2), column("a", 3)))
+    assert evolution.columns[1:] == (ColumnSource("b", "a"), ColumnSource("a", "b"))
+    assert evolution.kind == "rewrite"
+
+
+def test_a_column_dropped_and_added_under_its_name_is_a_new_one() -> None:
+    evolution = plan_evolution(BASE, table(ID, column("b", 3), column("a", 4)))
+    assert evolution.kind == "rewrite"
+    assert evolution.columns == (ColumnSource("id", "id"), ColumnSource("b", "b"), ColumnSource("a", None))
+
+
+def test_a_key_of_other_columns_needs_a_new_load_and_a_renamed_key_does_not() -> None:
+    assert plan_evolution(BASE, replace(BASE, key=("id", "a"))).kind == "resync"
+    renamed = table(column("key", 1), column("a", 2), column("b", 3), key=("key",))
+    assert plan_evolution(BASE, renamed).kind == "rewrite"
+    added = table(column("a", 2), column("b", 3), column("id", 4))
+    assert plan_evolution(BASE, added).kind == "resync"
+
+
+def test_a_table_created_anew_needs_a_new_load() -> None:
+    assert plan_evolution(BASE, replace(BASE, relation_oid=8)).kind == "resync"
+
+
+def numeric(precision: int, scale: int) -> int:
+    return (precision << 16 | scale & 0x7FF) + 4
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "kind"),
+    [
+        (("varchar", 9), ("varchar", 14), "same"),
+        (("varchar", 9), ("varchar", -1), "same"),
+        (("varchar", 9), ("text", -1), "same"),
+        (("text", -1), ("varchar", -1), "same"),
+        (("text", -1), ("varchar", 9), "resync"),
+        (("varchar", 14), ("varchar", 9), "resync"),
+        (("varchar", -1), ("varchar", 9), "resync"),
+        (("bpchar", 9), ("bpchar", 14), "resync"),
+        (("bpchar", 9), ("text", -1), "resync"),
+        (("timestamp", 3), ("timestamp", 6), "same"),
+        (("timestamp", 3), ("timestamp", -1), "same"),
+        (("timestamp", -1), ("timestamp", 3), "resync"),
+        (("timestamp", -1), ("timestamptz", -1), "resync"),
+        (("numeric", numeric(10, 2)), ("numeric", numeric(12, 2)), "resync"),
+        (("numeric", numeric(50, 2)), ("numeric", numeric(60, 2)), "same"),
+        (("numeric", numeric(50, 2)), ("numeric", numeric(60, 3)), "resync"),
+        (("numeric", numeric(50, 2)), ("numeric", numeric(45, 2)), "resync"),
+        (("numeric", numeric(50, 2)), ("numeric", -1), "same"),
+        (("numeric", -1), ("numeric", numeric(50, 2)), "resync"),
+        (("int4", -1), ("int8", -1), "resync"),
+        (("int4", -1), ("text", -1), "resync"),
+        (("json", -1), ("jsonb", -1), "resync"),
+        (("mood", -1), ("text", -1), "resync"),
+        (("time", 3), ("time", -1), "same"),
+        (("varbit", 3), ("varbit", 5), "same"),
+        (("bit", 3), ("bit", 5), "resync"),
+    ],
+)
+def test_a_type_may_change_where_no_value_does(
+    before: tuple[str, int], after: tuple[str, int], kind: str
+) -> None:
+    old, new = table(ID, column("a", 2, *before)), table(ID, column("a", 2, *after))
+    assert plan_evolution(old, new).kind == kind
+
+
+def test_a_change_of_type_that_rewrote_rows_needs_a_new_load_whatever_the_types() -> None:
+    old, new = table(ID, column("a", 2, "varchar", 9)), table(ID, column("a", 2, "text", rewritten=True))
+    assert plan_evolution(old, new).kind == "resync"
+
+
+def test_a_domain_over_a_type_is_that_type_and_another_type_of_the_same_name_is_not() -> None:
+    for type_name, kind in (("int4", "same"), ("mood", "resync")):
+        old = table(ID, column("a", 2, type_name))
+        new = table(ID, replace(column("a", 2, type_name), type_oid=99))
+        assert plan_evolution(old, new).kind == kind
+
+
+UNKNOWN = [replace(each, attribute_number=0) for each in BASE.columns]
+
+
+def test_without_numbers_only_what_names_tell_is_certain() -> None:
+    assert plan_evolution(BASE, table(*UNKNOWN)).kind == "same"
+    assert plan_evolution(table(*UNKNOWN), BASE).kind == "same"
+    assert plan_evolution(table(*UNKNOWN), table(*BASE.columns, column("c", 4))).kind == "rewrite"
+    assert plan_evolution(BASE, table(*UNKNOWN[:2])).kind == "rewrite"
+
+
+def test_without_numbers_a_rename_and_a_drop_with_an_addition_cannot_be_told_apart() -> None:
+    evolution = plan_evolution(BASE, table(*BASE.columns[:2], column("c", 0)))
+    assert evolution.kind == "unsure"
+    assert "renamed" in evolution.reason
+
+
+def test_without_its_number_the_default_of_an_added_column_is_not_known() -> None:
+    assert plan_evolution(BASE, table(*BASE.columns, column("c", 0))).kind == "unsure"
+
+
+def test_a_column_known_to_be_another_is_not_paired_by_name() -> None:
+    old = table(ID, column("a", 2), column("b", 0))
+    assert plan_evolution(old, table(ID, column("b", 3), column("a", 4))).kind == "unsure"
