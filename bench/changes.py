@@ -52,7 +52,7 @@ def compare(
     workload.insert_rows(connection, TABLE, WARM_UP_ROWS + 1, WARM_UP_ROWS + rows)
     connection.execute("CHECKPOINT")
     end = workload.log_end(connection)
-    for number, (slot, pipeline) in enumerate(zip(slots, pipelines, strict=True), start=1):
+    for slot, pipeline in zip(slots, pipelines, strict=True):
         theirs = reference.read(slot, end, rows)
         ours = timed_sync(pipeline, TABLE, rows)
         console.log(comparison.add_round(theirs, ours))

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import os
 import subprocess
+import time
 from typing import Protocol
 
 from psycopg import sql
 
 from bench.comparison import Run
-from bench.resources import measured
+from bench.resources import Usage
 from bench.workload import Connection
 from penstock.sources.postgres.embedded import EmbeddedPostgres
 
@@ -48,9 +49,7 @@ class BinaryCopy:
 
     def load(self, table: str, rows: int) -> Run:
         command = rf"\copy (SELECT * FROM {table}) TO /dev/null WITH (FORMAT binary)"
-        with measured() as meter:
-            _run(self._server, "psql", "--no-psqlrc", "--quiet", "--command", command)
-        return Run(rows, meter.usage)
+        return Run(rows, _run(self._server, "psql", "--no-psqlrc", "--quiet", "--command", command))
 
 
 class ReceiveLogical:
@@ -70,13 +69,12 @@ class ReceiveLogical:
         self._connection.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [slot])
 
     def read(self, slot: str, end: str, rows: int) -> Run:
-        with measured() as meter:
-            _run(
-                self._server, "pg_recvlogical", "--slot", slot, "--start", "--file", "/dev/null",
-                "--endpos", end, "--no-loop",
-                "--option", "proto_version=1", "--option", f"publication_names={self._publication}",
-            )  # fmt: skip
-        return Run(rows, meter.usage)
+        usage = _run(
+            self._server, "pg_recvlogical", "--slot", slot, "--start", "--file", "/dev/null",
+            "--endpos", end, "--no-loop",
+            "--option", "proto_version=1", "--option", f"publication_names={self._publication}",
+        )  # fmt: skip
+        return Run(rows, usage)
 
 
 def create_publication(connection: Connection, publication: str, table: str) -> None:
@@ -87,11 +85,18 @@ def create_publication(connection: Connection, publication: str, table: str) -> 
     )
 
 
-def _run(server: EmbeddedPostgres, program: str, *arguments: str) -> None:
+def _run(server: EmbeddedPostgres, program: str, *arguments: str) -> Usage:
+    """Run a client to its end; the kernel tells its parent what it used."""
     target = ("--host", "127.0.0.1", "--port", str(server.port), "--username", "postgres")
-    subprocess.run(
+    started = time.perf_counter()
+    client = subprocess.Popen(
         [str(server.bin(program)), *target, "--dbname", "postgres", *arguments],
-        check=True,
         env={**os.environ, "PGPASSWORD": server.password},
         stdin=subprocess.DEVNULL,
     )
+    _, status, used = os.wait4(client.pid, 0)
+    seconds = time.perf_counter() - started
+    client.returncode = os.waitstatus_to_exitcode(status)
+    if client.returncode != 0:
+        raise subprocess.CalledProcessError(client.returncode, program)
+    return Usage(seconds, used.ru_utime + used.ru_stime, used.ru_maxrss * 1024)

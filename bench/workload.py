@@ -37,8 +37,8 @@ _COLUMNS = """
 _ROWS = """
     SELECT i, i % 1000, i * 123456789::bigint, ((i % 100000) * 1.37)::numeric(12,2),
            'some text value ' || i % 1000, md5(i::text),
-           timestamptz '2026-01-01Z' + i * interval '1.234567 s', date '2020-01-01' + (i % 2000)::int, i % 2 = 0, i * 3.14159,
-           jsonb_build_object('k', i % 1000, 'v', 'abc')
+           timestamptz '2026-01-01Z' + i * interval '1.234567 s', date '2020-01-01' + (i % 2000)::int,
+           i % 2 = 0, i * 3.14159, jsonb_build_object('k', i % 1000, 'v', 'abc')
     FROM generate_series({first}::bigint, {last}::bigint) AS i
 """
 

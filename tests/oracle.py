@@ -183,7 +183,7 @@ def _print_float(value: np.floating[Any], digits: int) -> str:
 
 
 def _shortest(value: np.floating[Any]) -> str:
-    """numpy's shortest text, but one digit longer where that lies half-way to the next number.
+    """numpy's shortest text, but longer where that lies half-way to the next number.
 
     It would read back right, by the rule that ties go to the even one; Postgres does not rely on that.
     """
@@ -192,11 +192,13 @@ def _shortest(value: np.floating[Any]) -> str:
         return text  # half-way between numbers with fraction digits is a longer text than both
     largest = np.finfo(value.dtype).max
     neighbours = (np.nextafter(value, towards) for towards in (-largest, largest))
-    if Fraction(text) not in [(Fraction(float(value)) + Fraction(float(other))) / 2 for other in neighbours]:
-        return text
-    digits = len(text.split("e")[0].lstrip("-").replace(".", ""))
-    mantissa, exponent = f"{float(value):.{digits}e}".split("e")
-    return f"{mantissa.rstrip('0')}e{exponent}"
+    halves = [(Fraction(float(value)) + Fraction(float(other))) / 2 for other in neighbours]
+    digits = len(text.split("e")[0].lstrip("-").replace(".", "")) - 1
+    while Fraction(text) in halves:
+        digits += 1
+        text = f"{float(value):.{digits}e}"
+    mantissa, exponent = text.split("e")
+    return f"{mantissa.rstrip('0').rstrip('.') if '.' in mantissa else mantissa}e{exponent}"
 
 
 def _print_date(days: int) -> str:

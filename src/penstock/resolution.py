@@ -18,8 +18,11 @@ def resolve_from_source(config: Config) -> list[LaneStream]:
     """The configured streams with their tables as they are now; an error that names all that is wrong."""
     with connect(config.source.url.get_secret_value()) as connection:
         patterns = [stream.id for stream in config.streams]
+        tables = discover(connection, patterns)
+        if not {name for name in patterns if not name.is_pattern} <= {table.stream for table in tables}:
+            tables += [table for table in discover(connection) if table not in tables]  # to name the nearest
         publication = read_publication(connection, config.source.publication)
-        return resolve(config, discover(connection, patterns), publication, connection.info.user)
+        return resolve(config, tables, publication, connection.info.user)
 
 
 def resolve(

@@ -37,7 +37,7 @@ from penstock.core.report import ProgressListener, StreamReport, SyncReport
 from penstock.core.stream import StreamId
 from penstock.destinations.parquet import ParquetDestination
 from penstock.lake.lane import LakeLane, LaneSettings, LaneStream
-from penstock.lake.partitions import reconcile_partitions
+from penstock.lake.partitions import reconcile_partitions, remember_partitions
 from penstock.lake.session import spark_session
 from penstock.ledger.ledger import Ledger
 from penstock.ledger.load_record import LoadPoint, LoadRecords
@@ -100,6 +100,7 @@ class Sync:
             reconcile_partitions(connection, ledger, lane)
         for _ in range(TURNS_MAX):
             self._turn(capture, lane, follows=follows)
+            remember_partitions(ledger, lane)
             if not lane.streams_to_load():
                 return lane
             lane.use_tables(self._resolve())
@@ -190,7 +191,7 @@ class Sync:
             )
         if document.timeline is not None and document.timeline != timeline and document.lsn is not None:
             raise StateError(
-                f"The source was promoted since the last sync (timeline {document.timeline}, now {timeline}): "
+                f"The source was promoted since the last sync (timeline {document.timeline} to {timeline}): "
                 "positions may repeat.",
                 remedy="Load the tables again with a new state directory and slot.",
             )

@@ -228,7 +228,7 @@ def test_a_value_that_does_not_fit_becomes_a_dead_letter_and_nothing_stops(
     report = pipeline.sync().streams[0]
     assert report.dead_letters == 2
     table = Pipeline.from_yaml(pipeline.file).table("public.v").to_arrow()
-    assert sorted(table.column("id").to_pylist()) == [3, 5]
+    assert table.column("id").to_pylist() == [5]
     letters = [
         pq.read_table(path).to_pylist() for path in pipeline.directory.glob("lake/*/*/_dead_letters/*")
     ]
@@ -399,7 +399,7 @@ def test_key_ranges_load_and_resume_exactly(database: Database, make: MakePipeli
         database.execute(f"UPDATE {name} SET v = 'last' WHERE id % 17 = 0")
     pipeline.sync()
     pipeline.assert_same("public.up")
-    assert_append_is_history(database.url, "public.ap", pipeline.path("public.ap"))
+    assert_append_is_history(database.url, "public.ap", pipeline.path("public.ap"), one_moment=False)
 
 
 def test_a_resumed_load_by_pages_equals_the_source(database: Database, make: MakePipeline) -> None:

@@ -44,6 +44,21 @@ def test_a_column_whose_rows_were_written_without_events_needs_a_new_load() -> N
     assert "c" in evolution.reason
 
 
+def test_a_rewrite_of_the_table_makes_an_added_column_uncertain_and_nothing_else() -> None:
+    old = replace(BASE, storage="before")
+    assert plan_evolution(old, replace(BASE, storage="after")).kind == "same"
+    assert plan_evolution(old, replace(table(ID, column("c", 3)), storage="after")).kind == "rewrite"
+    added = table(*BASE.columns, column("c", 4))
+    assert plan_evolution(old, replace(added, storage="after")).kind == "resync"
+    assert plan_evolution(old, replace(added, storage="before")).kind == "rewrite"
+    assert plan_evolution(old, replace(added, storage="")).kind == "rewrite"
+    later = table(*BASE.columns, column("c", 4, missing_value="5"))
+    assert plan_evolution(old, replace(later, storage="after")).kind == "rewrite", "added after the rewrite"
+    wider = replace(table(ID, column("a", 2, "text"), column("b", 3)), storage="after")
+    narrow = replace(table(ID, column("a", 2, "varchar", 9), column("b", 3)), storage="before")
+    assert plan_evolution(narrow, wider).kind == "resync", "ALTER … USING"
+
+
 def test_a_column_that_was_rewritten_long_ago_needs_none() -> None:
     old = table(*BASE.columns, column("c", 4, rewritten=True))
     assert plan_evolution(old, table(*old.columns, column("d", 5))).kind == "rewrite"

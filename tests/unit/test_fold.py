@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.core.errors import SourceError
 from penstock.lake.fold import Changes, Folded, Pending, append_rows, complete, fold
 
 NAMES = pa.list_(pa.string())
@@ -396,6 +397,13 @@ def test_a_bad_change_leaves_the_last_good_row_and_gives_no_value_on(deferrable:
         kind.make(3): (16, "whole", "again"),
     }
     assert [row["a"] for row in target.unresolved] == [14]
+
+
+def test_a_change_without_a_key_is_an_error_that_says_so() -> None:
+    kind = KINDS["bigint"]
+    log = [Change("i", 1, 0, kind.make(1), (1, "b", None)), Change("d", 1, 2)]
+    with pytest.raises(SourceError, match="which row"):
+        fold(changes_of(log, kind), ["id"], False)
 
 
 def test_a_batch_of_inserts_passes_as_it_is() -> None:

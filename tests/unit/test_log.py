@@ -42,7 +42,9 @@ def writer(directory: Path, *, end: int = 100, last_seq: int = 0, **limits: int)
     )
 
 
-def write(log: LogWriter, table: TableSchema, *offsets: tuple[int, int], leaf: StreamId | None = None) -> None:
+def write(
+    log: LogWriter, table: TableSchema, *offsets: tuple[int, int], leaf: StreamId | None = None
+) -> None:
     log.write(table, leaf or table.stream, rows(table, *offsets, leaf=leaf), {"i": len(offsets)})
 
 

@@ -222,7 +222,12 @@ def test_a_truncate_takes_an_ordinal_per_relation() -> None:
 
 def test_a_relation_message_is_read_with_its_identity_and_key() -> None:
     message = parse_relation(relation(77, ("id", "naïve name"), b"f")[25:])
-    assert (message.oid, message.namespace, message.name, message.replica_identity) == (77, "public", "t77", "f")
+    assert (message.oid, message.namespace, message.name, message.replica_identity) == (
+        77,
+        "public",
+        "t77",
+        "f",
+    )
     assert [column.name for column in message.columns] == ["id", "naïve name"]
     assert all(column.part_of_key and column.type_modifier == -1 for column in message.columns)
 

@@ -92,7 +92,8 @@ class LogWriter:
         self, schema: TableSchema, leaf: StreamId, rows: pa.RecordBatch, operations: dict[str, int]
     ) -> None:
         """Add rows of one leaf, in the order of the log, to the open step. Not durable until `seal`."""
-        failpoints.reach("log.file_write")
+        with durable.storage_errors(f"Could not write rows of {leaf} to the change log."):
+            failpoints.reach("log.file_write")
         file = self._file(schema, leaf)
         file.add(rows, operations)
         self._bound_memory()

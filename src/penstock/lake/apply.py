@@ -1,0 +1,227 @@
+"""Runs the three stages of a round on Spark for all its streams at once (see `apply_task`).
+
+However many tables a round has, it costs at most three Spark jobs: one folds every stream's changes,
+one rewrites every touched file, one completes rows that needed the table. What comes back is, per
+stream, the files to add and the names to remove; the caller commits them.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from pyspark.sql import SparkSession
+
+from penstock.core.position import Lsn
+from penstock.core.stream import StreamId
+from penstock.destinations.base import DataFile
+from penstock.destinations.parquet import ParquetTable
+from penstock.destinations.parquet_files import new_file_name
+from penstock.lake import apply_task
+from penstock.lake.apply_task import CompleteTask, FoldResult, FoldTask, RewriteResult, RewriteTask, Staged
+from penstock.lake.evolve import ColumnSource
+from penstock.lake.session import run_tasks
+from penstock.lake.skip import SkipRule
+from penstock.lake.target import Target
+from penstock.log.reader import LogFile
+
+Item = TypeVar("Item")
+
+ROWS_PER_FOLD_TASK_MIN = 200_000
+
+
+@dataclass(frozen=True, slots=True)
+class StreamWork:
+    """One stream's part of a round: its changes in `(after, to]` onto `files` of its table."""
+
+    stream: StreamId
+    table: ParquetTable
+    target: Target
+    files: tuple[DataFile, ...]
+    changes: tuple[LogFile, ...]
+    truncates: tuple[tuple[int, int], ...]
+    after: Lsn
+    to: Lsn
+    columns: Mapping[str, Sequence[ColumnSource]]  # by schema id of the log's files
+    rewrite: tuple[ColumnSource, ...] | None  # the table's own columns change
+    skip: SkipRule | None = None
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a stream's commit adds and removes."""
+
+    added: list[DataFile] = field(default_factory=list)
+    removed: set[str] = field(default_factory=set)
+    dead_letters: list[DataFile] = field(default_factory=list)
+    operations: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def dead_letter_count(self) -> int:
+        return sum(file.rows for file in self.dead_letters)
+
+
+def apply(spark: SparkSession, works: Sequence[StreamWork]) -> dict[StreamId, Outcome]:
+    """Write the files of a round; nothing is visible until the caller commits them."""
+    cores = spark.sparkContext.defaultParallelism
+    outcomes = {work.stream: Outcome() for work in works}
+    staging = {work.stream: work.table.new_staging_directory() for work in works}
+    try:
+        folded = _fold(spark, works, staging, outcomes, cores)
+        rewritten = _rewrite(spark, works, folded, staging, outcomes, cores)
+        _complete(spark, works, folded, rewritten, outcomes)
+    finally:
+        for directory in staging.values():
+            shutil.rmtree(directory, ignore_errors=True)
+    return outcomes
+
+
+def _fold(
+    spark: SparkSession,
+    works: Sequence[StreamWork],
+    staging: Mapping[StreamId, Path],
+    outcomes: Mapping[StreamId, Outcome],
+    cores: int,
+) -> dict[StreamId, list[FoldResult]]:
+    tasks = [
+        (
+            work.stream,
+            FoldTask(
+                target=work.target,
+                files=files,
+                after=work.after,
+                to=work.to,
+                columns=work.columns,
+                truncates=work.truncates,
+                skip=work.skip,
+                path=work.table.files_directory / new_file_name("changes"),
+                dead_letter_path=work.table.dead_letters_directory / new_file_name("changes"),
+                staging=staging[work.stream] / f"{number}",
+            ),
+        )
+        for work in works
+        for number, files in enumerate(_shares(work, cores))
+    ]
+    results = run_tasks(spark, apply_task.fold_changes, [task for _, task in tasks], "fold changes")
+    folded: dict[StreamId, list[FoldResult]] = {work.stream: [] for work in works}
+    for (stream, _), result in zip(tasks, results, strict=True):
+        folded[stream].append(result)
+        outcome = outcomes[stream]
+        outcome.added += _present(result.file)
+        outcome.dead_letters += _present(result.dead_letters)
+        for operation, count in result.operations.items():
+            outcome.operations[operation] = outcome.operations.get(operation, 0) + count
+    return folded
+
+
+def _shares(work: StreamWork, cores: int) -> list[tuple[LogFile, ...]]:
+    """Files that need no common fold (append, or inserts alone) are shared out over the cores."""
+    independent = work.target.write == "append" or all(file.ops.keys() <= {"i"} for file in work.changes)
+    rows = sum(file.rows for file in work.changes)
+    count = min(cores, len(work.changes), max(1, rows // ROWS_PER_FOLD_TASK_MIN))
+    if not independent or count <= 1:
+        return [work.changes]
+    return [tuple(share) for share in _balanced(work.changes, count, lambda file: file.rows)]
+
+
+def _rewrite(
+    spark: SparkSession,
+    works: Sequence[StreamWork],
+    folded: Mapping[StreamId, Sequence[FoldResult]],
+    staging: Mapping[StreamId, Path],
+    outcomes: Mapping[StreamId, Outcome],
+    cores: int,
+) -> dict[StreamId, list[RewriteResult]]:
+    tasks: list[tuple[StreamId, RewriteTask]] = []
+    for work in works:
+        results = folded[work.stream]
+        if any(result.truncated for result in results):
+            outcomes[work.stream].removed |= {file.name for file in work.files}
+            continue
+        touched = [file for file in work.files if work.rewrite is not None or _may_hold(file, results)]
+        shares = _balanced(touched, min(2 * cores, len(touched)), lambda file: file.bytes)
+        for number, share in enumerate(shares):
+            task = RewriteTask(
+                target=work.target,
+                files=tuple(
+                    (
+                        file.name,
+                        work.table.files_directory / file.name,
+                        work.table.files_directory / new_file_name("rewritten"),
+                    )
+                    for file in share
+                ),
+                keys=tuple(result.staged.keys for result in results if result.staged.keys),
+                pending=tuple(result.staged.pending for result in results if result.staged.pending),
+                columns=work.rewrite,
+                picked=staging[work.stream] / f"{number}.picked.arrow",
+            )
+            tasks.append((work.stream, task))
+    done = run_tasks(spark, apply_task.rewrite_files, [task for _, task in tasks], "rewrite touched files")
+    rewritten: dict[StreamId, list[RewriteResult]] = {work.stream: [] for work in works}
+    for (stream, _), result in zip(tasks, done, strict=True):
+        rewritten[stream].append(result)
+        for name, successor in result.replaced.items():
+            outcomes[stream].removed.add(name)
+            outcomes[stream].added += _present(successor)
+    return rewritten
+
+
+def _complete(
+    spark: SparkSession,
+    works: Sequence[StreamWork],
+    folded: Mapping[StreamId, Sequence[FoldResult]],
+    rewritten: Mapping[StreamId, Sequence[RewriteResult]],
+    outcomes: Mapping[StreamId, Outcome],
+) -> None:
+    tasks = [
+        (
+            work.stream,
+            CompleteTask(
+                target=work.target,
+                pending=pending,
+                picked=tuple(result.picked for result in rewritten[work.stream] if result.picked),
+                path=work.table.files_directory / new_file_name("completed"),
+                dead_letter_path=work.table.dead_letters_directory / new_file_name("changes"),
+                position=work.to,
+            ),
+        )
+        for work in works
+        if (
+            pending := tuple(result.staged.pending for result in folded[work.stream] if result.staged.pending)
+        )
+    ]
+    results = run_tasks(spark, apply_task.complete_rows, [task for _, task in tasks], "complete rows")
+    for (stream, _), result in zip(tasks, results, strict=True):
+        outcomes[stream].added += _present(result.file)
+        outcomes[stream].dead_letters += _present(result.dead_letters)
+
+
+def _may_hold(file: DataFile, results: Iterable[FoldResult]) -> bool:
+    """Whether the file's key range overlaps that of any touched keys; unknown bounds overlap."""
+    return any(_overlap(file, result.staged) for result in results if result.staged.keys is not None)
+
+
+def _overlap(file: DataFile, touched: Staged) -> bool:
+    bounds = (file.key_min, file.key_max, touched.key_min, touched.key_max)
+    if any(bound is None or type(bound) is not type(file.key_min) for bound in bounds):
+        return True
+    return file.key_min <= touched.key_max and touched.key_min <= file.key_max  # type: ignore[operator]
+
+
+def _balanced(items: Sequence[Item], count: int, weight: Callable[[Item], int]) -> list[list[Item]]:
+    """`items` in `count` shares of about equal weight, the heaviest first; order inside a share is kept."""
+    shares: list[list[int]] = [[] for _ in range(count)]
+    weights = [0] * count
+    for index in sorted(range(len(items)), key=lambda index: -weight(items[index])):
+        lightest = weights.index(min(weights))
+        shares[lightest].append(index)
+        weights[lightest] += weight(items[index])
+    return [[items[index] for index in sorted(share)] for share in shares if share]
+
+
+def _present(file: DataFile | None) -> list[DataFile]:
+    return [] if file is None else [file]

@@ -1,0 +1,128 @@
+"""Rows of the change log, brought into the columns of one schema.
+
+A range of the log may hold files of several schema versions of a table. `conform` gives each the
+columns of the version the table is going to have: kept under another name, filled with the default that
+older rows read as, or null. Values are still text here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.core.schema import TableSchema
+from penstock.lake.change_set import Changes, Flags, Operations
+from penstock.lake.evolve import ColumnSource
+from penstock.lake.target import Target
+from penstock.log.columns import stored_name
+
+
+@dataclass(frozen=True, slots=True)
+class ConformedChanges:
+    """Changes as text: the new row, the old row as the source sent it, and what happened."""
+
+    text: pa.Table
+    old: pa.Table
+    log: pa.Table
+    names: Mapping[str, str]  # of the log's schema → of the table's, for columns that were renamed
+
+    def changes(self, rows: pa.Table, old: pa.Table, target: Target, bad: Flags | None) -> Changes:
+        """With the new and the old rows typed and named as in the table; `old` has at least the key."""
+        unchanged = _renamed(self.log.column("_unchanged").combine_chunks(), self.names, target)
+        return Changes(
+            rows=rows,
+            old_key=old.select(target.key),
+            op=_codes(self.log.column("_op")),
+            tx=self.log.column("_tx").to_numpy(),
+            op_index=self.log.column("_op_index").to_numpy(),
+            unchanged=None if unchanged.null_count == len(unchanged) else unchanged,
+            old=old if len(old.column_names) == len(rows.column_names) else None,
+            commit_ts=self.log.column("_commit_ts").combine_chunks(),
+            bad=bad,
+        )
+
+
+def conform(log: pa.Table, columns: Sequence[ColumnSource], schema: TableSchema) -> ConformedChanges:
+    old = log.column("_old").combine_chunks()
+    new_arrays, old_arrays = [], []
+    for source in columns:
+        if source.from_name is not None:
+            name = stored_name(source.from_name)
+            new_arrays.append(log.column(name))
+            old_arrays.append(_old_field(old, name))
+        else:
+            new_arrays.append(_filled(log, source.fill))
+            old_arrays.append(pa.nulls(log.num_rows, pa.string()))
+    names = list(schema.names)
+    renamed = {
+        source.from_name: source.name for source in columns if source.from_name not in (None, source.name)
+    }
+    return ConformedChanges(
+        pa.table(new_arrays, names=names), pa.table(old_arrays, names=names), log, renamed
+    )
+
+
+def in_log_order(parts: Sequence[Changes]) -> Changes | None:
+    """All parts as one, ordered by offset: those of different partitions may interleave."""
+    whole = Changes.concatenate(parts)
+    if whole is None or _is_ordered(whole):
+        return whole
+    order = np.lexsort((whole.op_index, whole.tx))
+    positions = pa.array(order)
+    return replace(
+        whole,
+        rows=whole.rows.take(positions),
+        old_key=whole.old_key.take(positions),
+        op=whole.op[order],
+        tx=whole.tx[order],
+        op_index=whole.op_index[order],
+        unchanged=None if whole.unchanged is None else whole.unchanged.take(positions),
+        bad=None if whole.bad is None else whole.bad[order],
+    )
+
+
+def _is_ordered(changes: Changes) -> bool:
+    step = np.diff(changes.tx)
+    return bool(((step > 0) | ((step == 0) & (np.diff(changes.op_index) > 0))).all())
+
+
+def _renamed(lists: pa.ListArray, names: Mapping[str, str], target: Target) -> pa.ListArray:
+    """Lists of column names as the table calls them, whatever they were called in the log."""
+    if lists.null_count == len(lists) or not (names or target.rename):
+        return lists
+    values = lists.flatten().dictionary_encode()
+    present = [target.name(names.get(name, name)) for name in values.dictionary.to_pylist()]
+    renamed = pa.array(present, pa.string())
+    # `flatten` leaves out what lies under nulls, so offsets are counted anew.
+    lengths = pc.list_value_length(lists).fill_null(0).to_numpy()
+    offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
+    return pa.ListArray.from_arrays(offsets, renamed.take(values.indices), mask=lists.is_null())
+
+
+def _old_field(old: pa.StructArray, name: str) -> pa.Array:
+    if old.null_count == len(old):
+        return pa.nulls(len(old), pa.string())
+    return pc.struct_field(old, name)
+
+
+def _filled(log: pa.Table, fill: str | None) -> pa.Array:
+    """Rows of inserts and updates from before the column was there read as its default at the source."""
+    if fill is None:
+        return pa.nulls(log.num_rows, pa.string())
+    has_row = pc.is_in(log.column("_op"), pa.array(["i", "u"]))
+    return pc.if_else(has_row, pa.scalar(fill), pa.scalar(None, pa.string())).combine_chunks()
+
+
+def _codes(operations: pa.ChunkedArray) -> Operations:
+    """One-letter strings as their bytes, without a Python object per row."""
+    flat = operations.combine_chunks()
+    if isinstance(flat, pa.DictionaryArray):
+        flat = flat.dictionary_decode()
+    if len(flat) == 0:
+        return np.empty(0, np.uint8)
+    start = np.frombuffer(flat.buffers()[1], np.int32, len(flat) + 1 + flat.offset)[flat.offset]
+    return np.frombuffer(flat.buffers()[2], np.uint8)[start : start + len(flat)]

@@ -1,0 +1,143 @@
+"""How a table follows its source from one schema to the next, or that it cannot without a new load.
+
+`plan_evolution` compares two schemas of a stream and says where each column of the new table comes from.
+Columns are the same if their attribute numbers are: Postgres never gives a number twice, so a rename keeps
+it and a column dropped and added under the same name has another one (correctness 29).
+
+What existing rows hold in an added column is the catalog's `missing_value` (a constant default: no row was
+written), or null. If rows were rewritten meanwhile (a volatile default; but VACUUM FULL too clears
+`missing_value`, so any change of `TableSchema.storage`, or `SourceColumn.rewritten`) no event tells their
+values: `resync`. So it is for a type whose values may have changed, a changed key, and a table that was
+dropped and created anew.
+
+`unsure` is for what no one can tell: columns whose number is not known because the catalog had moved on
+when the change was read, where a rename and a drop with an addition look alike, or a default is unknown.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from penstock.core.schema import SourceColumn, TableSchema
+from penstock.sources.postgres.types import RULES, arrow_type
+
+Kind = Literal["same", "rewrite", "resync", "unsure"]
+
+#: Types that a longer limit (or none) leaves as they are: no value changes, Postgres rewrites no row.
+_WIDENS_BY_LIMIT = frozenset({"varchar", "varbit", "timestamp", "timestamptz", "time", "timetz"})
+_PLAIN_STRINGS = frozenset({"text", "varchar"})
+_NO_LIMIT = -1
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnSource:
+    """A column of the new table: the old column it is, or what its existing rows hold (None: null)."""
+
+    name: str
+    from_name: str | None
+    fill: str | None = None  # as text, to be cast like any value of the column
+
+
+@dataclass(frozen=True, slots=True)
+class Evolution:
+    """`rewrite`: existing rows change shape by `columns`. `resync`, `unsure`: `reason` says why."""
+
+    kind: Kind
+    columns: tuple[ColumnSource, ...]
+    reason: str = ""
+
+
+def plan_evolution(old: TableSchema, new: TableSchema) -> Evolution:
+    if old.relation_oid and new.relation_oid and old.relation_oid != new.relation_oid:
+        return Evolution("resync", (), "the table was dropped and created anew")
+    if any(column.attribute_number == 0 for column in (*old.columns, *new.columns)):
+        pairs = _pair_by_name(old, new)
+        if isinstance(pairs, str):
+            return Evolution("unsure", (), pairs)
+    else:
+        by_number = {column.attribute_number: column for column in old.columns}
+        pairs = [(column, by_number.get(column.attribute_number)) for column in new.columns]
+    columns = tuple(
+        ColumnSource(now.name, None, now.missing_value)
+        if before is None
+        else ColumnSource(now.name, before.name)
+        for now, before in pairs
+    )
+    reason = _why_resync(old, new, pairs)
+    if reason:
+        return Evolution("resync", columns, reason)
+    same = [source.from_name for source in columns] == list(old.names) == list(new.names)
+    return Evolution("same" if same else "rewrite", columns)
+
+
+_Pairs = list[tuple[SourceColumn, SourceColumn | None]]
+
+
+def _pair_by_name(old: TableSchema, new: TableSchema) -> _Pairs | str:
+    """Columns of the same name as the same column, or why that is not certain."""
+    by_name = {column.name: column for column in old.columns}
+    pairs: _Pairs = [(column, by_name.get(column.name)) for column in new.columns]
+    added = [now for now, before in pairs if before is None]
+    gone = [column for column in old.columns if column.name not in new.names]
+    for now, before in pairs:
+        if (
+            before
+            and before.attribute_number * now.attribute_number
+            and (before.attribute_number != now.attribute_number)
+        ):
+            return f"column {now.name} was dropped and added again, and the catalog has moved on since"
+    if added and gone:
+        return (
+            f"column {gone[0].name} was renamed to {added[0].name}, or dropped and the other added: "
+            "the catalog has moved on since and cannot tell"
+        )
+    unknown = [column for column in added if column.attribute_number == 0]
+    if unknown:
+        return f"the default that column {unknown[0].name} was added with is no longer in the catalog"
+    return pairs
+
+
+def _why_resync(old: TableSchema, new: TableSchema, pairs: _Pairs) -> str:
+    origin = {now.name: before.name if before else None for now, before in pairs}
+    if [origin[name] for name in new.key] != list(old.key):
+        return "the key changed"
+    moved = bool(old.storage and new.storage and old.storage != new.storage)
+    for now, before in pairs:
+        rewritten = moved or now.rewritten
+        if before is None:
+            # Any rewrite writes a constant default into the rows and clears it from the catalog.
+            if rewritten and now.missing_value is None:
+                return f"column {now.name} was added and may have got values that were written without events"
+        elif not keeps_values(before, now) or (rewritten and not _same_type(before, now)):
+            return f"the type of column {now.name} changed from {before.type_text} to {now.type_text}"
+    return ""
+
+
+def _same_type(before: SourceColumn, now: SourceColumn) -> bool:
+    """Else a rewrite means that ALTER … USING gave the rows other values."""
+    return (before.type_oid, before.type_modifier) == (now.type_oid, now.type_modifier)
+
+
+def keeps_values(before: SourceColumn, now: SourceColumn) -> bool:
+    """Whether a change of type leaves every value, its text and its Arrow type as they are."""
+    if arrow_type(before) != arrow_type(now):
+        return False
+    if before.type_name != now.type_name:
+        # varchar(n) → varchar or text, text → varchar: the same bytes under another name.
+        return {before.type_name, now.type_name} <= _PLAIN_STRINGS and now.type_modifier == _NO_LIMIT
+    if before.type_oid != now.type_oid and now.type_name not in RULES:
+        return False  # another type of the same name; of built-in types, only a domain over it
+    return before.type_modifier == now.type_modifier or _widens(before, now)
+
+
+def _widens(before: SourceColumn, now: SourceColumn) -> bool:
+    old_limit, new_limit = before.type_modifier, now.type_modifier
+    if now.type_name in _WIDENS_BY_LIMIT:
+        return new_limit == _NO_LIMIT or _NO_LIMIT != old_limit < new_limit
+    if now.type_name in ("numeric", "interval") and new_limit == _NO_LIMIT:
+        return True
+    if now.type_name == "numeric" and old_limit != _NO_LIMIT:
+        # Precision stands above 16 bits, scale below: with equal scale the greater number is the wider.
+        return (old_limit - 4) & 0xFFFF == (new_limit - 4) & 0xFFFF and old_limit < new_limit
+    return False

@@ -1,0 +1,55 @@
+"""A file that exists only if rows were written to it."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from pathlib import Path
+from types import TracebackType
+
+import pyarrow as pa
+
+from penstock.destinations.base import DataFile
+from penstock.destinations.parquet_files import DataFileWriter
+
+
+class OutputFile(AbstractContextManager["OutputFile"]):
+    """Opens its writer with the first batch. `data_file` is None if there was none."""
+
+    def __init__(
+        self, path: Path, schema: pa.Schema, key: str | None = None, *, even_if_empty: bool = False
+    ) -> None:
+        self.schema = schema
+        self.data_file: DataFile | None = None
+        self._path = path
+        self._key = key
+        self._writer: DataFileWriter | None = None
+        if even_if_empty:
+            self._open()
+
+    @property
+    def rows(self) -> int:
+        return self.data_file.rows if self.data_file else 0
+
+    def write_batch(self, batch: pa.RecordBatch) -> None:
+        if batch.num_rows:
+            self._open().write_batch(batch)
+
+    def write_table(self, table: pa.Table) -> None:
+        """Rows in the order of our columns, whatever theirs are called."""
+        for batch in table.rename_columns(self.schema.names).cast(self.schema).to_batches():
+            self.write_batch(batch)
+
+    def _open(self) -> DataFileWriter:
+        if self._writer is None:
+            self._writer = DataFileWriter(self._path, self.schema, self._key)
+        return self._writer
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._writer is None:
+            return
+        if kind is not None:
+            self._writer.abandon()
+        else:
+            self.data_file = self._writer.close()

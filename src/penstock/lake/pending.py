@@ -1,0 +1,113 @@
+"""`Pending`: final rows of a fold that need rows of the target before they are complete.
+
+It goes from one task to another as an Arrow table (`to_table`, `from_table`), in one of two layouts: rows
+that lack values or may not survive, or (deferrable key with missing values, whose history cannot be told
+without the target's keys) the changes themselves, to be replayed when those are known.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.lake.change_set import Changes, Flags
+from penstock.lake.keys import distinct
+
+NAMES = pa.list_(pa.string())
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """Fetch the target's rows with `lookup_keys`, then `complete`."""
+
+    rows: pa.Table  # null in the missing columns
+    lookup: pa.Table  # per row, the key whose row in the target is asked; null: there is none
+    missing: pa.Array  # list<string> per row
+    only_if_exists: Flags  # per row: it survives only if the target has its key
+    changes: Changes | None = field(default=None, repr=False)  # the other layout; `lookup`: every key
+
+    @property
+    def lookup_keys(self) -> pa.Table:
+        return distinct(self.lookup)
+
+    @classmethod
+    def of_changes(cls, changes: Changes, keys: pa.Table) -> Pending:
+        return cls(changes.rows.slice(0, 0), keys, pa.array([], NAMES), np.zeros(0, np.bool_), changes)
+
+    def to_table(self) -> pa.Table:
+        if self.changes is None:
+            return pa.table(
+                {
+                    "rows": self.rows.to_struct_array(),
+                    "lookup": self.lookup.to_struct_array(),
+                    "missing": self.missing,
+                    "only_if_exists": pa.array(self.only_if_exists),
+                }
+            )
+        changes = self.changes
+        return pa.table(
+            {
+                "rows": changes.rows.to_struct_array(),
+                "old_key": changes.old_key.to_struct_array(),
+                "op": pa.array(changes.op),
+                "tx": pa.array(changes.tx),
+                "op_index": pa.array(changes.op_index),
+                "unchanged": pa.nulls(len(changes), NAMES)
+                if changes.unchanged is None
+                else changes.unchanged,
+                "bad": pa.array(np.zeros(len(changes), np.bool_) if changes.bad is None else changes.bad),
+            }
+        )
+
+    @classmethod
+    def from_table(cls, table: pa.Table) -> Pending:
+        if "op" not in table.column_names:
+            return cls(
+                rows=_unpacked(table, "rows"),
+                lookup=_unpacked(table, "lookup"),
+                missing=_array(table, "missing"),
+                only_if_exists=_array(table, "only_if_exists").to_numpy(zero_copy_only=False),
+            )
+        changes = Changes(
+            rows=_unpacked(table, "rows"),
+            old_key=_unpacked(table, "old_key"),
+            op=_array(table, "op").to_numpy(),
+            tx=_array(table, "tx").to_numpy(),
+            op_index=_array(table, "op_index").to_numpy(),
+            unchanged=_array(table, "unchanged"),
+            bad=_array(table, "bad").to_numpy(zero_copy_only=False),
+        )
+        return cls.of_changes(changes, touched_keys(changes))
+
+
+def touched_keys(changes: Changes) -> pa.Table:
+    """Every key that the changes name, old or new, once."""
+    names = changes.old_key.column_names
+    return distinct(pa.concat_tables([changes.rows.select(names), changes.old_key]))
+
+
+def missing_by_column(lists: pa.Array | None, columns: list[str]) -> dict[str, Flags]:
+    """For each of `columns` named in any list, the rows whose list names it."""
+    if lists is None or lists.null_count == len(lists):
+        return {}
+    names = lists.flatten().dictionary_encode()
+    rows = pc.list_parent_indices(lists).to_numpy()
+    codes = names.indices.to_numpy()
+    masks = {}
+    for code, name in enumerate(names.dictionary.to_pylist()):
+        if name in columns:
+            masks[name] = np.zeros(len(lists), np.bool_)
+            masks[name][rows[codes == code]] = True
+    return masks
+
+
+def _array(table: pa.Table, name: str) -> pa.Array:
+    column = table.column(name)
+    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
+
+
+def _unpacked(table: pa.Table, name: str) -> pa.Table:
+    return pa.Table.from_struct_array(table.column(name))

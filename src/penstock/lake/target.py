@@ -1,0 +1,85 @@
+"""What a table of ours looks like: the Arrow schema of a stream at its destination.
+
+Upsert tables hold the source's columns and nothing else. Append tables add `_op` (r i u d t), `_tx`
+(0 for loaded rows), `_op_index`, `_commit_ts` and `_unchanged`. A source column with one of those
+names must be renamed in the stream's settings; `check` says so.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from penstock.core.errors import ConfigError
+from penstock.core.schema import TableSchema
+from penstock.destinations.base import WriteMode
+from penstock.sources.postgres.types import arrow_type
+
+APPEND_FIELDS = (
+    pa.field("_op", pa.string(), nullable=False),
+    pa.field("_tx", pa.int64(), nullable=False),
+    pa.field("_op_index", pa.int64(), nullable=False),
+    pa.field("_commit_ts", pa.timestamp("us", "UTC")),
+    pa.field("_unchanged", pa.list_(pa.string())),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One stream's table: how it is written, and what its columns are called there."""
+
+    schema: TableSchema
+    write: WriteMode
+    rename: Mapping[str, str] = field(default_factory=dict)
+
+    def name(self, source_name: str) -> str:
+        return self.rename.get(source_name, source_name)
+
+    @property
+    def names(self) -> list[str]:
+        """The source's columns under their names in the table."""
+        return [self.name(name) for name in self.schema.names]
+
+    @property
+    def key(self) -> list[str]:
+        return [self.name(name) for name in self.schema.key]
+
+    def arrow_schema(self) -> pa.Schema:
+        fields = [
+            pa.field(
+                self.name(column.name),
+                arrow_type(column),
+                metadata={
+                    "penstock.source_type": column.type_text,
+                    "penstock.column": json.dumps(column.to_json()),
+                },
+            )
+            for column in self.schema.columns
+        ]
+        if self.write == "append":
+            fields += APPEND_FIELDS
+        names = [each.name for each in fields]
+        doubled = sorted({name for name in names if names.count(name) > 1})
+        if doubled:
+            raise ConfigError(
+                f"Two columns of the table would be called {', '.join(doubled)}.",
+                stream=str(self.schema.stream),
+                remedy=f"Add to the stream in penstock.yaml: rename: {{{doubled[0]}: another_name}}",
+            )
+        return pa.schema(fields)
+
+    def dead_letter_schema(self) -> pa.Schema:
+        """Rows that hold a value the table cannot: every column as the source's text, and what is wrong."""
+        fields = [pa.field(self.name(name), pa.string()) for name in self.schema.names]
+        return pa.schema(
+            [
+                *fields,
+                pa.field("_op", pa.string()),
+                pa.field("_tx", pa.int64()),
+                pa.field("_op_index", pa.int64()),
+                pa.field("_bad_columns", pa.list_(pa.string())),
+            ]
+        )

@@ -1,0 +1,433 @@
+"""Ways to lose or double rows that were seen on a real Postgres, each of them sprung on a sync.
+
+Every test here ends with the oracle: all values of upsert tables, every change of append tables once.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from penstock import failpoints
+from penstock.core.errors import PenstockError
+from penstock.core.report import SyncReport
+from penstock.sources.postgres.embedded import EmbeddedPostgres
+from tests.conftest import Database, wait_until
+from tests.oracle_history import install_audit
+from tests.pipelines import PipelineUnderTest
+
+MakePipeline = Callable[..., PipelineUnderTest]
+#: Every trap is sprung on both kinds of table: one would forgive what the other does not.
+STREAMS = ["public.state", {"table": "public.history", "write": "append"}]
+TABLES = "CREATE TABLE state (id int PRIMARY KEY, v text); CREATE TABLE history (id int PRIMARY KEY, v text)"
+
+
+@pytest.fixture
+def make(database: Database, tmp_path: Path) -> Iterator[MakePipeline]:
+    made: list[PipelineUnderTest] = []
+
+    def make_pipeline(streams: list[Any], url: str | None = None, **settings: Any) -> PipelineUnderTest:
+        directory = tmp_path / f"pipeline{len(made)}"
+        made.append(PipelineUnderTest(directory, url or database.url, streams, settings))
+        return made[-1]
+
+    yield make_pipeline
+    for pipeline in made:
+        pipeline.drop()
+
+
+@pytest.fixture
+def tables(database: Database) -> Database:
+    make_tables(database.url)
+    return database
+
+
+def make_tables(url: str) -> None:
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(TABLES.encode())
+        install_audit(url, ["public.history"])
+        write(connection, 1, 20)
+
+
+def write(connection: psycopg.Connection[Any], first: int, last: int) -> None:
+    """The same rows into both tables, in one transaction unless one is open."""
+    with connection.transaction():
+        for table in ("state", "history"):
+            connection.execute(
+                f"INSERT INTO {table} SELECT n, 'v' || n FROM generate_series({first}, {last}) n".encode()
+            )
+
+
+def assert_exact(pipeline: PipelineUnderTest) -> None:
+    pipeline.assert_same("public.state")
+    pipeline.assert_history("public.history")
+
+
+@contextmanager
+def syncing(pipeline: PipelineUnderTest) -> Iterator[Future[SyncReport]]:
+    """A sync beside the test's own thread; its error, if it has one, is raised at the end."""
+    with ThreadPoolExecutor(1) as thread:
+        running = thread.submit(pipeline.sync)
+        yield running
+        running.result(timeout=120)
+
+
+def waits_for_a_transaction(url: str, running: Future[SyncReport]) -> Callable[[], bool]:
+    """Whether a walsender waits for somebody's transaction to end, or the sync did without."""
+
+    def waits() -> bool:
+        with psycopg.connect(url, autocommit=True) as connection:
+            row = connection.execute(
+                "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'walsender' "
+                "AND wait_event_type = 'Lock' AND wait_event = 'transactionid'"
+            ).fetchone()
+        return running.done() or (row is not None and row[0] > 0)
+
+    return waits
+
+
+# -- from snapshot to stream --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def synchronous(tmp_path: Path) -> Iterator[EmbeddedPostgres]:
+    """A server that waits for a standby that never comes, but only in sessions that ask for it."""
+    with EmbeddedPostgres() as server, psycopg.connect(server.url(), autocommit=True) as connection:
+        connection.execute("ALTER SYSTEM SET synchronous_commit = 'local'")
+        connection.execute("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
+        connection.execute("SELECT pg_reload_conf()")
+        yield server
+
+
+@contextmanager
+def committed_but_not_visible(server: EmbeddedPostgres, first: int, last: int) -> Iterator[None]:
+    """Inside the block the rows' commit is in the log while no snapshot shows them yet."""
+
+    def commit() -> None:
+        with psycopg.connect(server.url(), autocommit=True) as connection:
+            connection.execute("SET synchronous_commit = 'on'")
+            write(connection, first, last)
+
+    with psycopg.connect(server.url(), autocommit=True) as observer:
+
+        def waits_for_the_standby() -> bool:
+            row = observer.execute("SELECT 1 FROM pg_stat_activity WHERE wait_event = 'SyncRep'").fetchone()
+            return row is not None
+
+        thread = threading.Thread(target=commit)
+        thread.start()
+        wait_until(waits_for_the_standby, "the commit to wait for its standby")
+        seen = observer.execute("SELECT count(*) FROM state WHERE id >= %s", (first,)).fetchone()
+        assert seen == (0,), "the rows should not be visible yet"
+        try:
+            yield
+        finally:
+            observer.execute("ALTER SYSTEM SET synchronous_standby_names = ''")
+            observer.execute("SELECT pg_reload_conf()")
+            thread.join()
+            observer.execute("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
+            observer.execute("SELECT pg_reload_conf()")
+
+
+def test_a_commit_that_becomes_visible_late_is_not_lost_by_the_first_load(
+    synchronous: EmbeddedPostgres, tmp_path: Path
+) -> None:
+    make_tables(synchronous.url())
+    pipeline = PipelineUnderTest(tmp_path / "p", synchronous.url(), STREAMS)
+    with syncing(pipeline) as running, committed_but_not_visible(synchronous, 100, 110):
+        wait_until(
+            waits_for_a_transaction(synchronous.url(), running), "slot creation to wait for the commit"
+        )
+    assert_exact(pipeline)
+
+
+def test_a_commit_that_becomes_visible_late_is_not_lost_by_a_load_added_later(
+    synchronous: EmbeddedPostgres, tmp_path: Path
+) -> None:
+    make_tables(synchronous.url())
+    pipeline = PipelineUnderTest(tmp_path / "p", synchronous.url(), ["public.state"])
+    pipeline.sync()
+    pipeline.streams = STREAMS
+    pipeline.write_file()
+    with committed_but_not_visible(synchronous, 100, 110), ThreadPoolExecutor(1) as thread:
+        running = thread.submit(pipeline.sync)
+        wait_until(
+            waits_for_a_transaction(synchronous.url(), running), "slot creation to wait for the commit"
+        )
+        release(synchronous)
+        running.result(timeout=120)
+    assert_exact(pipeline)
+
+
+def release(server: EmbeddedPostgres) -> None:
+    with psycopg.connect(server.url(), autocommit=True) as connection:
+        connection.execute("ALTER SYSTEM SET synchronous_standby_names = ''")
+        connection.execute("SELECT pg_reload_conf()")
+
+
+def test_rows_written_before_their_table_was_published_are_not_lost(
+    tables: Database, make: MakePipeline
+) -> None:
+    """A transaction that wrote before ALTER PUBLICATION publishes only what it writes after it."""
+    tables.execute("CREATE TABLE first (id int PRIMARY KEY)")
+    pipeline = make(["public.first"])
+    pipeline.sync()
+    pipeline.streams = ["public.first", *STREAMS]
+    pipeline.write_file()
+
+    def is_published() -> bool:
+        found = tables.query(
+            "SELECT count(*) FROM pg_publication_tables WHERE pubname = %s", (pipeline.name,)
+        )
+        return found == [(3,)]
+
+    with tables.connect(autocommit=False) as writer:
+        write(writer, 100, 104)
+        with syncing(pipeline) as running:
+            wait_until(lambda: is_published() or running.done(), "the tables to be published")
+            write(writer, 105, 109)
+            writer.commit()
+    assert_exact(pipeline)
+    tables.execute("UPDATE state SET v = 'later'; UPDATE history SET v = 'later'")
+    pipeline.sync()
+    assert_exact(pipeline)
+
+
+def test_transactions_that_commit_out_of_the_order_of_their_ids_come_once(
+    tables: Database, make: MakePipeline
+) -> None:
+    pipeline = make(STREAMS)
+    pipeline.sync()
+    with tables.connect(autocommit=False) as early, tables.connect(autocommit=False) as late:
+        write(early, 100, 101)  # takes the lower id
+        write(late, 200, 201)
+        late.commit()
+        pipeline.sync()
+        assert_exact(pipeline)
+        write(early, 102, 103)
+        early.commit()
+    pipeline.sync()
+    assert_exact(pipeline)
+
+
+def test_the_last_transaction_is_not_sent_again(tables: Database, make: MakePipeline) -> None:
+    """Acknowledging where a commit record begins makes Postgres send its transaction once more."""
+    pipeline = make(STREAMS)
+    pipeline.sync()
+    tables.execute("UPDATE state SET v = 'last'; UPDATE history SET v = 'last'")
+    assert sum(stream.changes for stream in pipeline.sync().streams) == 40
+    options = f"'proto_version', '1', 'publication_names', '{pipeline.name}'"
+    peeked = tables.query(
+        f"SELECT data FROM pg_logical_slot_peek_binary_changes('{pipeline.name}', NULL, NULL, {options})"
+    )
+    assert [bytes(data) for (data,) in peeked if bytes(data)[:1] in b"IUD"] == []
+    assert sum(stream.changes for stream in pipeline.sync().streams) == 0
+    assert_exact(pipeline)
+
+
+def test_a_prepared_transaction_comes_whole_when_it_is_committed(
+    tables: Database, make: MakePipeline
+) -> None:
+    pipeline = make(STREAMS)
+    pipeline.sync()
+    name = f"two_phase_{tables.name}"
+    tables.execute(f"BEGIN; INSERT INTO state VALUES (100, 'p'); INSERT INTO history VALUES (100, 'p'); "
+                   f"PREPARE TRANSACTION '{name}'")  # fmt: skip
+    pipeline.sync()
+    assert_exact(pipeline)
+    tables.execute(f"COMMIT PREPARED '{name}'")
+    pipeline.sync()
+    assert_exact(pipeline)
+
+
+# -- while a load is under way ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def between_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
+    """Stops a load after its first group of chunks was picked up; the value lets it go on."""
+    gate, report = tmp_path / "gate", tmp_path / "report"
+    monkeypatch.setattr(failpoints, "_reached", {})
+    monkeypatch.setenv("PENSTOCK_FAILPOINT", "load.preparing=pause@2")
+    monkeypatch.setenv("PENSTOCK_FAILPOINT_GATE", str(gate))
+    monkeypatch.setenv("PENSTOCK_FAILPOINT_REPORT", str(report))
+
+    def wait_there() -> None:
+        wait_until(report.exists, "the load to come to its second group of chunks", timeout_s=60)
+
+    yield wait_there
+    gate.touch()
+
+
+@pytest.mark.parametrize(
+    "rewrite",
+    [
+        "VACUUM FULL state; VACUUM FULL history",
+        "CLUSTER state USING state_pkey; CLUSTER history USING history_pkey",
+        "ALTER TABLE state ALTER v TYPE varchar(2000); ALTER TABLE state ALTER id TYPE bigint",
+        "TRUNCATE state, history",
+    ],
+)
+def test_a_table_rewritten_between_chunks_is_loaded_again(
+    database: Database,
+    make: MakePipeline,
+    between_chunks: Callable[[], None],
+    tmp_path: Path,
+    rewrite: str,
+) -> None:
+    """Rows move to other pages, and chunks that are read by page miss them without an error."""
+    database.execute(TABLES)
+    install_audit(database.url, ["public.history"])
+    for table in ("state", "history"):
+        database.execute(f"INSERT INTO {table} SELECT n, repeat('v', 1000) FROM generate_series(1, 1500) n")
+        database.execute(f"DELETE FROM {table} WHERE id % 2 = 0")
+        database.execute(f"ANALYZE {table}")
+    pipeline = make(STREAMS, load={"rows_per_chunk": 40})
+    with syncing(pipeline):
+        between_chunks()
+        for statement in rewrite.split("; "):
+            database.execute(statement)
+        database.execute(
+            "INSERT INTO state VALUES (9000, 'after'); INSERT INTO history VALUES (9000, 'after')"
+        )
+        (tmp_path / "gate").touch()
+    assert_exact(pipeline)
+    database.execute(
+        "UPDATE state SET v = 'later' WHERE id < 50; UPDATE history SET v = 'later' WHERE id < 50"
+    )
+    pipeline.sync()
+    assert_exact(pipeline)
+
+
+def test_row_level_security_is_an_error_and_never_a_filter(database: Database, make: MakePipeline) -> None:
+    role, url = database.create_role("LOGIN REPLICATION")
+    database.execute("CREATE TABLE secrets (id int PRIMARY KEY, v text)")
+    database.execute("INSERT INTO secrets SELECT n, 'v' FROM generate_series(1, 100) n")
+    database.execute(
+        f"ALTER TABLE secrets OWNER TO {role}; GRANT CREATE ON DATABASE {database.name} TO {role}"
+    )
+    database.execute(
+        "ALTER TABLE secrets ENABLE ROW LEVEL SECURITY; ALTER TABLE secrets FORCE ROW LEVEL SECURITY"
+    )
+    database.execute("CREATE POLICY half ON secrets USING (id % 2 = 0)")
+    pipeline = make(["public.secrets"], url=url)
+    with pytest.raises(PenstockError) as caught:
+        pipeline.sync()
+    assert "row-level security" in str(caught.value).lower() or "row_security" in str(caught.value)
+    assert caught.value.remedy
+    with pytest.raises(PenstockError):
+        pipeline.path("public.secrets")
+
+    database.execute(f"ALTER ROLE {role} BYPASSRLS")
+    pipeline.sync()
+    pipeline.url = database.url  # the oracle must see every row
+    pipeline.assert_same("public.secrets")
+    pipeline.drop()
+    database.execute(
+        f"ALTER TABLE secrets OWNER TO postgres; REVOKE ALL ON DATABASE {database.name} FROM {role}"
+    )
+
+
+# -- changes ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("timing", ["DEFERRABLE INITIALLY DEFERRED", "DEFERRABLE INITIALLY IMMEDIATE"])
+def test_keys_that_move_onto_each_other_lose_no_row(
+    database: Database, make: MakePipeline, timing: str
+) -> None:
+    """In mid-transaction two rows hold the same key; the last operation of a key may be a delete."""
+    for table in ("state", "history"):
+        database.execute(f"CREATE TABLE {table} (id int PRIMARY KEY {timing}, v text)")
+        database.execute(f"INSERT INTO {table} SELECT n, 'v' || n FROM generate_series(1, 50) n")
+    pipeline = make(
+        [
+            {"table": "public.state", "replica_identity": "full"},
+            {"table": "public.history", "write": "append", "replica_identity": "full"},
+        ]
+    )
+    pipeline.sync()
+    for shuffle in ("id = id + 1", "id = id - 1, v = v || '!'", "id = 51 - id", "id = (id + 5) % 50 + 1"):
+        database.execute(f"UPDATE state SET {shuffle}; UPDATE history SET {shuffle}")
+        pipeline.sync()
+        pipeline.assert_same("public.state")
+    with database.connect() as connection, connection.transaction():
+        connection.execute("UPDATE state SET id = id + 1")
+        connection.execute("DELETE FROM state WHERE id = 7")
+        connection.execute("INSERT INTO state VALUES (1, 'new'), (7, 'newer')")
+        connection.execute("UPDATE state SET id = id + 1 WHERE id < 20 AND id <> 19")
+        connection.execute("UPDATE state SET id = 1000 + id WHERE v LIKE 'v2%' OR id = 19")
+    pipeline.sync()
+    pipeline.assert_same("public.state")
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        "c int NOT NULL DEFAULT 7",
+        "c text DEFAULT 'it''s {\"quoted\", too}'",
+        "c numeric(8,3) DEFAULT 1.5",
+        "c timestamptz DEFAULT now()",
+        "c int",
+        "c uuid DEFAULT gen_random_uuid()",
+        "c bigint GENERATED ALWAYS AS IDENTITY",
+        "c int GENERATED ALWAYS AS (id * 2) STORED",
+        "c int DEFAULT 1 CHECK (c > 0)",
+    ],
+)
+def test_a_column_added_with_a_default_is_right_in_old_rows_too(
+    tables: Database, make: MakePipeline, column: str
+) -> None:
+    """A constant default rewrites no row and logs nothing; any other rewrites them all, and logs nothing."""
+    pipeline = make(["public.state"])
+    pipeline.sync()
+    tables.execute("UPDATE state SET v = 'before' WHERE id = 1")
+    tables.execute(f"ALTER TABLE state ADD COLUMN {column}")
+    tables.execute(
+        "UPDATE state SET v = 'after' WHERE id = 2; INSERT INTO state (id, v) VALUES (1000, 'new')"
+    )
+    pipeline.sync()
+    pipeline.assert_same("public.state")
+    tables.execute("UPDATE state SET v = 'much later' WHERE id < 5")
+    pipeline.sync()
+    pipeline.assert_same("public.state")
+
+
+def test_a_constant_default_that_was_changed_meanwhile_is_right_in_every_row(
+    tables: Database, make: MakePipeline
+) -> None:
+    """What old rows read as is the default of the moment the column was added, not today's."""
+    pipeline = make(["public.state"])
+    pipeline.sync()
+    tables.execute("ALTER TABLE state ADD COLUMN c int DEFAULT 1")
+    tables.execute("INSERT INTO state (id) VALUES (1000)")
+    tables.execute("ALTER TABLE state ALTER COLUMN c SET DEFAULT 2")
+    tables.execute("INSERT INTO state (id) VALUES (1001); UPDATE state SET c = NULL WHERE id = 3")
+    pipeline.sync()
+    pipeline.assert_same("public.state")
+
+
+def test_generated_columns_are_left_out_of_load_and_log_alike(database: Database, make: MakePipeline) -> None:
+    database.execute(
+        "CREATE TABLE state (id int PRIMARY KEY, v text, w text GENERATED ALWAYS AS (v || '!') STORED)"
+    )
+    database.execute("INSERT INTO state SELECT n, 'v' FROM generate_series(1, 10) n")
+    pipeline = make(["public.state"])
+    pipeline.sync()
+    database.execute("UPDATE state SET v = 'w' WHERE id < 5; INSERT INTO state VALUES (11, 'x')")
+    pipeline.sync()
+    pipeline.assert_same("public.state")
+    assert_columns(pipeline, ["id", "v"])
+
+
+def assert_columns(pipeline: PipelineUnderTest, names: list[str]) -> None:
+    import pyarrow.parquet as pq
+
+    file = next(iter(sorted(pipeline.path("public.state").glob("*.parquet"))))
+    assert pq.read_schema(file).names == names
