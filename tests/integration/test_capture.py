@@ -16,7 +16,7 @@ import pytest
 
 from penstock.capture import leadership
 from penstock.capture.client import CaptureProcess
-from penstock.capture.spec import CaptureSpec
+from penstock.capture.spec import CaptureProgress, CaptureSpec
 from penstock.core.errors import PositionGoneError, SourceBusyError, SourceError, StateError, StorageError
 from penstock.core.position import Lsn
 from penstock.core.stream import StreamId
@@ -178,7 +178,7 @@ def test_partitions_come_under_their_root_with_their_leaf(database: Database, tm
     assert list(found) == [StreamId("public", "parted")]
     changes = found[StreamId("public", "parted")]
     assert {file.leaf for file in changes.files} == {"public.low", "public.high"}
-    assert [leaf for _, _, leaf in changes.leaf_truncates][0] == "public.low"
+    assert changes.leaf_truncates[0][2] == "public.low"
     assert len(changes.leaf_truncates) == 3
     assert len(changes.truncates) == 1, "only the second truncate emptied the whole table"
 
@@ -225,9 +225,8 @@ def test_the_same_log_comes_out_whatever_the_servers_decoding_memory(
         captures.append((memory, wanted))
     with orders.connect(autocommit=False) as connection:
         connection.execute("INSERT INTO orders SELECT i, repeat('x', 100) FROM generate_series(1, 5000) AS i")
-        with pytest.raises(psycopg.Error), connection.transaction():
+        with connection.transaction(force_rollback=True):
             connection.execute("INSERT INTO orders SELECT i FROM generate_series(6000, 9000) AS i")
-            connection.execute("INSERT INTO orders VALUES (1)")
         connection.execute("DELETE FROM orders WHERE id % 2 = 0")
     for memory, wanted in captures:
         orders.execute(f"ALTER DATABASE {orders.name} SET logical_decoding_work_mem = '{memory}'")
@@ -245,7 +244,8 @@ def test_a_transaction_of_a_million_rows_stays_within_memory(database: Database,
     with CaptureProcess(wanted) as capture:
         capture.start()
         database.execute(
-            "INSERT INTO big SELECT i, md5(i::text), md5((i + 1)::text), i FROM generate_series(1, 1000000) AS i"
+            "INSERT INTO big SELECT i, md5(i::text), md5((i + 1)::text), i "
+            "FROM generate_series(1, 1000000) AS i"
         )
         read_now(capture)
         peak = _peak_memory_kib(capture)
@@ -487,7 +487,7 @@ def test_capture_ends_with_its_parent_and_leaves_ctrl_c_to_it(orders: Database, 
 
 
 def test_progress_is_told_while_reading(orders: Database, tmp_path: Path) -> None:
-    told = []
+    told: list[CaptureProgress] = []
     with CaptureProcess(spec(orders, tmp_path), told.append) as capture:
         capture.start()
         orders.execute("INSERT INTO orders SELECT generate_series(1, 100)")

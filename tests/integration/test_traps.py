@@ -107,8 +107,10 @@ def synchronous(tmp_path: Path) -> Iterator[EmbeddedPostgres]:
 
 
 @contextmanager
-def committed_but_not_visible(server: EmbeddedPostgres, first: int, last: int) -> Iterator[None]:
-    """Inside the block the rows' commit is in the log while no snapshot shows them yet."""
+def committed_but_not_visible(
+    server: EmbeddedPostgres, first: int, last: int
+) -> Iterator[Callable[[], None]]:
+    """The rows' commit is in the log while no snapshot shows them, until the value is called."""
 
     def commit() -> None:
         with psycopg.connect(server.url(), autocommit=True) as connection:
@@ -126,14 +128,16 @@ def committed_but_not_visible(server: EmbeddedPostgres, first: int, last: int) -
         wait_until(waits_for_the_standby, "the commit to wait for its standby")
         seen = observer.execute("SELECT count(*) FROM state WHERE id >= %s", (first,)).fetchone()
         assert seen == (0,), "the rows should not be visible yet"
-        try:
-            yield
-        finally:
+
+        def release() -> None:
             observer.execute("ALTER SYSTEM SET synchronous_standby_names = ''")
             observer.execute("SELECT pg_reload_conf()")
+
+        try:
+            yield release
+        finally:
+            release()
             thread.join()
-            observer.execute("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
-            observer.execute("SELECT pg_reload_conf()")
 
 
 def test_a_commit_that_becomes_visible_late_is_not_lost_by_the_first_load(
@@ -141,10 +145,10 @@ def test_a_commit_that_becomes_visible_late_is_not_lost_by_the_first_load(
 ) -> None:
     make_tables(synchronous.url())
     pipeline = PipelineUnderTest(tmp_path / "p", synchronous.url(), STREAMS)
-    with syncing(pipeline) as running, committed_but_not_visible(synchronous, 100, 110):
-        wait_until(
-            waits_for_a_transaction(synchronous.url(), running), "slot creation to wait for the commit"
-        )
+    with committed_but_not_visible(synchronous, 100, 110) as release, syncing(pipeline) as running:
+        waits = waits_for_a_transaction(synchronous.url(), running)
+        wait_until(waits, "slot creation to wait for the commit", timeout_s=60)
+        release()
     assert_exact(pipeline)
 
 
@@ -156,20 +160,11 @@ def test_a_commit_that_becomes_visible_late_is_not_lost_by_a_load_added_later(
     pipeline.sync()
     pipeline.streams = STREAMS
     pipeline.write_file()
-    with committed_but_not_visible(synchronous, 100, 110), ThreadPoolExecutor(1) as thread:
-        running = thread.submit(pipeline.sync)
-        wait_until(
-            waits_for_a_transaction(synchronous.url(), running), "slot creation to wait for the commit"
-        )
-        release(synchronous)
-        running.result(timeout=120)
+    with committed_but_not_visible(synchronous, 100, 110) as release, syncing(pipeline) as running:
+        waits = waits_for_a_transaction(synchronous.url(), running)
+        wait_until(waits, "slot creation to wait for the commit", timeout_s=60)
+        release()
     assert_exact(pipeline)
-
-
-def release(server: EmbeddedPostgres) -> None:
-    with psycopg.connect(server.url(), autocommit=True) as connection:
-        connection.execute("ALTER SYSTEM SET synchronous_standby_names = ''")
-        connection.execute("SELECT pg_reload_conf()")
 
 
 def test_rows_written_before_their_table_was_published_are_not_lost(
@@ -358,11 +353,17 @@ def test_keys_that_move_onto_each_other_lose_no_row(
         pipeline.sync()
         pipeline.assert_same("public.state")
     with database.connect() as connection, connection.transaction():
+        connection.execute("SET CONSTRAINTS ALL DEFERRED")
+        connection.execute("UPDATE state SET v = 'row ' || id")
         connection.execute("UPDATE state SET id = id + 1")
         connection.execute("DELETE FROM state WHERE id = 7")
         connection.execute("INSERT INTO state VALUES (1, 'new'), (7, 'newer')")
-        connection.execute("UPDATE state SET id = id + 1 WHERE id < 20 AND id <> 19")
-        connection.execute("UPDATE state SET id = 1000 + id WHERE v LIKE 'v2%' OR id = 19")
+        connection.execute("UPDATE state SET id = 1000 WHERE id = 19")
+        connection.execute("UPDATE state SET id = id + 1 WHERE id < 19")
+        connection.execute("UPDATE state SET id = 31 WHERE v = 'row 29'")  # two rows have key 31 now
+        connection.execute("UPDATE state SET id = 30 WHERE v = 'row 30'")
+        connection.execute("INSERT INTO state VALUES (40, 'second')")
+        connection.execute("DELETE FROM state WHERE v = 'row 39'")  # the other one with key 40
     pipeline.sync()
     pipeline.assert_same("public.state")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import struct
 from dataclasses import dataclass
 from typing import Any
@@ -148,7 +149,7 @@ def decode(frames: list[bytes], cuts: list[int], skip_below: int = 0) -> dict[in
     rows: dict[int, list[dict[str, Any]]] = {oid: [] for oid in COLUMNS}
     carry, ids = Carry(), TransactionIds(1000)
     bounds = [0, *sorted({cut % (len(frames) + 1) for cut in cuts}), len(frames)]
-    for first, last in zip(bounds, bounds[1:], strict=False):
+    for first, last in itertools.pairwise(bounds):
         batch = MessageBatch.join(frames[first:last])
         found = scan(batch, 0, len(batch), carry, skip_below)
         wide = ids.widen(found.xid)
@@ -245,3 +246,9 @@ def test_transaction_ids_become_the_nearest_64_bit_value() -> None:
     assert wide.tolist() == [(5 << 32) + 9, (4 << 32) + 0xFFFFFFFF, (5 << 32) + 11]
     late = TransactionIds((5 << 32) + 0xFFFFFFF0)
     assert late.widen(np.array([3], np.int64)).tolist() == [(6 << 32) + 3], "the server went on counting"
+
+
+def test_transaction_ids_are_not_led_astray_by_a_value_from_no_transaction() -> None:
+    ids = TransactionIds((5 << 32) + 0xF0000000)
+    assert ids.widen(np.array([], np.int64)).tolist() == []
+    assert ids.widen(np.array([0x70000001], np.int64)).tolist() == [(5 << 32) + 0x70000001]

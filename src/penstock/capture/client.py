@@ -23,7 +23,7 @@ from penstock.core import errors
 from penstock.core.errors import PenstockError, SourceError
 from penstock.core.position import Lsn
 
-_STOP_TIMEOUT_S = 30.0
+_STOP_TIMEOUT_S = 10.0
 
 
 class CaptureProcess:

@@ -77,10 +77,14 @@ class ReplicationLoop:
             self._status_wanted = True
         self._wake()
 
-    def stop(self) -> None:
-        """End both threads. The open step is left as it is: nothing of it is committed."""
+    def abort(self) -> None:
+        """Stop reading and sealing as soon as may be, without waiting for it."""
         self._stopping = True
         self._wake()
+
+    def stop(self) -> None:
+        """End both threads. The open step is left as it is: nothing of it is committed."""
+        self.abort()
         if self._thread.is_alive():
             self._thread.join()
         self._worker.shutdown(wait=True, cancel_futures=True)
@@ -118,7 +122,7 @@ class ReplicationLoop:
             if size:
                 self._last_data, self._ask_after_s = time.monotonic(), _ASK_AFTER_S
                 if not inbox.full:
-                    time.sleep(self._stream.pause_s)
+                    self._stream.let_fill()
                     return
             elif not inbox.bytes or self._in_flight:
                 self._wait_for_data()

@@ -173,6 +173,8 @@ class CaptureServer:
             if self._failure is not None:
                 return
             self._failure = error
+        if self._loop is not None:
+            self._loop.abort()
         log_unexpected(error)
         self._tell({"event": "failed", "error": error_to_json(error)})
 

@@ -179,7 +179,9 @@ def _switch_point(replication: Connection, before: int, now: int) -> Lsn | None:
         row = replication.execute(f"TIMELINE_HISTORY {now:d}".encode()).fetchone()
     except psycopg.Error:
         return None
-    content = bytes(row[1]).decode(errors="replace") if row is not None else ""
+    content = row[1] if row is not None else ""
+    if not isinstance(content, str):  # its type differs between versions of the server
+        content = bytes(content).decode(errors="replace")
     for line in content.splitlines():
         fields = line.split()
         if len(fields) >= 2 and fields[0] == str(before):

@@ -58,6 +58,7 @@ class StepBuilder:
         self._transaction_ids = transaction_ids
         self._step_bytes_max = step_bytes_max
         self._carry = Carry()
+        self._open_xid = np.zeros(1, np.uint64)
         self._skip_below = writer.end
         self._waiting: deque[tuple[MessageBatch, int]] = deque()
         self._arrow_schemas: dict[tuple[str, str], pa.Schema] = {}
@@ -121,7 +122,9 @@ class StepBuilder:
 
     def _write(self, batch: MessageBatch, found: Scan) -> None:
         """Write the rows between one rare message and the next, so that each file has one schema."""
-        xids = self._transaction_ids.widen(found.xid)
+        # The first entry is the transaction that was open before; at the very start there is none.
+        xids = np.concatenate([self._open_xid, self._transaction_ids.widen(found.xid[1:])])
+        self._open_xid = xids[-1:]
         begin = 0
         for message in found.rare:
             letter = message.payload[:1]

@@ -21,7 +21,16 @@ from penstock.destinations.base import DataFile
 from penstock.destinations.parquet import ParquetTable
 from penstock.destinations.parquet_files import new_file_name
 from penstock.lake import apply_task
-from penstock.lake.apply_task import CompleteTask, FoldResult, FoldTask, RewriteResult, RewriteTask, Staged
+from penstock.lake.apply_task import (
+    CompleteTask,
+    FoldResult,
+    FoldTask,
+    RewriteResult,
+    RewriteTask,
+    Staged,
+    stands_alone,
+)
+from penstock.lake.buckets import WHOLE, Bucket
 from penstock.lake.evolve import ColumnSource
 from penstock.lake.session import run_tasks
 from penstock.lake.skip import SkipRule
@@ -30,7 +39,10 @@ from penstock.log.reader import LogFile
 
 Item = TypeVar("Item")
 
-ROWS_PER_FOLD_TASK_MIN = 200_000
+ROWS_PER_TASK_MIN = 200_000
+ROWS_PER_BUCKET_MAX = 1_000_000
+BYTES_PER_BUCKET_MAX = 256 * 1024 * 1024
+EXPANSION = 4  # rows in memory against rows in Parquet, roughly
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +64,16 @@ class StreamWork:
 
 @dataclass(slots=True)
 class Outcome:
-    """What a stream's commit adds and removes."""
+    """What a stream's commit adds and removes.
+
+    `unresolved` counts rows with values that neither the log nor the table has; they are dead letters.
+    """
 
     added: list[DataFile] = field(default_factory=list)
     removed: set[str] = field(default_factory=set)
     dead_letters: list[DataFile] = field(default_factory=list)
     operations: dict[str, int] = field(default_factory=dict)
+    unresolved: int = 0
 
     @property
     def dead_letter_count(self) -> int:
@@ -87,44 +103,62 @@ def _fold(
     cores: int,
 ) -> dict[StreamId, list[FoldResult]]:
     tasks = [
-        (
-            work.stream,
-            FoldTask(
-                target=work.target,
-                files=files,
-                after=work.after,
-                to=work.to,
-                columns=work.columns,
-                truncates=work.truncates,
-                skip=work.skip,
-                path=work.table.files_directory / new_file_name("changes"),
-                dead_letter_path=work.table.dead_letters_directory / new_file_name("changes"),
-                staging=staging[work.stream] / f"{number}",
-            ),
-        )
+        (work, task)
         for work in works
-        for number, files in enumerate(_shares(work, cores))
+        for task in _fold_tasks(work, staging[work.stream], _parts(work, cores))
     ]
     results = run_tasks(spark, apply_task.fold_changes, [task for _, task in tasks], "fold changes")
-    folded: dict[StreamId, list[FoldResult]] = {work.stream: [] for work in works}
-    for (stream, _), result in zip(tasks, results, strict=True):
-        folded[stream].append(result)
+    found: dict[StreamId, list[FoldResult | None]] = {work.stream: [] for work in works}
+    for (work, _), result in zip(tasks, results, strict=True):
+        found[work.stream].append(result)
+    indivisible = [work for work in works if None in found[work.stream]]
+    whole = [task for work in indivisible for task in _fold_tasks(work, staging[work.stream], 1)]
+    for work, result in zip(
+        indivisible, run_tasks(spark, apply_task.fold_changes, whole, "fold changes whole"), strict=True
+    ):
+        found[work.stream] = [result]
+    folded = {stream: [result for result in results if result] for stream, results in found.items()}
+    for stream, stream_results in folded.items():
         outcome = outcomes[stream]
-        outcome.added += _present(result.file)
-        outcome.dead_letters += _present(result.dead_letters)
-        for operation, count in result.operations.items():
-            outcome.operations[operation] = outcome.operations.get(operation, 0) + count
+        for result in stream_results:
+            outcome.added += _present(result.file)
+            outcome.dead_letters += _present(result.dead_letters)
+            for operation, count in result.operations.items():
+                outcome.operations[operation] = outcome.operations.get(operation, 0) + count
     return folded
 
 
-def _shares(work: StreamWork, cores: int) -> list[tuple[LogFile, ...]]:
-    """Files that need no common fold (append, or inserts alone) are shared out over the cores."""
-    independent = work.target.write == "append" or all(file.ops.keys() <= {"i"} for file in work.changes)
+def _parts(work: StreamWork, cores: int) -> int:
+    """Into how many tasks a stream's changes are cut: by cores, and so that each fits into memory."""
     rows = sum(file.rows for file in work.changes)
-    count = min(cores, len(work.changes), max(1, rows // ROWS_PER_FOLD_TASK_MIN))
-    if not independent or count <= 1:
-        return [work.changes]
-    return [tuple(share) for share in _balanced(work.changes, count, lambda file: file.rows)]
+    if stands_alone(work.target, work.changes, work.skip):
+        return max(1, min(cores, rows // ROWS_PER_TASK_MIN))
+    # Rows that lack large values are completed from the table's, so those count too.
+    table_rows = sum(file.rows for file in work.files)
+    row_bytes = EXPANSION * sum(file.bytes for file in work.files) // max(1, table_rows)
+    by_memory = max(rows // ROWS_PER_BUCKET_MAX, rows * row_bytes // BYTES_PER_BUCKET_MAX) + 1
+    return max(min(cores, rows // ROWS_PER_TASK_MIN), by_memory)
+
+
+def _fold_tasks(work: StreamWork, staging: Path, parts: int) -> list[FoldTask]:
+    alone = stands_alone(work.target, work.changes, work.skip)
+    return [
+        FoldTask(
+            target=work.target,
+            files=work.changes,
+            after=work.after,
+            to=work.to,
+            columns=work.columns,
+            truncates=work.truncates,
+            skip=work.skip,
+            path=work.table.files_directory / new_file_name("changes"),
+            dead_letter_path=work.table.dead_letters_directory / new_file_name("changes"),
+            staging=staging / f"{parts}-{part}",
+            bucket=WHOLE if alone else Bucket(part, parts),
+            share=(part, parts) if alone else (0, 1),
+        )
+        for part in range(parts)
+    ]
 
 
 def _rewrite(
@@ -146,18 +180,12 @@ def _rewrite(
         for number, share in enumerate(shares):
             task = RewriteTask(
                 target=work.target,
-                files=tuple(
-                    (
-                        file.name,
-                        work.table.files_directory / file.name,
-                        work.table.files_directory / new_file_name("rewritten"),
-                    )
-                    for file in share
-                ),
-                keys=tuple(result.staged.keys for result in results if result.staged.keys),
-                pending=tuple(result.staged.pending for result in results if result.staged.pending),
+                files=tuple(_successor(work, file) for file in share),
+                staged=tuple(result.staged for result in results),
                 columns=work.rewrite,
-                picked=staging[work.stream] / f"{number}.picked.arrow",
+                picked=tuple(
+                    staging[work.stream] / f"{number}-{bucket}.picked.arrow" for bucket in range(len(results))
+                ),
             )
             tasks.append((work.stream, task))
     done = run_tasks(spark, apply_task.rewrite_files, [task for _, task in tasks], "rewrite touched files")
@@ -170,6 +198,11 @@ def _rewrite(
     return rewritten
 
 
+def _successor(work: StreamWork, file: DataFile) -> tuple[str, Path, Path]:
+    directory = work.table.files_directory
+    return file.name, directory / file.name, directory / new_file_name("rewritten")
+
+
 def _complete(
     spark: SparkSession,
     works: Sequence[StreamWork],
@@ -177,27 +210,26 @@ def _complete(
     rewritten: Mapping[StreamId, Sequence[RewriteResult]],
     outcomes: Mapping[StreamId, Outcome],
 ) -> None:
-    tasks = [
-        (
-            work.stream,
-            CompleteTask(
+    tasks: list[tuple[StreamId, CompleteTask]] = []
+    for work in works:
+        for bucket, result in enumerate(folded[work.stream]):
+            if result.staged.pending is None:
+                continue
+            picked = (rewrite.picked[bucket] for rewrite in rewritten[work.stream])
+            task = CompleteTask(
                 target=work.target,
-                pending=pending,
-                picked=tuple(result.picked for result in rewritten[work.stream] if result.picked),
+                pending=result.staged.pending,
+                picked=tuple(path for path in picked if path is not None),
                 path=work.table.files_directory / new_file_name("completed"),
                 dead_letter_path=work.table.dead_letters_directory / new_file_name("changes"),
                 position=work.to,
-            ),
-        )
-        for work in works
-        if (
-            pending := tuple(result.staged.pending for result in folded[work.stream] if result.staged.pending)
-        )
-    ]
-    results = run_tasks(spark, apply_task.complete_rows, [task for _, task in tasks], "complete rows")
-    for (stream, _), result in zip(tasks, results, strict=True):
-        outcomes[stream].added += _present(result.file)
-        outcomes[stream].dead_letters += _present(result.dead_letters)
+            )
+            tasks.append((work.stream, task))
+    done = run_tasks(spark, apply_task.complete_rows, [task for _, task in tasks], "complete rows")
+    for (stream, _), completed in zip(tasks, done, strict=True):
+        outcomes[stream].added += _present(completed.file)
+        outcomes[stream].dead_letters += _present(completed.dead_letters)
+        outcomes[stream].unresolved += completed.dead_letters.rows if completed.dead_letters else 0
 
 
 def _may_hold(file: DataFile, results: Iterable[FoldResult]) -> bool:

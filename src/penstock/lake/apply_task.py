@@ -17,6 +17,7 @@ Cost of stage 1: about 1.4 CPU-seconds per million rows of 11 columns.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -29,6 +30,7 @@ from pyarrow import feather
 from penstock.core.position import Lsn
 from penstock.destinations.base import DataFile, KeyBound
 from penstock.destinations.parquet_files import key_bound
+from penstock.lake.buckets import WHOLE, Bucket, IndivisibleError
 from penstock.lake.change_set import DELETE, INSERT, TRUNCATE, Changes, Flags
 from penstock.lake.changes import ConformedChanges, conform, in_log_order
 from penstock.lake.dead_letters import any_bad, dead_letter_rows
@@ -56,6 +58,8 @@ class FoldTask:
     path: Path
     dead_letter_path: Path
     staging: Path  # prefix of this task's staging files
+    bucket: Bucket = WHOLE  # of keys, where the last change of a key counts
+    share: tuple[int, int] = (0, 1)  # of row groups, where every change stands for itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +81,20 @@ class FoldResult:
     operations: dict[str, int]
 
 
-def fold_changes(task: FoldTask) -> FoldResult:
-    """Stage 1."""
+def stands_alone(target: Target, files: Sequence[LogFile], skip: SkipRule | None) -> bool:
+    """Whether every change stands for itself: append tables, and inserts alone, which repeat no key."""
+    return target.write == "append" or (skip is None and all(file.ops.keys() <= {"i"} for file in files))
+
+
+def fold_changes(task: FoldTask) -> FoldResult | None:
+    """Stage 1; None if the range cannot be folded bucket by bucket."""
+    try:
+        return _fold_changes(task)
+    except IndivisibleError:
+        return None
+
+
+def _fold_changes(task: FoldTask) -> FoldResult:
     target = task.target
     key = target.key[0] if target.key else None
     output = OutputFile(task.path, target.arrow_schema(), key)
@@ -90,7 +106,7 @@ def fold_changes(task: FoldTask) -> FoldResult:
         if target.write == "append":
             for part in parts:
                 output.write_table(append_rows(part, target.key))
-        elif task.skip is None and all(file.ops.keys() <= {"i"} for file in task.files):
+        elif stands_alone(target, task.files, task.skip):
             staged = _stage(task, _take_inserts(task, parts, output), None)
         else:
             changes = in_log_order(list(parts))
@@ -114,9 +130,11 @@ def _take_inserts(task: FoldTask, parts: Iterator[Changes], output: OutputFile) 
 def _read_changes(task: FoldTask, dead_letters: OutputFile, operations: dict[str, int]) -> Iterator[Changes]:
     """The range's changes in order, typed, without those that are in the load already."""
     for file in task.files:
-        for table in read_rows([file], task.after, task.to):
+        for table in read_rows([file], task.after, task.to, share=task.share):
             conformed = conform(table, task.columns[file.schema_id], task.target.schema)
-            changes = _typed(conformed, task, dead_letters)
+            here = task.bucket.membership(conformed.text, conformed.old, task.target.schema.key, conformed.op)
+            conformed = conformed.filter(here.any)
+            changes = here.halve_moves(_typed(conformed, task, dead_letters))
             left = _whole_truncates(changes, task.truncates)
             if task.skip is not None:
                 changes, unseen = task.skip.apply(changes)
@@ -207,51 +225,84 @@ def _read_pending(path: Path) -> Pending:
 class RewriteTask:
     target: Target
     files: tuple[tuple[str, Path, Path], ...]  # name, where it is, where its successor goes
-    keys: tuple[Path, ...]
-    pending: tuple[Path, ...]
+    staged: tuple[Staged, ...]  # one per bucket, taken one at a time
     columns: tuple[ColumnSource, ...] | None  # the schema changed: every file is written again
-    picked: Path  # where rows that pending ones need are put
+    picked: tuple[Path, ...]  # per bucket, where the rows go that its pending ones need
 
 
 @dataclass(frozen=True, slots=True)
 class RewriteResult:
     replaced: dict[str, DataFile | None]
-    rows_removed: int
-    picked: Path | None
+    picked: tuple[Path | None, ...]
 
 
 def rewrite_files(task: RewriteTask) -> RewriteResult:
-    """Stage 2, for a share of the table's files."""
-    key = task.target.key
-    touched = _key_set(task.keys, key)
-    wanted = _key_set(task.pending, key, lookup=True)
+    """Stage 2, for a share of the table's files. Memory: one bucket's keys and one batch of rows."""
     replaced: dict[str, DataFile | None] = {}
-    picked: list[pa.Table] = []
-    removed = 0
-    for name, path, successor in task.files:
-        file = pq.ParquetFile(path)
-        hits = _hits(file, touched, key)
-        if task.columns is None and not hits.any():
-            continue
-        if wanted is not None:
-            picked += _pick(file, wanted, task)
-        removed += int(hits.sum())
-        replaced[name] = _rewrite(file, hits, successor, task)
-    if picked:
-        feather.write_feather(pa.concat_tables(picked), str(task.picked), compression="uncompressed")
-    return RewriteResult(replaced, removed, task.picked if picked else None)
+    with ExitStack() as stack:
+        sinks = [stack.enter_context(_Picked(path, task.target.arrow_schema())) for path in task.picked]
+        for name, path, successor in task.files:
+            file = stack.enter_context(pq.ParquetFile(path))
+            hits = _hits(file, task)
+            if task.columns is None and not hits.any():
+                continue
+            for staged, sink in zip(task.staged, sinks, strict=True):
+                if staged.pending is not None:
+                    _pick(file, _read_pending(staged.pending).lookup_keys, sink, task)
+            replaced[name] = _rewrite(file, hits, successor, task)
+    picked = (path if sink.used else None for path, sink in zip(task.picked, sinks, strict=True))
+    return RewriteResult(replaced, tuple(picked))
 
 
-def _key_set(paths: Sequence[Path], key: Sequence[str], lookup: bool = False) -> KeySet | None:
-    tables = [_read_pending(path).lookup_keys if lookup else feather.read_table(path) for path in paths]
-    tables = [table.rename_columns(list(key)) for table in tables if table.num_rows]
-    return KeySet(pa.concat_tables(tables)) if tables else None
+class _Picked(AbstractContextManager["_Picked"]):
+    """Rows on their way to stage 3, in a file that is made with the first of them."""
+
+    def __init__(self, path: Path, schema: pa.Schema) -> None:
+        self._path = path
+        self._schema = schema
+        self._writer: pa.ipc.RecordBatchFileWriter | None = None
+
+    @property
+    def used(self) -> bool:
+        return self._writer is not None
+
+    def write(self, rows: pa.Table) -> None:
+        if self._writer is None:
+            self._writer = pa.ipc.new_file(str(self._path), self._schema)
+        self._writer.write_table(rows)
+
+    def __exit__(self, *_: object) -> None:
+        if self._writer is not None:
+            self._writer.close()
 
 
-def _hits(file: pq.ParquetFile, touched: KeySet | None, key: Sequence[str]) -> np.ndarray:
-    if touched is None:
-        return np.zeros(file.metadata.num_rows, np.bool_)
-    return touched.contains(file.read(columns=list(key)).select(list(key)))
+def _file_key(task: RewriteTask) -> list[str]:
+    """The key's columns as the table's files call them: the schema change may have renamed them."""
+    if task.columns is None:
+        return task.target.key
+    before = {source.name: source.from_name or source.name for source in task.columns}
+    return [task.target.name(before[name]) for name in task.target.schema.key]
+
+
+def _hits(file: pq.ParquetFile, task: RewriteTask) -> Flags:
+    hits = np.zeros(file.metadata.num_rows, np.bool_)
+    key = _file_key(task)
+    paths = [staged.keys for staged in task.staged if staged.keys is not None]
+    if paths and key:
+        held = file.read(columns=key).select(key).rename_columns(task.target.key)
+        for path in paths:
+            hits |= KeySet(feather.read_table(path)).contains(held)
+    return hits
+
+
+def _pick(file: pq.ParquetFile, wanted: pa.Table, sink: _Picked, task: RewriteTask) -> None:
+    key = _file_key(task)
+    keys = KeySet(wanted)
+    for batch in file.iter_batches(ROWS_PER_READ):
+        rows = pa.Table.from_batches([batch])
+        found = keys.contains(rows.select(key).rename_columns(task.target.key))
+        if found.any():
+            sink.write(_evolve(rows.filter(pa.array(found)), task))
 
 
 def _evolve(table: pa.Table, task: RewriteTask) -> pa.Table:
@@ -273,17 +324,7 @@ def _evolve(table: pa.Table, task: RewriteTask) -> pa.Table:
     return pa.table([*arrays, *(table.column(name) for name in extra)], schema=schema)
 
 
-def _pick(file: pq.ParquetFile, wanted: KeySet, task: RewriteTask) -> list[pa.Table]:
-    tables = []
-    for group in range(file.num_row_groups):
-        keys = file.read_row_group(group, columns=task.target.key).select(task.target.key)
-        mask = wanted.contains(keys)
-        if mask.any():
-            tables.append(_evolve(file.read_row_group(group).filter(pa.array(mask)), task))
-    return tables
-
-
-def _rewrite(file: pq.ParquetFile, hits: np.ndarray, successor: Path, task: RewriteTask) -> DataFile | None:
+def _rewrite(file: pq.ParquetFile, hits: Flags, successor: Path, task: RewriteTask) -> DataFile | None:
     key = task.target.key[0] if task.target.key else None
     start = 0
     with OutputFile(successor, task.target.arrow_schema(), key) as output:
@@ -298,7 +339,7 @@ def _rewrite(file: pq.ParquetFile, hits: np.ndarray, successor: Path, task: Rewr
 @dataclass(frozen=True, slots=True)
 class CompleteTask:
     target: Target
-    pending: tuple[Path, ...]
+    pending: Path  # of one bucket
     picked: tuple[Path, ...]
     path: Path
     dead_letter_path: Path
@@ -315,14 +356,13 @@ def complete_rows(task: CompleteTask) -> CompleteResult:
     """Stage 3. A value that neither the batch nor the table has makes a dead letter, never a null."""
     target = task.target
     schema = target.arrow_schema()
-    picked = [feather.read_table(path).select(target.names) for path in task.picked]
+    picked = [feather.read_table(path) for path in task.picked]
     rows = pa.concat_tables(picked) if picked else schema.empty_table()
     dead_letters = OutputFile(task.dead_letter_path, target.dead_letter_schema())
     with OutputFile(task.path, schema, target.key[0]) as output, dead_letters:
-        for path in task.pending:
-            completed = complete(_read_pending(path), rows)
-            output.write_table(completed.rows)
-            dead_letters.write_batch(_unresolved_letters(completed, task))
+        completed = complete(_read_pending(task.pending), rows)
+        output.write_table(completed.rows)
+        dead_letters.write_batch(_unresolved_letters(completed, task))
     return CompleteResult(output.data_file, dead_letters.data_file)
 
 

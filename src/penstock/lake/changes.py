@@ -30,13 +30,25 @@ class ConformedChanges:
     log: pa.Table
     names: Mapping[str, str]  # of the log's schema → of the table's, for columns that were renamed
 
+    @property
+    def op(self) -> Operations:
+        return _codes(self.log.column("_op"))
+
+    def filter(self, keep: Flags) -> ConformedChanges:
+        if keep.all():
+            return self
+        mask = pa.array(keep)
+        return replace(
+            self, text=self.text.filter(mask), old=self.old.filter(mask), log=self.log.filter(mask)
+        )
+
     def changes(self, rows: pa.Table, old: pa.Table, target: Target, bad: Flags | None) -> Changes:
         """With the new and the old rows typed and named as in the table; `old` has at least the key."""
         unchanged = _renamed(self.log.column("_unchanged").combine_chunks(), self.names, target)
         return Changes(
             rows=rows,
             old_key=old.select(target.key),
-            op=_codes(self.log.column("_op")),
+            op=self.op,
             tx=self.log.column("_tx").to_numpy(),
             op_index=self.log.column("_op_index").to_numpy(),
             unchanged=None if unchanged.null_count == len(unchanged) else unchanged,

@@ -11,8 +11,8 @@ A load that was cut short goes on under a new snapshot with a later point P', if
   point of the key's own chunk are skipped (`SkipRule`);
 - *ctid ranges, upsert*: a row may have moved between pages, so that both or neither of its places were
   read. Every change since P is in the log and is applied again, in order, which ends in the right state
-  for each key that changed. It needs the whole new row: where a value may be missing from the log
-  (unchanged TOAST), the load starts again instead;
+  for each key that changed. If a row that was not read lacks a value in the log as well (unchanged TOAST),
+  that shows when it is applied, before anyone sees the table, and the load starts again;
 - *ctid ranges, append*: applying again would double; the load starts again;
 - *no log* (`full_refresh`): nothing would repair rows that moved; the load starts again.
 
@@ -254,8 +254,6 @@ def can_resume(record: LoadRecord, info: TableInfo, sync_mode: SyncMode, write: 
         return None
     if write == "append":
         return "rows may have moved between pages, and an append table would get them twice"
-    if info.schema.replica_identity != "f" and any(column.toastable for column in info.schema.columns):
-        return "rows with large values may have moved between pages"
     return None
 
 

@@ -185,6 +185,20 @@ def finish_round(document: StateDocument) -> StateDocument:
     return draft.done()
 
 
+def set_aside(document: StateDocument, stream: StreamId) -> StateDocument:
+    """Take a stream whose part cannot be committed out of the open round; it stands where the round began."""
+    before = _known(document, stream)
+    draft = document.draft()
+    state = draft.stream_state(stream)
+    if stream in document.global_streams:
+        _leave(draft.global_streams(), stream)
+        _leave(draft.global_state().get("processing") or [], stream)
+        state["cdc_from"] = str(document.lsn)
+    _require("cdc_from" in state, f"{before.stream}: a stream that follows no log has no round")
+    state.pop("next_cdc_pos", None)
+    return draft.done()
+
+
 def prepare_stream_round(document: StateDocument, stream: StreamId, to: Lsn) -> StateDocument:
     before = _known(document, stream)
     _require(before.next_cdc_pos is None, f"{stream}: a round is already open")

@@ -165,22 +165,29 @@ class ChangeLog:
 
 
 def read_rows(
-    files: Sequence[LogFile], after: Lsn, to: Lsn, columns: Sequence[str] | None = None
+    files: Sequence[LogFile],
+    after: Lsn,
+    to: Lsn,
+    columns: Sequence[str] | None = None,
+    share: tuple[int, int] = (0, 1),
 ) -> Iterator[pa.Table]:
     """Rows with `after <= _tx < to`, file by file and in order; a table per row group.
 
     Tables of different files may differ in their columns. Without rows in the range nothing comes.
+    `share` (i, n) reads every n-th row group from the i-th on, for n readers that share the work.
     """
     for file in files:
-        yield from _read_file(file, after, to, columns)
+        yield from _read_file(file, after, to, columns, share)
 
 
-def _read_file(file: LogFile, after: Lsn, to: Lsn, columns: Sequence[str] | None) -> Iterator[pa.Table]:
+def _read_file(
+    file: LogFile, after: Lsn, to: Lsn, columns: Sequence[str] | None, share: tuple[int, int]
+) -> Iterator[pa.Table]:
     whole = after <= file.first_tx and file.last_tx < to
     wanted = None if columns is None else list(columns)
     read = wanted if wanted is None or whole else [*dict.fromkeys([*wanted, log_columns.TX])]
     with pq.ParquetFile(file.path) as parquet:
-        for group in range(parquet.num_row_groups):
+        for group in range(share[0], parquet.num_row_groups, share[1]):
             table = parquet.read_row_group(group, columns=read)
             if not whole:
                 tx = table.column(log_columns.TX)

@@ -9,6 +9,7 @@ are kept for `_tx` alone, which readers select by.
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import pyarrow as pa
@@ -77,9 +78,14 @@ class StepFile:
                 self._sink.close()
 
     def discard(self) -> None:
+        """Let go of the file; what is in it counts for nothing."""
         self._pending = []
+        with contextlib.suppress(OSError, ValueError):
+            if self._writer is not None:
+                self._writer.close()
         if self._sink is not None:
-            self._sink.close()
+            with contextlib.suppress(OSError):
+                self._sink.close()
 
     def _open(self) -> pq.ParquetWriter:
         if self._writer is None:

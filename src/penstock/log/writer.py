@@ -42,7 +42,7 @@ from penstock.log.manifest import (
 )
 from penstock.log.step_file import StepFile
 
-OPEN_FILES_MAX = 64
+OPEN_FILES_MAX = 400  # a file that waits for its first row group has no descriptor yet
 PENDING_BYTES_MAX = 48 << 20
 
 
