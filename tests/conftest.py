@@ -14,11 +14,16 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
 
+import hypothesis
 import psycopg
 import pytest
 from psycopg import sql
 
 from penstock.sources.postgres.embedded import EmbeddedPostgres
+
+# A first call may compile for seconds, and the machine may be busy: time proves nothing here.
+hypothesis.settings.register_profile("penstock", deadline=None, print_blob=True)
+hypothesis.settings.load_profile("penstock")
 
 WAIT_S = 30.0
 

@@ -108,7 +108,7 @@ def check(session: Session, type_text: str, inputs: list[str | None]) -> tuple[C
     )
     ordered = f"FROM {values} ORDER BY n"
     printed = session.printed(f"SELECT c {ordered}")
-    as_text = session.fetch(f"SELECT {text_expression('c')} {ordered}")
+    as_text = session.fetch(f"SELECT {text_expression('c', column)} {ordered}")
     assert as_text.to_pylist() == printed, "selected as text, a value reads as the log has it"
 
     from_log = cast_text(pa.array(printed, pa.string()), column)

@@ -49,8 +49,9 @@ def test_types_that_nobody_taught_us_stay_text_and_are_loaded_as_text() -> None:
 
 
 def test_text_is_selected_by_the_output_function_and_not_by_a_cast() -> None:
-    assert "::text" not in text_expression('"c"')
-    assert "format('%s', \"c\")" in text_expression('"c"')
+    assert "::text" not in text_expression('"c"', column("inet"))
+    assert "format('%s', \"c\")" in text_expression('"c"', column("inet"))
+    assert 'numeric_out("c")' in text_expression('"c"', column("numeric"))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,7 @@
-"""The pipeline file as models: what each key means, its default, and which streams it names."""
+"""The pipeline file as models: what each key means, its default, and which streams it names.
+
+The docstring below a key is its line in docs/reference/configuration.md.
+"""
 
 from __future__ import annotations
 
@@ -31,33 +34,48 @@ _MIB = 1024 * 1024
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, hide_input_in_errors=True, use_attribute_docstrings=True
+    )
 
 
 class SourceConfig(_Section):
+    """Where changes come from."""
+
     type: Literal["postgres"]
+    """The kind of database."""
     url: PostgresUrl
+    """`postgresql://user:${PGPASSWORD}@host:5432/database`, straight to the server and not to a pooler."""
     slot: SlotName = "penstock"
+    """The replication slot, created at the first sync. One pipeline, one slot."""
     publication: Identifier = "penstock"
-    #: manual: Penstock neither creates nor changes the publication, and says what is missing in it.
+    """The publication, created at the first sync; tables are added to it as streams are."""
     publication_mode: Literal["auto", "manual"] = "auto"
+    """`manual`: Penstock neither creates nor changes the publication, and says what is missing in it."""
 
 
 class DestinationConfig(_Section):
+    """Where tables go."""
+
     type: Literal["parquet"]
+    """The kind of table."""
     path: LocalPath
+    """A directory; a table is `<path>/<schema>/<table>`."""
 
 
 class StreamConfig(_Section):
     """One stream, or a pattern that stands for several."""
 
     table: StreamPattern
+    """`schema.table` as the source spells it, without quotes; the first dot separates, `*` matches."""
     mode: Literal["cdc", "full_refresh"] = "cdc"
+    """`cdc`: loaded once, then followed through the log. `full_refresh`: read whole at every sync."""
     write: Literal["upsert", "append"] = "upsert"
-    #: full: have the source send whole old rows (REPLICA IDENTITY FULL is set on the table).
+    """`upsert`: the last state of every row. `append`: every change as a row of its own."""
     replica_identity: Literal["none", "full"] = "none"
-    #: source column → name in the destination
+    """`full`: have the source send whole old rows; Penstock sets `REPLICA IDENTITY FULL` on the table."""
     rename: dict[str, Annotated[str, Field(min_length=1)]] = {}
+    """Source column: name in the table."""
 
     @property
     def id(self) -> StreamId:
@@ -72,42 +90,58 @@ class StreamConfig(_Section):
 
 
 class SparkConfig(_Section):
+    """The Spark session that loads and applies."""
+
     master: str = "local[*]"
+    """Spark's master URL."""
     conf: dict[str, SparkValue] = {}
+    """Further Spark settings, by their own names."""
 
 
 class LogConfig(_Section):
     """The change log. A step is kept until every lane holds it, then for `retention`."""
 
     retention: Duration = timedelta(days=7)
+    """How long changes stay readable after every table holds them."""
     step_bytes_max: ByteSize = Field(default=ByteSize(64 * _MIB), ge=_MIB)
+    """A step is sealed at the first end of a transaction after this many bytes of files."""
 
 
 class ReadersConfig(_Section):
-    #: How long a superseded version of a table stays for readers that have opened it.
+    """What readers of the tables may count on."""
+
     grace: Duration = timedelta(hours=1)
+    """How long a replaced version of a table stays for readers that have opened it."""
 
 
 class LoadConfig(_Section):
+    """How whole tables are read."""
+
     method: Literal["ctid", "key"] = "ctid"
+    """`ctid`: by ranges of pages, no index needed. `key`: by ranges of the key's first column."""
     rows_per_chunk: PositiveInt = 500_000
-    #: Chunks read at the same time, each on a connection of its own; None: as many as Spark has cores.
+    """About so many rows are read by one task into one file."""
     parallel: PositiveInt | None = None
+    """Chunks read at the same time, each on a connection of its own; as many as Spark has cores if not given."""
 
 
 class Config(_Section):
     source: SourceConfig
     destination: DestinationConfig
     state: LocalPath
+    """A directory for the state file, checkpoints and the change log; not inside `destination.path`."""
     streams: Annotated[list[StreamConfig], Field(min_length=1)]
+    """Stream ids, or mappings as below. A table named exactly is governed by that entry, else by the last
+    pattern that matches it."""
     exclude: list[StreamPattern] = []
+    """Taken out of what patterns match; never what `streams` names exactly."""
     spark: SparkConfig = SparkConfig()
     log: LogConfig = LogConfig()
     readers: ReadersConfig = ReadersConfig()
-    #: `load:` in the file; the name is taken by the function below.
+    # `load:` in the file; the name is taken by the function below.
     loading: LoadConfig = Field(default=LoadConfig(), alias="load")
-    #: Always empty: see `unavailable`.
     lanes: dict[str, Any] = {}
+    """Nothing yet: every lane is refused by name."""
 
     @classmethod
     def load(cls, path: str | Path, environment: Mapping[str, str] | None = None) -> Config:

@@ -26,7 +26,8 @@ def config_error(document: Document, problems: Sequence[Problem], remedy: str = 
     return ConfigError(
         f"{document.path} has {count}.",
         detail="\n".join(lines),
-        remedy=remedy or "Change the file at the line named above; docs/configuration.md lists every key.",
+        remedy=remedy
+        or "Change the file at the line named above; docs/reference/configuration.md lists every key.",
     )
 
 

@@ -23,8 +23,7 @@ from penstock.destinations.base import DataFile, KeyBound
 
 COMPRESSION: Final = "zstd"
 COMPRESSION_LEVEL = 1
-USE_DICTIONARY = False
-ROW_GROUP_ROWS_MAX = 128 * 1024
+ROW_GROUP_ROWS_MAX = 256 * 1024
 ROW_GROUP_BYTES_MAX = 64 * 1024 * 1024
 
 
@@ -60,7 +59,7 @@ class DataFileWriter:
                 schema,
                 compression=COMPRESSION,
                 compression_level=COMPRESSION_LEVEL,
-                use_dictionary=USE_DICTIONARY,
+                use_dictionary=[field.name for field in schema if _repeats(field.type)],
                 metadata_collector=self._metadata,
             )
 
@@ -124,6 +123,11 @@ class DataFileWriter:
 
     def _storage_errors(self) -> AbstractContextManager[None]:
         return durable.storage_errors(f"Could not write a data file in {self.path.parent}.")
+
+
+def _repeats(kind: pa.DataType) -> bool:
+    """Whether values of a type are likely to repeat: a dictionary pays for those, and costs for the rest."""
+    return bool(pa.types.is_string(kind) or pa.types.is_date32(kind))
 
 
 def key_bound(value: object) -> KeyBound:

@@ -73,7 +73,8 @@ class Membership:
         """Changes that this bucket sees."""
         by_new, by_old = self.op == INSERT, self.op == DELETE
         held: Flags = np.where(by_new, self.new, np.where(by_old, self.old, self.new | self.old))
-        return held | (self.op == TRUNCATE)
+        held |= self.op == TRUNCATE
+        return held
 
     def halve_moves(self, changes: Changes) -> Changes:
         """`changes` are those of `any`; a row that comes from, or goes to, elsewhere is half a move here."""

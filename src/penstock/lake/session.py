@@ -89,6 +89,9 @@ def run_tasks(
 
 
 def _run(function: Callable[[Task], Result], payload: bytes) -> bytes:
+    # A task has one core: threads of its own would only take turns with the other tasks'.
+    pa.set_cpu_count(1)
+    pa.set_io_thread_count(1)
     try:
         return pickle.dumps(function(pickle.loads(payload)))
     except PenstockError as error:

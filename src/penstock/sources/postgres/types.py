@@ -66,12 +66,15 @@ def load_expression(column: SourceColumn) -> Literal["native", "text"]:
     return "text" if _rule(column).from_native is None else "native"
 
 
-def text_expression(quoted_name: str) -> str:
+def text_expression(quoted_name: str, column: SourceColumn) -> str:
     """SQL for the text that Postgres' output function prints: what logical replication sends.
 
     A cast to text is not that: it strips the blanks of char(n), adds `/32` to inet, says `true` for `t`,
     and may be redefined by a user's own cast. IS NULL is true for a row value of nulls; counting is not.
+    A numeric, which is common, goes by its own output function: a quarter of the cost at the server.
     """
+    if column.type_name == "numeric":
+        return f"pg_catalog.textin(pg_catalog.numeric_out({quoted_name}))"
     printed = f"pg_catalog.format('%s', {quoted_name})"
     return f"CASE WHEN pg_catalog.num_nonnulls({quoted_name}) = 0 THEN NULL ELSE {printed} END"
 
@@ -233,17 +236,6 @@ def _native_float(array: pa.Array, arrow: pa.DataType) -> CastResult:
     return CastResult(_one_nan(array))
 
 
-def _native_numeric(array: pa.Array, arrow: pa.DataType) -> CastResult:
-    """ADBC prints a numeric's digits itself, as Postgres does but for the words, which are its own."""
-    if isinstance(arrow, pa.Decimal128Type):
-        return _decimal(array, arrow)
-    for theirs, ours in (("nan", "NaN"), ("inf", "Infinity"), ("-inf", "-Infinity")):
-        found = pc.equal(array, theirs)
-        if pc.any(found).as_py():
-            array = pc.if_else(found, ours, array)
-    return CastResult(array)
-
-
 def _native_calendar(array: pa.Array, arrow: pa.DataType) -> CastResult:
     days = pa.types.is_date32(arrow)
     values = array.view(pa.int32() if days else pa.int64())
@@ -279,7 +271,8 @@ RULES: dict[str, Rule] = {
     "int8": Rule(_always(pa.int64()), _integer, _native),
     "float4": Rule(_always(pa.float32()), _float, _native_float),
     "float8": Rule(_always(pa.float64()), _float, _native_float),
-    "numeric": Rule(_decimal_or_text, _decimal, _native_numeric),
+    # ADBC carries it exactly, but prints the digits at twice the cost of the server's own text.
+    "numeric": Rule(_decimal_or_text, _decimal, None),
     "date": Rule(_always(pa.date32()), _date, _native_calendar),
     "timestamp": Rule(_always(TIMESTAMP), _timestamp, _native_calendar),
     "timestamptz": Rule(_always(TIMESTAMPTZ), _timestamp, _native_calendar),
