@@ -19,10 +19,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from rich.console import Console
-
-from bench import capture, changes, load, workload
-from bench.command import finish, parse_arguments
+from bench import capturing, changes, load, workload
+from bench.command import finish, new_console, parse_arguments
 from bench.comparison import Comparison
 from bench.pipelines import use_server
 from bench.references import BinaryCopy, ReceiveLogical
@@ -32,14 +30,14 @@ NAMES = ("capture", "load", "changes")
 
 def main() -> int:
     arguments = parse_arguments("python -m bench", __doc__ or "", NAMES)
-    console = Console()
+    console = new_console()
     comparisons: list[Comparison] = []
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name, workload.new_server() as server:
         directory = Path(name)
         use_server(server.url())
         if "capture" in arguments.names:
             comparisons.append(
-                capture.compare(server, arguments.changes, arguments.rounds, directory, console)
+                capturing.compare(server, arguments.changes, arguments.rounds, directory, console)
             )
         if "load" in arguments.names:
             load.prepare(server, arguments.rows, console)

@@ -20,6 +20,11 @@ CHANGE_ROWS = 1_000_000
 ROUNDS = 3
 
 
+def new_console() -> Console:
+    # Lines in a log file stay whole: without a terminal rich would wrap them at 80 columns.
+    return Console(log_path=False, width=None if sys.stdout.isatty() else 140)
+
+
 def parse_arguments(program: str, description: str, names: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog=program, description=description, formatter_class=argparse.RawDescriptionHelpFormatter

@@ -8,14 +8,12 @@ Starting the client (some milliseconds) is part of the measured time.
 from __future__ import annotations
 
 import os
-import subprocess
-import time
 from typing import Protocol
 
 from psycopg import sql
 
 from bench.comparison import Run
-from bench.resources import Usage
+from bench.resources import Usage, run_measured
 from bench.workload import Connection
 from penstock.sources.postgres.embedded import EmbeddedPostgres
 
@@ -86,17 +84,6 @@ def create_publication(connection: Connection, publication: str, table: str) -> 
 
 
 def _run(server: EmbeddedPostgres, program: str, *arguments: str) -> Usage:
-    """Run a client to its end; the kernel tells its parent what it used."""
     target = ("--host", "127.0.0.1", "--port", str(server.port), "--username", "postgres")
-    started = time.perf_counter()
-    client = subprocess.Popen(
-        [str(server.bin(program)), *target, "--dbname", "postgres", *arguments],
-        env={**os.environ, "PGPASSWORD": server.password},
-        stdin=subprocess.DEVNULL,
-    )
-    _, status, used = os.wait4(client.pid, 0)
-    seconds = time.perf_counter() - started
-    client.returncode = os.waitstatus_to_exitcode(status)
-    if client.returncode != 0:
-        raise subprocess.CalledProcessError(client.returncode, program)
-    return Usage(seconds, used.ru_utime + used.ru_stime, used.ru_maxrss * 1024)
+    command = [str(server.bin(program)), *target, "--dbname", "postgres", *arguments]
+    return run_measured(command, {**os.environ, "PGPASSWORD": server.password})

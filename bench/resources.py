@@ -13,13 +13,15 @@ than 0.02 CPU-seconds per second) is part of what it reports.
 from __future__ import annotations
 
 import os
+import subprocess
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 SAMPLE_INTERVAL_S = 0.25
 _PROC = Path("/proc")
@@ -59,27 +61,52 @@ def measured(root: int | None = None) -> Iterator[Meter]:
     """Measure the block: the tree of process `root`, by default this process."""
     root = root or os.getpid()
     meter = Meter()
-    stopping = threading.Event()
-    peak = [0]
-
-    def sample() -> None:
-        while True:
-            peak[0] = max(peak[0], memory_bytes(root))
-            if stopping.wait(SAMPLE_INTERVAL_S):
-                return
-
-    sampler = threading.Thread(target=sample, name="memory-sampler", daemon=True)
+    sampler = _MemorySampler(root)
     cpu_before = cpu_s(root)
     started = time.perf_counter()
-    sampler.start()
-    try:
-        yield meter
-    finally:
+    with sampler:
+        try:
+            yield meter
+        finally:
+            seconds = time.perf_counter() - started
+            spent = cpu_s(root) - cpu_before
+    meter._usage = Usage(seconds, spent, sampler.peak_bytes)
+
+
+def run_measured(command: Sequence[str], environment: Mapping[str, str]) -> Usage:
+    """Run a program to its end; the kernel tells its parent the CPU time it used."""
+    started = time.perf_counter()
+    process = subprocess.Popen(list(command), env=dict(environment), stdin=subprocess.DEVNULL)
+    with _MemorySampler(process.pid) as sampler:
+        _, status, used = os.wait4(process.pid, 0)
         seconds = time.perf_counter() - started
-        spent = cpu_s(root) - cpu_before
-        stopping.set()
-        sampler.join()
-        meter._usage = Usage(seconds, spent, peak[0])
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode != 0:
+        raise subprocess.CalledProcessError(process.returncode, command[0])
+    # Its ru_maxrss is of no use: it begins with the size of the process that forked it.
+    return Usage(seconds, used.ru_utime + used.ru_stime, sampler.peak_bytes)
+
+
+class _MemorySampler:
+    def __init__(self, root: int) -> None:
+        self.peak_bytes = 0
+        self._root = root
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._sample, name="memory-sampler", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopping.set()
+        self._thread.join()
+
+    def _sample(self) -> None:
+        while True:
+            self.peak_bytes = max(self.peak_bytes, memory_bytes(self._root))
+            if self._stopping.wait(SAMPLE_INTERVAL_S):
+                return
 
 
 def cpu_s(root: int) -> float:

@@ -14,10 +14,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from rich.console import Console
-
 from bench import changes, load, workload
-from bench.command import finish, parse_arguments
+from bench.command import finish, new_console, parse_arguments
 from bench.comparison import Bars, Comparison
 from bench.peers import debezium_engine
 from bench.peers.debezium_engine import DebeziumEngine
@@ -32,7 +30,7 @@ CHANGES_GOAL = Bars(ratio_min=2.5)
 
 def main() -> int:
     arguments = parse_arguments("python -m bench.peers", __doc__ or "", NAMES)
-    console = Console()
+    console = new_console()
     comparisons: list[Comparison] = []
     try:
         if "changes" in arguments.names:

@@ -38,6 +38,7 @@ _SETTINGS = {
     "poll.interval.ms": "10",
     "statistics.metrics.enabled": "false",
     "advanced.metrics.enable": "false",
+    "message.prefix.exclude.list": ".*",  # what Penstock's own syncs emit into the log is no change
     "database.hostname": "127.0.0.1",
     "database.user": "postgres",
     "database.dbname": "postgres",

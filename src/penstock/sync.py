@@ -64,6 +64,7 @@ class Sync:
         self._listener = listener
         self._url = config.source.url.get_secret_value()
         self._log_directory = config.state / "log"
+        self._rows_captured = 0
 
     def run(self) -> SyncReport:
         begun = time.monotonic()
@@ -83,10 +84,9 @@ class Sync:
         started = capture.start() if follows else None
         streams = self._resolve()  # setting up may have given tables another replica identity
         epoch, version = self._identify(ledger, started, capture)
+        loading = self._config.loading
         lane = LakeLane(
-            LaneSettings(
-                self._url, version, epoch, self._config.loading.method, self._config.loading.rows_per_chunk
-            ),
+            LaneSettings(self._url, version, epoch, loading.method, loading.rows_per_chunk, loading.parallel),
             streams,
             ledger,
             LoadRecords(self._config.state / "load"),
@@ -116,6 +116,7 @@ class Sync:
         refreshed = [stream for stream in waiting if lane.streams[stream].mode == "full_refresh"]
         snapshot = self._settled_snapshot(capture.snapshot, capture, lane, followed) if followed else None
         if follows:
+            self._listener.stream_started("change log", "capture", None)
             capture.read_to(capture.note_target())
         if snapshot is not None:
             lane.load(followed, LoadPoint(snapshot.consistent_point, snapshot.name))
@@ -125,7 +126,9 @@ class Sync:
             lane.load(refreshed, LoadPoint(snapshot.consistent_point, snapshot.name))
             capture.release_snapshot()
         if follows:
-            lane.follow(capture.wait_reached())
+            end = capture.wait_reached()
+            self._listener.stream_finished("change log", "capture", self._rows_captured)
+            lane.follow(end)
             flushed = lane.flushed()
             if flushed is not None:
                 capture.acknowledge(LANE, flushed)
@@ -176,7 +179,8 @@ class Sync:
             version = connection.info.server_version
             if started is None:
                 row = connection.execute(
-                    "SELECT system_identifier::text, timeline_id, pg_current_wal_insert_lsn()::text"
+                    "SELECT system_identifier::text, timeline_id, CASE WHEN pg_is_in_recovery()"
+                    " THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_insert_lsn() END::text"
                     " FROM pg_control_system(), pg_control_checkpoint()"
                 ).fetchone()
                 assert row is not None
@@ -215,6 +219,7 @@ class Sync:
         )
 
     def _captured(self, progress: CaptureProgress) -> None:
+        self._rows_captured = progress.rows
         self._listener.progressed("change log", "capture", progress.rows, progress.bytes)
 
     def _start_spark(self) -> SparkSession:

@@ -142,9 +142,8 @@ def test_a_stream_whose_settings_changed_is_loaded_again_or_refused(
 ) -> None:
     pipeline = make([{"table": "public.state", **before}])
     pipeline.sync()
-    if not before:
-        state.execute("UPDATE state SET a = 'x' WHERE id = 1")
-        pipeline.sync()
+    state.execute("UPDATE state SET a = 'x' WHERE id = 1")
+    pipeline.sync()
     pipeline.streams = [{"table": "public.state", **after}]
     pipeline.write_file()
     state.execute("UPDATE state SET a = 'y' WHERE id = 2; INSERT INTO state VALUES (100, 'new', 'new')")
@@ -246,7 +245,8 @@ MARCH = "FOR VALUES FROM ('2026-03-01') TO ('2026-04-01')"
     "statements",
     [
         f"DROP TABLE m1; CREATE TABLE m1 PARTITION OF m {JANUARY}",
-        f"ALTER TABLE m DETACH PARTITION m1; DELETE FROM m1 WHERE id < 50; ALTER TABLE m ATTACH PARTITION m1 {JANUARY}",
+        "ALTER TABLE m DETACH PARTITION m1; DELETE FROM m1 WHERE id < 50; "
+        f"ALTER TABLE m ATTACH PARTITION m1 {JANUARY}",
         "CREATE TABLE m3 (LIKE m INCLUDING ALL); INSERT INTO m3 VALUES (900, '2026-03-03'); "
         f"ALTER TABLE m ATTACH PARTITION m3 {MARCH}; UPDATE m SET id = 901 WHERE id = 900; "
         "ALTER TABLE m DETACH PARTITION m3",

@@ -359,9 +359,8 @@ def test_readers_of_every_kind_see_the_committed_version(database: Database, mak
     table = Pipeline.from_yaml(pipeline.file).table("public.orders")
     session = SparkSession.builder.getOrCreate()
     assert table.spark(session).count() == 500
-    assert session.read.parquet(str(table.path)).agg({"amount": "sum"}).collect()[0][0] == pytest.approx(
-        171592.5, abs=300
-    )
+    [total] = session.read.parquet(str(table.path)).agg({"amount": "sum"}).collect()
+    assert total[0] == database.query("SELECT sum(amount) FROM orders")[0][0]
     [count] = duckdb.sql(f"SELECT count(*) FROM '{table.path}/*.parquet'").fetchall()
     assert count == (500,)
     assert len(pd.read_parquet(table.path)) == 500
@@ -371,7 +370,7 @@ def test_readers_of_every_kind_see_the_committed_version(database: Database, mak
 
 
 def test_key_ranges_load_and_resume_exactly(database: Database, make: MakePipeline) -> None:
-    """Cut short in the middle, with changes in between: append gets each change once, upsert is not turned back."""
+    """Cut short, with changes in between: append gets each change once, upsert is not turned back."""
     for name in ("up", "ap"):
         database.execute(f"CREATE TABLE {name} (id int PRIMARY KEY, v text)")
     install_audit(database.url, ["public.ap"])
@@ -445,3 +444,38 @@ def test_the_log_shows_every_change_with_its_offset(database: Database, make: Ma
     log = Pipeline.from_yaml(pipeline.file).log("public.a")
     assert log.to_arrow().column("_op").to_pylist() == ["i", "u", "d"]
     assert_same(database.url, "public.a", pipeline.path("public.a"))
+
+
+def test_a_table_configured_otherwise_is_loaded_again(database: Database, make: MakePipeline) -> None:
+    database.execute("CREATE TABLE a (id int PRIMARY KEY, v text); INSERT INTO a VALUES (1, 'x'), (2, 'y')")
+    pipeline = make(["public.a"])
+    pipeline.sync()
+    database.execute("UPDATE a SET v = 'z' WHERE id = 1")
+    for settings in ({"rename": {"v": "w"}}, {"write": "append"}, {"mode": "full_refresh"}, {}):
+        pipeline.streams = [{"table": "public.a", **settings}]
+        pipeline.write_file()
+        assert pipeline.sync().streams[0].rows_loaded == 2
+        database.execute(
+            "INSERT INTO a SELECT max(id) + 1, 'n' FROM a; DELETE FROM a WHERE id = (SELECT min(id) FROM a)"
+        )
+        pipeline.sync()
+    pipeline.assert_same("public.a")
+
+
+def test_a_log_that_lost_its_beginning_is_an_error_and_not_a_gap(
+    database: Database, make: MakePipeline
+) -> None:
+    database.execute("CREATE TABLE a (id int PRIMARY KEY)")
+    pipeline = make(["public.a"])
+    pipeline.sync()
+    database.execute("INSERT INTO a VALUES (1)")
+    ended = pipeline.sync_apart("cdc.preparing=kill")  # captured, not applied
+    assert ended.killed, str(ended)
+    for manifest in sorted((pipeline.state / "log").glob("*.json"))[:-1]:
+        manifest.unlink()
+    database.execute("INSERT INTO a VALUES (2)")
+    pipeline.sync_apart("cdc.preparing=kill")
+    for manifest in sorted((pipeline.state / "log").glob("*.json"))[:-1]:
+        manifest.unlink()
+    with pytest.raises(PenstockError, match="begins at"):
+        pipeline.sync()

@@ -5,14 +5,17 @@ Every test here ends with the oracle: all values of upsert tables, every change 
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psycopg
+import pyarrow.parquet as pq
 import pytest
 
 from penstock import failpoints
@@ -77,6 +80,40 @@ def syncing(pipeline: PipelineUnderTest) -> Iterator[Future[SyncReport]]:
         running = thread.submit(pipeline.sync)
         yield running
         running.result(timeout=120)
+
+
+@dataclass
+class Pause:
+    """A place where the next sync stops until this block is left."""
+
+    rule: str
+    directory: Path
+
+    def wait(self, running: Future[SyncReport]) -> None:
+        report = self.directory / "report"
+        wait_until(lambda: report.exists() or running.done(), f"a sync to come to {self.rule}", timeout_s=60)
+        assert report.exists(), f"the sync ended without coming to {self.rule}: {running.exception()}"
+
+    def __enter__(self) -> Pause:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        (self.directory / "gate").touch()
+
+
+PauseAt = Callable[[str], Pause]
+
+
+@pytest.fixture
+def pause_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PauseAt:
+    def set_up(rule: str) -> Pause:
+        monkeypatch.setattr(failpoints, "_reached", {})
+        monkeypatch.setenv("PENSTOCK_FAILPOINT", rule)
+        monkeypatch.setenv("PENSTOCK_FAILPOINT_GATE", str(tmp_path / "gate"))
+        monkeypatch.setenv("PENSTOCK_FAILPOINT_REPORT", str(tmp_path / "report"))
+        return Pause(rule, tmp_path)
+
+    return set_up
 
 
 def waits_for_a_transaction(url: str, running: Future[SyncReport]) -> Callable[[], bool]:
@@ -227,6 +264,25 @@ def test_the_last_transaction_is_not_sent_again(tables: Database, make: MakePipe
     assert_exact(pipeline)
 
 
+def test_nothing_is_acknowledged_before_the_state_says_it_is_committed(
+    tables: Database, make: MakePipeline, pause_at: PauseAt
+) -> None:
+    pipeline = make(STREAMS)
+    pipeline.sync()
+    tables.execute("UPDATE state SET v = 'new'; UPDATE history SET v = 'new'")
+    pause = pause_at("cdc.all_processed=pause")
+    with syncing(pipeline) as running, pause:
+        pause.wait(running)  # every table is committed, the state does not say so yet
+        state = json.loads((pipeline.state / "state.json").read_text())["global"]["state"]
+        assert state["lsn"] != state["next_cdc_pos"]
+        confirmed = tables.query(
+            "SELECT confirmed_flush_lsn <= %s::pg_lsn FROM pg_replication_slots WHERE slot_name = %s",
+            (state["lsn"], pipeline.name),
+        )
+        assert confirmed == [(True,)]
+    assert_exact(pipeline)
+
+
 def test_a_prepared_transaction_comes_whole_when_it_is_committed(
     tables: Database, make: MakePipeline
 ) -> None:
@@ -245,22 +301,6 @@ def test_a_prepared_transaction_comes_whole_when_it_is_committed(
 # -- while a load is under way ------------------------------------------------------------------------
 
 
-@pytest.fixture
-def between_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
-    """Stops a load after its first group of chunks was picked up; the value lets it go on."""
-    gate, report = tmp_path / "gate", tmp_path / "report"
-    monkeypatch.setattr(failpoints, "_reached", {})
-    monkeypatch.setenv("PENSTOCK_FAILPOINT", "load.preparing=pause@2")
-    monkeypatch.setenv("PENSTOCK_FAILPOINT_GATE", str(gate))
-    monkeypatch.setenv("PENSTOCK_FAILPOINT_REPORT", str(report))
-
-    def wait_there() -> None:
-        wait_until(report.exists, "the load to come to its second group of chunks", timeout_s=60)
-
-    yield wait_there
-    gate.touch()
-
-
 @pytest.mark.parametrize(
     "rewrite",
     [
@@ -273,8 +313,7 @@ def between_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 def test_a_table_rewritten_between_chunks_is_loaded_again(
     database: Database,
     make: MakePipeline,
-    between_chunks: Callable[[], None],
-    tmp_path: Path,
+    pause_at: PauseAt,
     rewrite: str,
 ) -> None:
     """Rows move to other pages, and chunks that are read by page miss them without an error."""
@@ -285,14 +324,15 @@ def test_a_table_rewritten_between_chunks_is_loaded_again(
         database.execute(f"DELETE FROM {table} WHERE id % 2 = 0")
         database.execute(f"ANALYZE {table}")
     pipeline = make(STREAMS, load={"rows_per_chunk": 40})
-    with syncing(pipeline):
-        between_chunks()
+    # The first group of chunks has been picked up, perhaps read; the second has not.
+    pause = pause_at("load.preparing=pause@2")
+    with syncing(pipeline) as running, pause:
+        pause.wait(running)
         for statement in rewrite.split("; "):
             database.execute(statement)
         database.execute(
             "INSERT INTO state VALUES (9000, 'after'); INSERT INTO history VALUES (9000, 'after')"
         )
-        (tmp_path / "gate").touch()
     assert_exact(pipeline)
     database.execute(
         "UPDATE state SET v = 'later' WHERE id < 50; UPDATE history SET v = 'later' WHERE id < 50"
@@ -428,7 +468,5 @@ def test_generated_columns_are_left_out_of_load_and_log_alike(database: Database
 
 
 def assert_columns(pipeline: PipelineUnderTest, names: list[str]) -> None:
-    import pyarrow.parquet as pq
-
     file = next(iter(sorted(pipeline.path("public.state").glob("*.parquet"))))
     assert pq.read_schema(file).names == names

@@ -9,6 +9,7 @@ import typer
 from rich.text import Text
 
 from penstock.cli.settings import Settings, open_pipeline, settings_of
+from penstock.cli.tables import plural
 from penstock.core.errors import SourceError
 
 if TYPE_CHECKING:
@@ -40,4 +41,5 @@ def _print(settings: Settings, findings: Sequence[Finding]) -> None:
         if finding.remedy and finding.level != "ok":
             out.print(Text(f"  What to do: {finding.remedy}"), soft_wrap=True)
     counts = {level: sum(finding.level == level for finding in findings) for level in _MARKS}
-    out.print(f"\n{counts['ok']} ok, {counts['warning']} warnings, {counts['error']} errors", highlight=False)
+    warnings, errors = (plural(counts[level], level) for level in ("warning", "error"))
+    out.print(f"\n{counts['ok']} ok, {warnings}, {errors}", highlight=False)

@@ -33,7 +33,7 @@ def init(
     stream: Annotated[
         list[str] | None, typer.Option(metavar="SCHEMA.TABLE", help="May be given several times; * matches.")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", metavar="", help="Replace a file that is there.")] = False,
 ) -> None:
     """Write penstock.yaml, by asking or from options."""
     settings = settings_of(context)
@@ -55,7 +55,14 @@ def init(
         streams=tuple(stream or _streams(asking)),
     )
     text = pipeline_file(answers)
-    check_text(text, target, AnyVariable())
+    try:
+        check_text(text, target, AnyVariable())
+    except ConfigError as error:
+        raise ConfigError(
+            "These answers do not make a pipeline file; nothing was written.",
+            detail=error.detail,
+            remedy="Correct the option or the answer.",
+        ) from None
     durable.replace(target, text.encode())
     _tell(settings, answers, variable)
 

@@ -31,7 +31,7 @@ class _Commands(TyperGroup):
             raise typer.Exit(report_interrupted(_settings(ctx))) from None
 
 
-_EPILOG = "Exit codes:\n\n" + "\n\n".join(f"{code:>3}  {meaning}" for code, meaning in exit_codes().items())
+_EPILOG = "Exit codes:\n\n" + "\n".join(f"{code:>3}  {meaning}" for code, meaning in exit_codes().items())
 
 app = typer.Typer(
     name="penstock",
@@ -59,13 +59,19 @@ def _global_options(
         typer.Option("-c", "--config", metavar="FILE", help="The pipeline file.", envvar="PENSTOCK_CONFIG"),
     ] = Path("penstock.yaml"),
     json: Annotated[
-        bool, typer.Option("--json", help="One JSON document on stdout; everything else goes to stderr.")
+        bool,
+        typer.Option(
+            "--json", metavar="", help="One JSON document on stdout; everything else goes to stderr."
+        ),
     ] = False,
     verbose: Annotated[
-        bool, typer.Option("-v", "--verbose", help="Log what is done, and show tracebacks.")
+        bool, typer.Option("-v", "--verbose", metavar="", help="Log what is done, and show tracebacks.")
     ] = False,
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+        bool,
+        typer.Option(
+            "--version", metavar="", callback=_print_version, is_eager=True, help="Print the version."
+        ),
     ] = False,
 ) -> None:
     """Every change of an operational database, exactly once, in lake tables."""

@@ -30,16 +30,16 @@ _TEMPLATE = """\
 source:
   type: postgres
   url: {url}
-  slot: {slot}                # replication slot, made at the first sync
+  slot: {slot}  # replication slot, made at the first sync
   publication: {publication}  # likewise; says which tables are sent
 
 destination:
   type: parquet
-  path: {path}                # `penstock table path SCHEMA.TABLE` says where a table's files are
+  path: {path}  # `penstock table path SCHEMA.TABLE` says where a table's files are
 
-state: ./state                # state file, checkpoints, change log: keep it, apart from the tables
+state: ./state  # state file, checkpoints, change log: keep it, apart from the tables
 
-streams:                      # schema.table, unquoted; * matches in either part
+streams:  # schema.table, unquoted; * matches in either part
 {streams}
   # - {{table: public.events, write: append}}         # every change as a row of its own
   # - {{table: public.countries, mode: full_refresh}}  # read whole at every sync

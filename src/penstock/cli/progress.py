@@ -1,7 +1,8 @@
 """How a sync goes on, for people: bars on a terminal, plain lines elsewhere. Always on stderr.
 
 A bar lasts as long as its stream's phase and then becomes one line, so a pipeline of a thousand
-streams shows what is under way and not what is done. Calls come from several threads.
+streams shows what is under way and not what is done. Reading the log is no stream's: it shows while
+there are changes to read, and is over when they are applied. Calls come from several threads.
 """
 
 from __future__ import annotations
@@ -69,8 +70,8 @@ class PlainProgress:
         with self._lock:
             now = self.clock()
             current = self._phases.setdefault((stream, phase), _Phase(now, None, now))
-            current.rows, current.bytes = rows_total, bytes_total
-            if now - current.reported < PLAIN_INTERVAL_S:
+            current.rows, current.bytes = max(current.rows, rows_total), max(current.bytes, bytes_total)
+            if now - current.reported < PLAIN_INTERVAL_S or _is_idle_capture(phase, rows_total):
                 return
             current.reported = now
             self.write(f"{stream}: {_VERBS.get(phase, phase)}, {_amount(current, now)}")
@@ -97,15 +98,21 @@ class BarProgress:
 
     def stream_started(self, stream: str, phase: str, rows_estimated: int | None) -> None:
         with self._lock:
+            if phase == "apply":
+                self._end_capture()
             self._task(stream, phase, rows_estimated)
 
     def progressed(self, stream: str, phase: str, rows_total: int, bytes_total: int) -> None:
+        if _is_idle_capture(phase, rows_total):
+            return
         with self._lock:
             task, _ = self._task(stream, phase, None)
-            self._progress.update(task, completed=rows_total, bytes_total=bytes_total)
             known = next(item for item in self._progress.tasks if item.id == task)
-            if known.total is not None and known.total < rows_total:  # it was only an estimate
-                self._progress.update(task, total=rows_total)
+            rows = max(rows_total, int(known.completed))  # a bar never goes back
+            size_total = max(bytes_total, known.fields["bytes_total"])
+            self._progress.update(task, completed=rows, bytes_total=size_total)
+            if known.total is not None and known.total < rows:  # it was only an estimate
+                self._progress.update(task, total=rows)
 
     def stream_finished(self, stream: str, phase: str, rows: int) -> None:
         with self._lock:
@@ -118,6 +125,11 @@ class BarProgress:
     def note(self, message: str) -> None:
         self._progress.console.print(Text(message), soft_wrap=True)
 
+    def _end_capture(self) -> None:
+        for key in [key for key in self._tasks if key[1] == "capture"]:
+            task, _ = self._tasks.pop(key)
+            self._progress.remove_task(task)
+
     def _task(self, stream: str, phase: str, rows_estimated: int | None) -> tuple[TaskID, float]:
         key = (stream, phase)
         if key not in self._tasks:
@@ -125,6 +137,11 @@ class BarProgress:
             task = self._progress.add_task(description, total=rows_estimated or None, bytes_total=0)
             self._tasks[key] = (task, self._clock())
         return self._tasks[key]
+
+
+def _is_idle_capture(phase: str, rows: int) -> bool:
+    """Whether the log is read and has nothing for us: no news for people."""
+    return phase == "capture" and not rows
 
 
 def finished_line(phase: str, rows: int, seconds: float) -> str:

@@ -12,13 +12,13 @@ from penstock.cli.settings import Settings, open_pipeline, settings_of
 from penstock.cli.tables import count, table
 from penstock.core.report import PlannedStream, SyncReport
 
-_COUNTS = ("loaded", "inserts", "updates", "deletes", "truncates", "dead letters", "seconds")
+_COUNTS = ("loaded", "inserts", "updates", "deletes", "truncates", "dead letters")
 
 
 def sync(
     context: typer.Context,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be done; change nothing.")
+        bool, typer.Option("--dry-run", metavar="", help="Say what would be done; change nothing.")
     ] = False,
 ) -> None:
     """Bring every stream up to where the source stands now, then exit.
@@ -60,7 +60,6 @@ def _show_report(settings: Settings, report: SyncReport) -> None:
             count(stream.deletes),
             count(stream.truncates),
             count(stream.dead_letters),
-            f"{stream.seconds:.1f}",
         )
         for stream in report.streams
     ]

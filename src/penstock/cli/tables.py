@@ -27,6 +27,10 @@ def count(number: int | None) -> str:
     return _ABSENT if number is None else f"{number:,}"
 
 
+def plural(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
 def size(number: int | None) -> str:
     if number is None:
         return _ABSENT

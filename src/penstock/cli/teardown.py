@@ -12,7 +12,7 @@ from penstock.core.errors import ConfigError
 
 def teardown(
     context: typer.Context,
-    yes: Annotated[bool, typer.Option("--yes", help="Yes, drop them.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", metavar="", help="Yes, drop them.")] = False,
 ) -> None:
     """Drop the slot and the publication. Tables and state stay; the pipeline can no longer go on."""
     settings = settings_of(context)
@@ -21,7 +21,7 @@ def teardown(
     if not yes:
         raise ConfigError(
             f"This drops the slot {source.slot} and the publication {source.publication} at the source.",
-            detail="Changes made afterwards are not captured; the next sync would load every table again.",
+            detail="Changes made afterwards are not captured; the pipeline cannot go on from its state.",
             remedy="Add --yes if that is what you want.",
         )
     dropped = pipeline.teardown()

@@ -122,7 +122,7 @@ class LoadConfig(_Section):
     rows_per_chunk: PositiveInt = 500_000
     """About so many rows are read by one task into one file."""
     parallel: PositiveInt | None = None
-    """Chunks read at the same time, each on a connection of its own; as many as Spark has cores if not given."""
+    """Not in use yet: chunks are read on as many connections as Spark has cores."""
 
 
 class Config(_Section):

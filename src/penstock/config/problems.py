@@ -19,9 +19,8 @@ Problem = tuple[Location, str]
 
 
 def config_error(document: Document, problems: Sequence[Problem], remedy: str = "") -> ConfigError:
-    lines = [
-        f"line {document.line(location)}: {_dotted(location)}: {sentence}" for location, sentence in problems
-    ]
+    placed = sorted((document.line(location), _dotted(location), sentence) for location, sentence in problems)
+    lines = [f"line {line}: {place}: {sentence}" for line, place, sentence in placed]
     count = "one problem" if len(lines) == 1 else f"{len(lines)} problems"
     return ConfigError(
         f"{document.path} has {count}.",

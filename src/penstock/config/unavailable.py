@@ -12,16 +12,16 @@ from penstock.config.problems import Problem
 
 REMEDY = "Remove it, or wait for the version that brings it; CHANGELOG.md says what there is today."
 
-_SOURCES = ("mysql", "mongodb")
-_DESTINATIONS = ("iceberg",)
-_MODES = ("incremental", "strict_cdc")
-_STREAM_KEYS = ("columns", "where", "cursor", "deletes", "on_schema_change")
+LATER_SOURCES = ("mysql", "mongodb")
+LATER_DESTINATIONS = ("iceberg",)
+LATER_MODES = ("incremental", "strict_cdc")
+LATER_STREAM_KEYS = ("columns", "where", "cursor", "deletes", "on_schema_change")
 
 
 def unavailable(values: dict[str, Any]) -> list[Problem]:
     """Every use of something that this version cannot do yet."""
     problems: list[Problem] = []
-    for section, kinds in (("source", _SOURCES), ("destination", _DESTINATIONS)):
+    for section, kinds in (("source", LATER_SOURCES), ("destination", LATER_DESTINATIONS)):
         content = values.get(section)
         if isinstance(content, dict) and content.get("type") in kinds:
             problems.append(((section, "type"), f"`{content['type']}` is not available yet."))
@@ -37,9 +37,11 @@ def unavailable(values: dict[str, Any]) -> list[Problem]:
 
 def _in_stream(index: int, stream: dict[str, Any]) -> list[Problem]:
     problems: list[Problem] = []
-    if stream.get("mode") in _MODES:
+    if stream.get("mode") in LATER_MODES:
         problems.append((("streams", index, "mode"), f"`{stream['mode']}` is not available yet."))
     problems += [
-        (("streams", index, key), f"`{key}` is not available yet.") for key in _STREAM_KEYS if key in stream
+        (("streams", index, key), f"`{key}` is not available yet.")
+        for key in LATER_STREAM_KEYS
+        if key in stream
     ]
     return problems

@@ -32,6 +32,7 @@ from penstock.lake.apply_task import (
 )
 from penstock.lake.buckets import WHOLE, Bucket
 from penstock.lake.evolve import ColumnSource
+from penstock.lake.output import OutputFile
 from penstock.lake.session import run_tasks
 from penstock.lake.skip import SkipRule
 from penstock.lake.target import Target
@@ -89,10 +90,21 @@ def apply(spark: SparkSession, works: Sequence[StreamWork]) -> dict[StreamId, Ou
         folded = _fold(spark, works, staging, outcomes, cores)
         rewritten = _rewrite(spark, works, folded, staging, outcomes, cores)
         _complete(spark, works, folded, rewritten, outcomes)
+        for work in works:
+            _keep_columns_of_empty_table(work, outcomes[work.stream])
     finally:
         for directory in staging.values():
             shutil.rmtree(directory, ignore_errors=True)
     return outcomes
+
+
+def _keep_columns_of_empty_table(work: StreamWork, outcome: Outcome) -> None:
+    """A table without rows keeps one file, so that readers find its columns."""
+    if not outcome.added and outcome.removed >= {file.name for file in work.files}:
+        path = work.table.files_directory / new_file_name("empty")
+        with OutputFile(path, work.target.arrow_schema(), even_if_empty=True) as output:
+            pass
+        outcome.added += _present(output.data_file)
 
 
 def _fold(

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
 from penstock import failpoints
-from penstock.core.errors import PenstockError, StreamPausedError
+from penstock.core.errors import PenstockError, StateError, StreamPausedError
 from penstock.core.position import Lsn
 from penstock.core.report import ProgressListener
 from penstock.core.schema import TableSchema
@@ -74,6 +75,7 @@ class LaneSettings:
     epoch: Lsn
     method: ChunkMethod
     rows_per_chunk: int
+    chunks_at_once: int | None
 
 
 class LakeLane:
@@ -137,6 +139,7 @@ class LakeLane:
 
     def recover(self) -> None:
         """Settle what an earlier run left open: roll forward what the destination has, repeat the rest."""
+        self._reload_changed_layouts()
         recovery = recover_round(self._ledger.document, set(self._streams), self._is_thread_committed)
         for stream in recovery.dropped:
             self._listener.note(f"{stream} is no longer configured; its part of the open round is given up.")
@@ -154,6 +157,26 @@ class LakeLane:
                 assert own.to is not None
                 self._finish_stream_round(stream, own.start, own.to)
         self._forget_removed_streams()
+
+    def _reload_changed_layouts(self) -> None:
+        """A table that is configured otherwise than it was written cannot go on as it is."""
+        for stream, configured in self._streams.items():
+            state = self._ledger.document.stream(stream)
+            if state is None or not state.has_completed_backfill or configured.mode == "full_refresh":
+                continue
+            if state.sync_mode == "full_refresh":
+                self.reload(stream, "its changes are to be followed from now on")
+            elif not self._has_layout(stream, configured):
+                self._ledger.write(two_phase.set_aside(self._ledger.document, stream))
+                self.reload(stream, "`write` or `rename` is not what the table was written with")
+
+    def _has_layout(self, stream: StreamId, configured: LaneStream) -> bool:
+        table = self._destination.table(stream)
+        record = table.record()
+        if record is None or not record.files:
+            return False
+        written: list[str] = pq.read_schema(table.files_directory / record.files[0].name).names
+        return written == list(configured.target(record.schema).arrow_schema().names)
 
     def _forget_removed_streams(self) -> None:
         document = self._ledger.document
@@ -190,6 +213,7 @@ class LakeLane:
                 point,
                 self._settings.server_version,
                 progress,
+                self._settings.chunks_at_once,
             )
             loads = [self._plan_load(loader, stream) for stream in names]
             for load in loads:
@@ -304,7 +328,16 @@ class LakeLane:
         return two_phase.flushed_position(document, self._records.open_points(loading))
 
     def _batches(self, after: Lsn | None, to: Lsn) -> list[Lsn]:
-        return [] if after is None or after >= to else self._log.boundaries(after, to, ROUND_BYTES_MAX)
+        if after is None or after >= to:
+            return []
+        start = self._log.start()
+        if start is None or after < start:
+            raise StateError(
+                f"The change log begins at {start}, but changes from {after} on are still to be applied.",
+                remedy="Restore the state directory from a backup, or load the tables anew: "
+                "run `penstock teardown --yes` and remove the state directory.",
+            )
+        return self._log.boundaries(after, to, ROUND_BYTES_MAX)
 
     def _global_round(self, to: Lsn) -> None:
         start = self._ledger.document.lsn

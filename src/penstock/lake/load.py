@@ -92,6 +92,7 @@ class Loader:
         point: LoadPoint,
         server_version: int,
         progress: LoadProgress,
+        at_once: int | None,
     ) -> None:
         self._url = url
         self._spark = spark
@@ -101,6 +102,7 @@ class Loader:
         self._point = point
         self._settings = load_connection_settings(server_version)
         self._progress = progress
+        self._at_once = at_once
         self._lock = threading.Lock()
 
     def plan(
@@ -183,7 +185,7 @@ class Loader:
                     dead_letters[load.stream] += sum(r.dead_letters.rows for _, r in done if r.dead_letters)
                     self._progress.committed(load.stream, rows[load.stream])
 
-        with ThreadPoolExecutor(JOBS_AT_ONCE, "penstock-load") as pool:
+        with ThreadPoolExecutor(1 if self._at_once else JOBS_AT_ONCE, "penstock-load") as pool:
             futures = [pool.submit(run_group, group) for group in _groups(loads)]
             try:
                 for future in futures:
@@ -201,7 +203,8 @@ class Loader:
                 document = two_phase.chunks_preparing(document, load.stream, [load.state_chunk(chunk)])
             self._ledger.write(document)
             failpoints.reach("load.preparing")
-        results = run_tasks(self._spark, load_chunk, [self._task(*each) for each in group], "load chunks")
+        tasks = [self._task(*each) for each in group]
+        results = run_tasks(self._spark, load_chunk, tasks, "load chunks", self._at_once)
         failpoints.reach("load.written")
         return results
 

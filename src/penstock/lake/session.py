@@ -63,9 +63,16 @@ def spark_session(master: str, conf: Mapping[str, str], log_file: Path) -> Spark
 
 
 def run_tasks(
-    spark: SparkSession, function: Callable[[Task], Result], tasks: Sequence[Task], description: str
+    spark: SparkSession,
+    function: Callable[[Task], Result],
+    tasks: Sequence[Task],
+    description: str,
+    at_once: int | None = None,
 ) -> list[Result]:
-    """Run `function` on each task, one Spark partition each; results in the order of `tasks`."""
+    """Run `function` on each task, one Spark partition each; results in the order of `tasks`.
+
+    With `at_once` no more tasks than that run at a time, whatever the cluster has.
+    """
     if not tasks:
         return []
     payloads = [pickle.dumps(task) for task in tasks]
@@ -79,7 +86,9 @@ def run_tasks(
 
     count = len(tasks)
     spark.sparkContext.setLocalProperty("spark.job.description", description)
-    frame = spark.range(0, count, 1, count).mapInArrow(work, "task long, result binary")
+    frame = spark.range(0, count, 1, min(count, at_once or count)).mapInArrow(
+        work, "task long, result binary"
+    )
     rows = sorted(frame.collect(), key=lambda row: int(row["task"]))
     results = [pickle.loads(row["result"]) for row in rows]
     for result in results:

@@ -1,9 +1,10 @@
 """Takes messages out of libpq and collects them into a batch.
 
 Two ways with the same result. `FrameInbox` asks psycopg for each message: one bytes object per
-message, 1.2 CPU-seconds per million. `NativeInbox` calls the same functions of the same libpq from
-compiled code and copies each message to its place in the batch at once, without the GIL: 0.3. It
-needs to find the libpq that psycopg has loaded; where it cannot, the other one is used.
+message. `NativeInbox` calls the same functions of the same libpq from compiled code and copies each
+message to its place in the batch at once, without the GIL. Reading a million rows, system calls
+included, took 1.9 CPU-seconds the first way and 0.6 to 1.0 the second.
+It needs to find the libpq that psycopg has loaded; where it cannot, the other one is used.
 """
 
 from __future__ import annotations

@@ -1,0 +1,249 @@
+"""`python -m tests.mutants` (make mutants): known bugs are planted, and each must turn a test red.
+
+A mutant is one edit of one file, made in a copy of the sources that the chosen tests then import instead of
+the real ones. The run fails if a mutant survives, if the text to edit is no longer there (then the mutant
+must be written anew, not dropped), or if the chosen tests are not green without any bug to begin with.
+
+`python -m tests.mutants NAME…` runs only those whose name contains one of the words.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+ROOT = Path(__file__).parent.parent
+TIMEOUT_S = 900.0
+_GREEN, _RED = 0, 1  # pytest's exit codes; others mean that it could not run the tests
+
+WORKLOAD = "tests/integration/test_workload.py::test_a_table_that_is_followed_in_rounds_equals_its_source"
+TRAPS = "tests/integration/test_traps.py::"
+SYNC = "tests/integration/test_sync.py::"
+KILLED = "tests/chaos/test_kill.py::test_killed_while_following_it_ends_with_every_value_right"
+
+
+@dataclass(frozen=True)
+class Mutant:
+    name: str
+    file: str
+    find: str
+    put: str
+    tests: tuple[str, ...]
+    #: pytest's -k, where the test is one of many cases
+    select: str = ""
+
+    def plant(self, sources: Path) -> None:
+        path = sources / "penstock" / self.file
+        text = path.read_text()
+        if text.count(self.find) != 1:
+            raise SystemExit(f"{self.name}: the text to edit is {text.count(self.find)} times in {self.file}")
+        path.write_text(text.replace(self.find, self.put))
+
+
+MUTANTS = (
+    Mutant(
+        "acknowledge early: before the tables hold it",
+        "sync.py",
+        "            lane.follow(capture.wait_reached())\n",
+        "            reached = capture.wait_reached()\n"
+        "            capture.acknowledge(LANE, reached)\n"
+        "            lane.follow(reached)\n",
+        (TRAPS + "test_nothing_is_acknowledged_before_the_state_says_it_is_committed",),
+    ),
+    Mutant(
+        "acknowledge where the commit begins, not where it ends",
+        "capture/steps.py",
+        "self.position = max(self.position, Lsn(int(found.commit_end[-1])))",
+        "self.position = max(self.position, Lsn(int(found.tx[-1])))",
+        (TRAPS + "test_the_last_transaction_is_not_sent_again",),
+    ),
+    Mutant(
+        "drop one: of the changes that are read",
+        "capture/steps.py",
+        "            self._writer.write(table.schema, table.leaf, rows, operations)\n",
+        "            rows = rows.slice(1) if rows.num_rows > 3 else rows\n"
+        "            self._writer.write(table.schema, table.leaf, rows, operations)\n",
+        (WORKLOAD,),
+    ),
+    Mutant(
+        "drop one: of the rows that are applied",
+        "lake/apply_task.py",
+        "                output.write_table(folded.rows)\n",
+        "                output.write_table(folded.rows.slice(1))\n",
+        (WORKLOAD,),
+    ),
+    Mutant(
+        "drop one: of the rows that are loaded",
+        "lake/load_task.py",
+        "        yield from (batch for batch in reader if batch.num_rows)\n",
+        "        yield from (batch.slice(1) for batch in reader if batch.num_rows > 1)\n",
+        (WORKLOAD,),
+    ),
+    Mutant(
+        "double one: of an append table's changes",
+        "lake/apply_task.py",
+        "                output.write_table(append_rows(part, target.key))\n",
+        "                output.write_table(append_rows(part, target.key))\n"
+        "                output.write_table(append_rows(part, target.key).slice(0, 1))\n",
+        (WORKLOAD,),
+    ),
+    Mutant(
+        "double one: the recovery forgets to ask the destination",
+        "ledger/recovery.py",
+        "    return is_thread_committed(stream, cdc_thread_id(stream, state.generation, start))\n",
+        "    return False\n",
+        (KILLED,),
+        "cdc.committed",
+    ),
+    Mutant(
+        "swap two: changes of one transaction",
+        "capture/rows.py",
+        "pa.array(scan.ordinal[chosen] * 2)",
+        "pa.array(scan.ordinal[chosen][::-1] * 2)",
+        (WORKLOAD,),
+    ),
+    Mutant(
+        "null a TOAST value that was not sent",
+        "capture/rows.py",
+        "    if images.unchanged is None:\n",
+        "    if images is not None:\n",
+        (WORKLOAD,),
+    ),
+    Mutant(
+        "skip the skip: changes that are in the load are applied again",
+        "lake/lane.py",
+        "            record.oldest_point if follows else None,\n",
+        "            (self._log.start() or record.oldest_point) if follows else None,\n",
+        (TRAPS + "test_a_table_rewritten_between_chunks_is_loaded_again",),
+        "TRUNCATE",
+    ),
+    Mutant(
+        "skip the skip: in a load by key ranges that was resumed",
+        "lake/lane.py",
+        "            skip = skip_rule(",
+        "            skip = None and skip_rule(",
+        (SYNC + "test_key_ranges_load_and_resume_exactly",),
+    ),
+    Mutant(
+        "say it is committed before it is",
+        "lake/lane.py",
+        "            self._commit(work, outcome)\n"
+        '            failpoints.reach("cdc.committed")\n'
+        "            self._ledger.write(two_phase.stream_committed(self._ledger.document, work.stream, to))\n",
+        "            self._ledger.write(two_phase.stream_committed(self._ledger.document, work.stream, to))\n"
+        '            failpoints.reach("cdc.committed")\n'
+        "            self._commit(work, outcome)\n",
+        (KILLED,),
+        "cdc.committed",
+    ),
+    Mutant(
+        "do not look whether the table was rewritten between chunks",
+        "lake/load_task.py",
+        "            if _file_node(cursor, task.leaf_oid) != task.chunk.filenode:\n",
+        "            if _file_node(cursor, task.leaf_oid) < 0:\n",
+        (TRAPS + "test_a_table_rewritten_between_chunks_is_loaded_again",),
+        "VACUUM",
+    ),
+    Mutant(
+        "fold a deferrable key by its last operation",
+        "lake/fold.py",
+        "    if not deferrable_key:\n",
+        "    if True:\n",
+        (TRAPS + "test_keys_that_move_onto_each_other_lose_no_row",),
+        "DEFERRED",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    name: str
+    verdict: str
+    seconds: float
+    output: str = ""
+
+    @property
+    def fine(self) -> bool:
+        return self.verdict in ("red", "green")
+
+
+def main(words: Sequence[str]) -> int:
+    console = Console()
+    chosen = [mutant for mutant in MUTANTS if not words or any(word in mutant.name for word in words)]
+    with tempfile.TemporaryDirectory(prefix="penstock-mutants-") as directory:
+        # Planted first, all of them: a text that has moved is said at once.
+        for number, mutant in enumerate(chosen):
+            mutant.plant(_copy_of_sources(Path(directory) / str(number)))
+        outcomes = _check_green(chosen, _copy_of_sources(Path(directory) / "green"), console)
+        if all(outcome.fine for outcome in outcomes):
+            for number, mutant in enumerate(chosen):
+                sources = Path(directory) / str(number) / "src"
+                outcomes.append(_run(mutant.name, mutant.tests, mutant.select, sources, _RED))
+                _say(console, outcomes[-1])
+    console.print(_table(outcomes))
+    bad = [outcome for outcome in outcomes if not outcome.fine]
+    for outcome in bad:
+        console.print(f"\n[bold]{outcome.name}[/bold]\n{outcome.output}", markup=True, highlight=False)
+    return 1 if bad else 0
+
+
+def _copy_of_sources(directory: Path) -> Path:
+    # copy2 keeps the times of files, so that compiled functions in the caches stay valid.
+    shutil.copytree(ROOT / "src", directory / "src", ignore=shutil.ignore_patterns("*.egg-info", "*.pyc"))
+    return directory / "src"
+
+
+def _check_green(mutants: Sequence[Mutant], sources: Path, console: Console) -> list[Outcome]:
+    """Each choice of tests once without a bug: red would mean nothing if it was red before."""
+    outcomes = []
+    for tests, select in dict.fromkeys((mutant.tests, mutant.select) for mutant in mutants):
+        name = f"no bug: {', '.join(test.rpartition('::')[2] for test in tests)} {select}".rstrip()
+        outcomes.append(_run(name, tests, select, sources, _GREEN))
+        _say(console, outcomes[-1])
+    return outcomes
+
+
+def _run(name: str, tests: Sequence[str], select: str, sources: Path, wanted: int) -> Outcome:
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
+    begun = time.monotonic()
+    try:
+        done = subprocess.run(
+            [*command, *(["-k", select] if select else [])],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(sources), "PENSTOCK_CHAOS": ""},
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return Outcome(name, "hangs", TIMEOUT_S)
+    seconds = time.monotonic() - begun
+    verdicts = {_GREEN: "green" if wanted == _GREEN else "SURVIVED", _RED: "red" if wanted == _RED else "RED"}
+    verdict = verdicts.get(done.returncode, f"pytest ended with {done.returncode}")
+    return Outcome(name, verdict, seconds, "\n".join(done.stdout.splitlines()[-40:]))
+
+
+def _say(console: Console, outcome: Outcome) -> None:
+    console.print(f"{outcome.verdict:9} {outcome.seconds:5.0f} s  {outcome.name}", highlight=False)
+
+
+def _table(outcomes: Sequence[Outcome]) -> Table:
+    table = Table("bug", "tests are", "seconds")
+    for outcome in outcomes:
+        table.add_row(outcome.name, outcome.verdict, f"{outcome.seconds:.0f}")
+    return table
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
