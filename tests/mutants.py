@@ -31,6 +31,12 @@ TRAPS = "tests/integration/test_traps.py::"
 SYNC = "tests/integration/test_sync.py::"
 KILLED = "tests/chaos/test_kill.py::test_killed_while_following_it_ends_with_every_value_right"
 
+COMMIT = "            self._commit(work, outcome)\n"
+REACH_COMMITTED = '            failpoints.reach("cdc.committed")\n'
+SAY_COMMITTED = (
+    "            self._ledger.write(two_phase.stream_committed(self._ledger.document, work.stream, to))\n"
+)
+
 
 @dataclass(frozen=True)
 class Mutant:
@@ -54,10 +60,8 @@ MUTANTS = (
     Mutant(
         "acknowledge early: before the tables hold it",
         "sync.py",
-        "            lane.follow(capture.wait_reached())\n",
-        "            reached = capture.wait_reached()\n"
-        "            capture.acknowledge(LANE, reached)\n"
-        "            lane.follow(reached)\n",
+        "            lane.follow(end)\n",
+        "            capture.acknowledge(LANE, end)\n            lane.follow(end)\n",
         (TRAPS + "test_nothing_is_acknowledged_before_the_state_says_it_is_committed",),
     ),
     Mutant(
@@ -137,12 +141,8 @@ MUTANTS = (
     Mutant(
         "say it is committed before it is",
         "lake/lane.py",
-        "            self._commit(work, outcome)\n"
-        '            failpoints.reach("cdc.committed")\n'
-        "            self._ledger.write(two_phase.stream_committed(self._ledger.document, work.stream, to))\n",
-        "            self._ledger.write(two_phase.stream_committed(self._ledger.document, work.stream, to))\n"
-        '            failpoints.reach("cdc.committed")\n'
-        "            self._commit(work, outcome)\n",
+        COMMIT + REACH_COMMITTED + SAY_COMMITTED,
+        SAY_COMMITTED + REACH_COMMITTED + COMMIT,
         (KILLED,),
         "cdc.committed",
     ),

@@ -10,6 +10,8 @@ Works from a script and from a notebook; nothing here prints.
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +27,7 @@ from penstock.core.position import Lsn
 from penstock.core.report import PipelineStatus, PlannedStream, ProgressListener, SyncReport
 from penstock.core.stream import StreamId
 from penstock.destinations.parquet import ParquetDestination
+from penstock.ledger.store import StateStore
 from penstock.log.reader import ChangeLog, read_rows
 from penstock.planning import plan, status
 from penstock.resolution import stream_need
@@ -82,6 +85,22 @@ class Pipeline:
     def sync(self, listener: ProgressListener | None = None) -> SyncReport:
         """Load and follow up to a position noted now; returns when it is committed and acknowledged."""
         return Sync(self.config, listener or Silence()).run()
+
+    def resync(self, streams: Sequence[str] = (), listener: ProgressListener | None = None) -> SyncReport:
+        """Load these streams again, then as `sync`; without any, all of them, under a new slot and log.
+
+        Readers see the old tables until each new one is complete.
+        """
+        if not streams:
+            self._start_over()
+        return Sync(self.config, listener or Silence(), [_stream_id(stream) for stream in streams]).run()
+
+    def _start_over(self) -> None:
+        with only_one(self.config.state), connect(self._url) as connection:
+            drop_slot(connection, self.config.source.slot)
+            StateStore(self.config.state).reset()
+            for leftover in ("log", "load"):
+                shutil.rmtree(self.config.state / leftover, ignore_errors=True)
 
     def status(self) -> PipelineStatus:
         return status(self.config)

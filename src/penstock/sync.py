@@ -31,7 +31,7 @@ from penstock import failpoints
 from penstock.capture.client import CaptureProcess
 from penstock.capture.spec import CaptureProgress, CaptureSpec, ExportedSnapshot, Started
 from penstock.config import Config
-from penstock.core.errors import SourceBusyError, SourceError, StateError
+from penstock.core.errors import ConfigError, SourceBusyError, SourceError, StateError
 from penstock.core.position import Lsn
 from penstock.core.report import ProgressListener, StreamReport, SyncReport
 from penstock.core.stream import StreamId
@@ -59,12 +59,13 @@ SNAPSHOT_TRIES_MAX = 5
 class Sync:
     """One run of `penstock sync` over a pipeline's configuration."""
 
-    def __init__(self, config: Config, listener: ProgressListener) -> None:
+    def __init__(self, config: Config, listener: ProgressListener, reload: Sequence[StreamId] = ()) -> None:
         self._config = config
         self._listener = listener
         self._url = config.source.url.get_secret_value()
         self._log_directory = config.state / "log"
         self._rows_captured = 0
+        self._reload = reload
 
     def run(self) -> SyncReport:
         begun = time.monotonic()
@@ -96,6 +97,7 @@ class Sync:
             self._listener,
         )
         lane.recover()
+        self._reload_asked(lane)
         with connect(self._url) as connection:
             reconcile_partitions(connection, ledger, lane)
         for _ in range(TURNS_MAX):
@@ -109,6 +111,16 @@ class Sync:
             f"The source kept changing these tables while they were read: {waiting}.",
             remedy="Run sync again when no VACUUM FULL or ALTER TABLE is running on them.",
         )
+
+    def _reload_asked(self, lane: LakeLane) -> None:
+        for stream in self._reload:
+            if stream not in lane.streams:
+                raise ConfigError(
+                    "This stream is not part of the pipeline.",
+                    stream=str(stream),
+                    remedy="Run `penstock status` to see the streams there are.",
+                )
+            lane.reload(stream, "it was asked for")
 
     def _turn(self, capture: CaptureProcess, lane: LakeLane, *, follows: bool) -> None:
         waiting = lane.streams_to_load()

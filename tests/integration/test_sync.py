@@ -361,7 +361,7 @@ def test_readers_of_every_kind_see_the_committed_version(database: Database, mak
     assert table.spark(session).count() == 500
     [total] = session.read.parquet(str(table.path)).agg({"amount": "sum"}).collect()
     assert total[0] == database.query("SELECT sum(amount) FROM orders")[0][0]
-    [count] = duckdb.sql(f"SELECT count(*) FROM '{table.path}/*.parquet'").fetchall()
+    [count] = duckdb.connect().execute(f"SELECT count(*) FROM '{table.path}/*.parquet'").fetchall()
     assert count == (500,)
     assert len(pd.read_parquet(table.path)) == 500
     current = table.path.parent / "current"
@@ -479,3 +479,35 @@ def test_a_log_that_lost_its_beginning_is_an_error_and_not_a_gap(
         manifest.unlink()
     with pytest.raises(PenstockError, match="begins at"):
         pipeline.sync()
+
+
+def test_resync_loads_one_table_again_and_leaves_no_gap(database: Database, make: MakePipeline) -> None:
+    orders(database, 300)
+    database.execute("CREATE TABLE other (id int PRIMARY KEY); INSERT INTO other VALUES (1)")
+    pipeline = make(["public.orders", "public.other"])
+    pipeline.sync()
+    database.execute("DELETE FROM orders WHERE id < 50; INSERT INTO other VALUES (2)")
+    report = Pipeline.from_yaml(pipeline.file).resync(["public.orders"])
+    assert {stream.stream: stream.rows_loaded for stream in report.streams} == {
+        "public.orders": 251,
+        "public.other": 0,
+    }
+    database.execute("DELETE FROM orders WHERE id < 60; INSERT INTO other VALUES (3)")
+    pipeline.sync()
+    pipeline.assert_same("public.orders", "public.other")
+
+
+def test_resync_of_everything_is_the_way_out_of_a_lost_slot(database: Database, make: MakePipeline) -> None:
+    orders(database, 100)
+    pipeline = make(["public.orders"])
+    pipeline.sync()
+    database.execute(f"SELECT pg_drop_replication_slot('{pipeline.name}')")
+    database.execute("DELETE FROM orders WHERE id < 50")
+    with pytest.raises(PositionGoneError, match="slot") as caught:
+        pipeline.sync()
+    assert "penstock resync --yes" in caught.value.remedy
+    assert pq.read_table(pipeline.path("public.orders")).num_rows == 100
+    Pipeline.from_yaml(pipeline.file).resync()
+    database.execute("DELETE FROM orders WHERE id < 60")
+    pipeline.sync()
+    pipeline.assert_same("public.orders")

@@ -408,7 +408,7 @@ def test_keys_that_move_onto_each_other_lose_no_row(
     pipeline.assert_same("public.state")
 
 
-@pytest.mark.parametrize(
+ADDED_COLUMNS = pytest.mark.parametrize(
     "column",
     [
         "c int NOT NULL DEFAULT 7",
@@ -422,6 +422,9 @@ def test_keys_that_move_onto_each_other_lose_no_row(
         "c int DEFAULT 1 CHECK (c > 0)",
     ],
 )
+
+
+@ADDED_COLUMNS
 def test_a_column_added_with_a_default_is_right_in_old_rows_too(
     tables: Database, make: MakePipeline, column: str
 ) -> None:
@@ -436,6 +439,21 @@ def test_a_column_added_with_a_default_is_right_in_old_rows_too(
     pipeline.sync()
     pipeline.assert_same("public.state")
     tables.execute("UPDATE state SET v = 'much later' WHERE id < 5")
+    pipeline.sync()
+    pipeline.assert_same("public.state")
+
+
+@ADDED_COLUMNS
+def test_a_column_added_before_older_changes_were_read_is_right_in_old_rows_too(
+    tables: Database, make: MakePipeline, column: str
+) -> None:
+    """The catalog has moved on when the log is read: what it says belongs to rows that come later."""
+    pipeline = make(["public.state"])
+    pipeline.sync()
+    tables.execute("UPDATE state SET v = 'before' WHERE id = 1")
+    tables.execute(f"ALTER TABLE state ADD COLUMN {column}")
+    pipeline.sync()
+    tables.execute("INSERT INTO state (id, v) VALUES (1000, 'new')")
     pipeline.sync()
     pipeline.assert_same("public.state")
 

@@ -26,7 +26,7 @@ from penstock.sources.postgres.publication import PublicationManager
 from penstock.sources.postgres.slots import SlotInfo, create_slot, read_slot, require_usable
 
 SERVER_VERSION_MIN = 140000
-_RESYNC = "Run `penstock resync` to load the tables again under a new slot."
+_RESYNC = "Run `penstock resync --yes` to load the tables again under a new slot."
 
 
 @dataclass(frozen=True, slots=True)

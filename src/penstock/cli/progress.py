@@ -1,8 +1,8 @@
 """How a sync goes on, for people: bars on a terminal, plain lines elsewhere. Always on stderr.
 
 A bar lasts as long as its stream's phase and then becomes one line, so a pipeline of a thousand
-streams shows what is under way and not what is done. Reading the log is no stream's: it shows while
-there are changes to read, and is over when they are applied. Calls come from several threads.
+streams shows what is under way and not what is done. Reading the log shows only if there is something
+in it for us. Calls come from several threads.
 """
 
 from __future__ import annotations
@@ -80,7 +80,8 @@ class PlainProgress:
         with self._lock:
             now = self.clock()
             current = self._phases.pop((stream, phase), _Phase(now, None, now))
-            self.write(f"{stream}: {finished_line(phase, rows, now - current.started)}")
+            if not _is_idle_capture(phase, rows):
+                self.write(f"{stream}: {finished_line(phase, rows, now - current.started)}")
 
     def note(self, message: str) -> None:
         with self._lock:
@@ -98,9 +99,8 @@ class BarProgress:
 
     def stream_started(self, stream: str, phase: str, rows_estimated: int | None) -> None:
         with self._lock:
-            if phase == "apply":
-                self._end_capture()
-            self._task(stream, phase, rows_estimated)
+            if phase != "capture":
+                self._task(stream, phase, rows_estimated)
 
     def progressed(self, stream: str, phase: str, rows_total: int, bytes_total: int) -> None:
         if _is_idle_capture(phase, rows_total):
@@ -115,6 +115,8 @@ class BarProgress:
                 self._progress.update(task, total=rows)
 
     def stream_finished(self, stream: str, phase: str, rows: int) -> None:
+        if _is_idle_capture(phase, rows):
+            return
         with self._lock:
             task, started = self._task(stream, phase, None)
             del self._tasks[stream, phase]
@@ -124,11 +126,6 @@ class BarProgress:
 
     def note(self, message: str) -> None:
         self._progress.console.print(Text(message), soft_wrap=True)
-
-    def _end_capture(self) -> None:
-        for key in [key for key in self._tasks if key[1] == "capture"]:
-            task, _ = self._tasks.pop(key)
-            self._progress.remove_task(task)
 
     def _task(self, stream: str, phase: str, rows_estimated: int | None) -> tuple[TaskID, float]:
         key = (stream, phase)

@@ -32,7 +32,7 @@ def sync(
         return
     with progress_listener(settings) as listener:
         report = pipeline.sync(listener)
-    _show_report(settings, report)
+    show_report(settings, report)
 
 
 def _show_plan(settings: Settings, plan: Sequence[PlannedStream]) -> None:
@@ -47,7 +47,7 @@ def _show_plan(settings: Settings, plan: Sequence[PlannedStream]) -> None:
     settings.note("Nothing was changed.")
 
 
-def _show_report(settings: Settings, report: SyncReport) -> None:
+def show_report(settings: Settings, report: SyncReport) -> None:
     if settings.json:
         settings.emit_json(report.to_json())
         return

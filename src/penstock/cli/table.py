@@ -7,6 +7,8 @@ from typing import Annotated
 import typer
 
 from penstock.cli.settings import open_pipeline, settings_of
+from penstock.core.errors import ConfigError, DestinationError
+from penstock.core.stream import StreamId
 
 app = typer.Typer(no_args_is_help=True, help="Find the tables a pipeline writes.")
 
@@ -20,7 +22,17 @@ def _group() -> None:
 def path(context: typer.Context, stream: Annotated[str, typer.Argument(metavar="SCHEMA.TABLE")]) -> None:
     """Print the directory of the table's newest committed version; it never changes under a reader."""
     settings = settings_of(context)
-    found = open_pipeline(settings).table(stream).path
+    pipeline = open_pipeline(settings)
+    try:
+        found = pipeline.table(stream).path
+    except DestinationError:
+        if any(entry.id.matches(StreamId.parse(stream)) for entry in pipeline.config.streams):
+            raise
+        raise ConfigError(
+            "The pipeline file names no such stream, and there is no table of it.",
+            stream=stream,
+            remedy="`penstock status` lists the streams.",
+        ) from None
     if settings.json:
         settings.emit_json({"stream": stream, "path": str(found)})
     else:

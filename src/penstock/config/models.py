@@ -122,7 +122,7 @@ class LoadConfig(_Section):
     rows_per_chunk: PositiveInt = 500_000
     """About so many rows are read by one task into one file."""
     parallel: PositiveInt | None = None
-    """Not in use yet: chunks are read on as many connections as Spark has cores."""
+    """Chunks read at the same time, each on a connection of its own; by default one per core of Spark."""
 
 
 class Config(_Section):

@@ -334,8 +334,7 @@ class LakeLane:
         if start is None or after < start:
             raise StateError(
                 f"The change log begins at {start}, but changes from {after} on are still to be applied.",
-                remedy="Restore the state directory from a backup, or load the tables anew: "
-                "run `penstock teardown --yes` and remove the state directory.",
+                remedy="Restore the state directory from a backup, or run `penstock resync --yes`.",
             )
         return self._log.boundaries(after, to, ROUND_BYTES_MAX)
 

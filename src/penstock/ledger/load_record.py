@@ -149,7 +149,7 @@ class LoadRecords:
             raise StateError(
                 f"The load record {path} cannot be read.",
                 stream=str(stream),
-                remedy="Run `penstock resync` for this stream: its load starts again.",
+                remedy="Run `penstock resync --yes`: every load starts again.",
             ) from error
 
     def delete(self, stream: StreamId) -> None:

@@ -87,10 +87,14 @@ class StateStore:
             if version is None:
                 raise StateError(
                     f"There is no readable version in {self.history_directory}.",
-                    remedy="Restore the state directory from a backup, or `resync` every stream.",
+                    remedy="Restore the state directory from a backup, or run `penstock resync --yes`.",
                 )
         document = self._read_version(version)
         return self.save(document.numbered(self._highest()))
+
+    def reset(self) -> StateDocument:
+        """Save a state without any stream as the newest. The history stays."""
+        return self.save(StateDocument.new().numbered(self._highest()))
 
     def history(self) -> list[StateVersion]:
         """Every version kept, newest first."""

@@ -187,5 +187,5 @@ def write_manifest(directory: Path, manifest: Manifest) -> bool:
 def _unreadable(path: Path) -> StateError:
     return StateError(
         f"{path.name} of the change log cannot be read: it is not a manifest.",
-        remedy=f"Restore {path} from a backup, or run `penstock resync`.",
+        remedy=f"Restore {path} from a backup, or run `penstock resync --yes`.",
     )

@@ -78,7 +78,7 @@ class ChangeLog:
                 raise StateError(
                     f"The change log has a gap: step {before.seq} ends at {before.end}, "
                     f"step {after.seq} begins at {after.start}.",
-                    remedy=f"Restore {self.directory} from a backup, or run `penstock resync`.",
+                    remedy=f"Restore {self.directory} from a backup, or run `penstock resync --yes`.",
                 )
         return manifests
 
@@ -126,7 +126,7 @@ class ChangeLog:
             except (OSError, ValueError, KeyError) as error:
                 raise StateError(
                     f"The change log's schema file {path.name} cannot be read.",
-                    remedy=f"Restore {path} from a backup, or run `penstock resync`.",
+                    remedy=f"Restore {path} from a backup, or run `penstock resync --yes`.",
                 ) from error
         return self._schemas[schema_id]
 

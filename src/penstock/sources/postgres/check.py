@@ -221,7 +221,7 @@ def _check_existing_slot(slot: SlotInfo, database: str) -> Iterator[Finding]:
         yield Finding("slot", "error", message, other)
     elif slot.lost:
         message = f"The slot {slot.name} is lost: the server removed log that it still needed."
-        yield Finding("slot", "error", message, "Run `penstock resync` to load again under a new slot.")
+        yield Finding("slot", "error", message, "Run `penstock resync --yes` to load again under a new slot.")
     elif slot.active:
         message = f"The slot {slot.name} is in use by process {slot.active_pid} of the server."
         yield Finding(
@@ -281,7 +281,7 @@ def _missing_publication(asked: _Asked) -> Finding:
             "error",
             f"The publication {name} is missing, but the slot {asked.slot} exists: "
             "changes made in between would be skipped.",
-            "Run `penstock teardown --yes` to drop the slot, then `penstock resync`.",
+            "Run `penstock resync --yes`: it drops the slot and loads the tables again under a new one.",
         )
     if asked.mode == "manual":
         message = f"The publication {name} does not exist, and publications are managed by hand."

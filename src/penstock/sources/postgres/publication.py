@@ -147,7 +147,7 @@ class PublicationManager:
             raise SourceError(
                 f"The publication {self._name} is missing, but the replication slot {self._slot} exists: "
                 "changes made since the publication was dropped would be skipped.",
-                remedy="Run `penstock teardown --yes` to drop the slot, then `penstock resync`.",
+                remedy="Run `penstock resync --yes`: it drops the slot and loads again under a new one.",
             )
 
     def _require_whole(self, publication: PublicationInfo) -> None:

@@ -108,7 +108,7 @@ class ReplicationStream:
         if code == "42704":
             return SourceError(
                 f"The publication {self._publication} did not exist when some of the log was written.",
-                remedy="Run `penstock resync`: it creates the publication first and the slot after it.",
+                remedy="Run `penstock resync --yes`: it creates the publication first and the slot after it.",
             )
         return _lost(code)
 
@@ -129,7 +129,7 @@ class ReplicationStream:
         return PositionGoneError(
             f"The replication slot {self._slot} can no longer be read: "
             "it was dropped, or the server removed log it still needed.",
-            remedy="Run `penstock resync` to load the tables again under a new slot.",
+            remedy="Run `penstock resync --yes` to load the tables again under a new slot.",
         )
 
 

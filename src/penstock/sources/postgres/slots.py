@@ -20,7 +20,7 @@ from penstock.sources.postgres.connection import Connection, query_error, query_
 PLUGIN = "pgoutput"
 _NAME = re.compile(r"\A[a-z0-9_]{1,63}\Z")
 
-_RESYNC = "Run `penstock resync` to load the tables again under a new slot."
+_RESYNC = "Run `penstock resync --yes` to load the tables again under a new slot."
 
 
 @dataclass(frozen=True, slots=True)
