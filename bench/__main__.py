@@ -20,7 +20,7 @@ import tempfile
 from pathlib import Path
 
 from bench import capturing, changes, load, workload
-from bench.command import finish, new_console, parse_arguments
+from bench.command import finish, new_console, parse_arguments, warn_if_busy
 from bench.comparison import Comparison
 from bench.pipelines import use_server
 from bench.references import BinaryCopy, ReceiveLogical
@@ -31,6 +31,7 @@ NAMES = ("capture", "load", "changes")
 def main() -> int:
     arguments = parse_arguments("python -m bench", __doc__ or "", NAMES)
     console = new_console()
+    warn_if_busy(console)
     comparisons: list[Comparison] = []
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name, workload.new_server() as server:
         directory = Path(name)

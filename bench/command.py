@@ -25,6 +25,15 @@ def new_console() -> Console:
     return Console(log_path=False, width=None if sys.stdout.isatty() else 140)
 
 
+def warn_if_busy(console: Console) -> None:
+    load = os.getloadavg()[0]
+    if load > (os.cpu_count() or 1) / 2:
+        console.print(
+            f"[yellow]This machine is busy[/yellow] (load average {load:.1f}): Penstock uses several "
+            "processes where the reference uses one, so a busy machine lowers the ratios."
+        )
+
+
 def parse_arguments(program: str, description: str, names: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog=program, description=description, formatter_class=argparse.RawDescriptionHelpFormatter

@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 from bench import changes, load, workload
-from bench.command import finish, new_console, parse_arguments
+from bench.command import finish, new_console, parse_arguments, warn_if_busy
 from bench.comparison import Bars, Comparison
 from bench.peers import debezium_engine
 from bench.peers.debezium_engine import DebeziumEngine
@@ -31,6 +31,7 @@ CHANGES_GOAL = Bars(ratio_min=2.5)
 def main() -> int:
     arguments = parse_arguments("python -m bench.peers", __doc__ or "", NAMES)
     console = new_console()
+    warn_if_busy(console)
     comparisons: list[Comparison] = []
     try:
         if "changes" in arguments.names:

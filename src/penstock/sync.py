@@ -19,13 +19,10 @@ from __future__ import annotations
 import fcntl
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import datetime
 from pathlib import Path
-
-from pyspark.sql import SparkSession
 
 from penstock import failpoints
 from penstock.capture.client import CaptureProcess
@@ -39,6 +36,7 @@ from penstock.destinations.parquet import ParquetDestination
 from penstock.lake.lane import LakeLane, LaneSettings, LaneStream
 from penstock.lake.partitions import reconcile_partitions, remember_partitions
 from penstock.lake.session import spark_session
+from penstock.lake.spark_starter import SparkStarter
 from penstock.ledger.ledger import Ledger
 from penstock.ledger.load_record import LoadPoint, LoadRecords
 from penstock.ledger.state import StateDocument
@@ -48,7 +46,6 @@ from penstock.log.retention import apply_retention
 from penstock.resolution import resolve_from_source
 from penstock.sources.postgres.connection import connect
 
-SparkSource = Callable[[], SparkSession]
 SnapshotSource = Callable[[], ExportedSnapshot]
 
 LANE = "lake"
@@ -66,22 +63,27 @@ class Sync:
         self._log_directory = config.state / "log"
         self._rows_captured = 0
         self._reload = reload
+        self._seen_before_start: dict[StreamId, object] | None = None
+        self._spark = SparkStarter(
+            lambda: spark_session(config.spark.master, config.spark.conf, config.state / "spark.log")
+        )
 
     def run(self) -> SyncReport:
         begun = time.monotonic()
         with only_one(self._config.state), ExitStack() as stack:
             streams = self._resolve()
-            starter = stack.enter_context(ThreadPoolExecutor(1, "penstock-spark"))
-            spark = starter.submit(self._start_spark)
+            stack.enter_context(self._spark)
             capture = stack.enter_context(CaptureProcess(self._capture_spec(streams), self._captured))
-            lane = self._run(capture, streams, spark.result)
+            lane = self._run(capture, streams)
             position = self._finish(lane)
         seconds = time.monotonic() - begun
         return SyncReport(_reports(lane, seconds), position, round(seconds, 3))
 
-    def _run(self, capture: CaptureProcess, streams: Sequence[LaneStream], spark: SparkSource) -> LakeLane:
+    def _run(self, capture: CaptureProcess, streams: Sequence[LaneStream]) -> LakeLane:
         ledger = Ledger(StateStore(self._config.state))
         follows = any(stream.mode != "full_refresh" for stream in streams)
+        # Setting up may create the slot, and with it the first snapshot.
+        self._seen_before_start = fingerprints(streams)
         started = capture.start() if follows else None
         streams = self._resolve()  # setting up may have given tables another replica identity
         epoch, version = self._identify(ledger, started, capture)
@@ -93,7 +95,7 @@ class Sync:
             LoadRecords(self._config.state / "load"),
             ChangeLog(self._log_directory),
             ParquetDestination(self._config.destination.path),
-            spark,
+            self._spark,
             self._listener,
         )
         lane.recover()
@@ -124,6 +126,8 @@ class Sync:
 
     def _turn(self, capture: CaptureProcess, lane: LakeLane, *, follows: bool) -> None:
         waiting = lane.streams_to_load()
+        if waiting:
+            self._spark.begin()
         followed = [stream for stream in waiting if lane.streams[stream].mode != "full_refresh"]
         refreshed = [stream for stream in waiting if lane.streams[stream].mode == "full_refresh"]
         snapshot = self._settled_snapshot(capture.snapshot, capture, lane, followed) if followed else None
@@ -150,14 +154,18 @@ class Sync:
         self, take: SnapshotSource, capture: CaptureProcess, lane: LakeLane, streams: Sequence[StreamId]
     ) -> ExportedSnapshot:
         """A snapshot around which the catalog stood still for these streams."""
-        lane.use_tables(self._resolve())
+        # The first snapshot may be the slot's own, which is as old as the slot.
+        before, self._seen_before_start = self._seen_before_start, None
         for _ in range(SNAPSHOT_TRIES_MAX):
-            before = lane.fingerprints(streams)
+            if before is None:
+                before = fingerprints(self._resolve())
             snapshot = take()
             lane.use_tables(self._resolve())
-            if lane.fingerprints(streams) == before:
+            after = fingerprints(lane.streams.values())
+            if all(after[stream] == before.get(stream) for stream in streams):
                 return snapshot
             capture.release_snapshot()
+            before = None
         raise SourceError(
             "The tables to load are being altered all the time: no snapshot with settled columns.",
             remedy="Run sync again when the migration at the source is done.",
@@ -232,11 +240,14 @@ class Sync:
 
     def _captured(self, progress: CaptureProgress) -> None:
         self._rows_captured = progress.rows
+        if progress.rows:
+            self._spark.begin()
         self._listener.progressed("change log", "capture", progress.rows, progress.bytes)
 
-    def _start_spark(self) -> SparkSession:
-        spark = self._config.spark
-        return spark_session(spark.master, spark.conf, self._config.state / "spark.log")
+
+def fingerprints(streams: Iterable[LaneStream]) -> dict[StreamId, object]:
+    """What must not change around a snapshot: a table's columns, and the files that hold its rows."""
+    return {each.info.stream: (each.info.schema.columns, each.info.schema.storage) for each in streams}
 
 
 def _reports(lane: LakeLane, seconds: float) -> list[StreamReport]:

@@ -13,6 +13,7 @@ mixes of writes, and in pairs: killed, and killed again while recovering.
 
 from __future__ import annotations
 
+import json
 import os
 import random
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from penstock.failpoints import FAILPOINTS
@@ -161,10 +163,29 @@ def _kill_and_recover(source: Source, pipeline: PipelineUnderTest, rule: str) ->
     nth = int(rule.partition("@")[2] or 1)
     if not (FULL and nth > 1 and not ended.struck):  # the matrix asks for more times than some places have
         _assert_struck(ended, rule)
+    _assert_acknowledged_no_more_than_committed(pipeline)
     source.wait_for_writes()
     pipeline.sync()
     source.compare(pipeline)
     assert pipeline.running() == []
+
+
+def _assert_acknowledged_no_more_than_committed(pipeline: PipelineUnderTest) -> None:
+    """What Postgres may forget, the state says is in the tables."""
+    file = pipeline.state / "state.json"
+    if not file.exists():
+        return
+    state = json.loads(file.read_text())
+    positions = [state.get("global", {}).get("state", {}).get("lsn")]
+    positions += [stream["state"].get("cdc_from") for stream in state["streams"]]
+    with psycopg.connect(pipeline.url, autocommit=True) as connection:
+        rows = connection.execute(
+            "SELECT confirmed_flush_lsn, least FROM pg_replication_slots, "
+            "(SELECT min(p::pg_lsn) AS least FROM unnest(%s::text[]) p) WHERE slot_name = %s "
+            "AND confirmed_flush_lsn > least",
+            (positions, pipeline.name),
+        ).fetchall()
+    assert rows == [], "acknowledged, and where the state is"
 
 
 def _assert_struck(ended: Ended, rule: str) -> None:

@@ -8,13 +8,19 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from penstock.capture.client import CaptureProcess
 from penstock.capture.spec import Started
 from penstock.core.errors import PenstockError, StreamPausedError
+from penstock.core.schema import SourceColumn, TableSchema
+from penstock.core.stream import StreamId
+from penstock.lake.changes import conform
+from penstock.lake.evolve import ColumnSource
 from penstock.lake.lane import LakeLane
+from penstock.lake.target import Target
 from penstock.ledger.store import StateStore
 from penstock.sync import Sync
 from tests.conftest import Database
@@ -488,3 +494,40 @@ def test_a_load_by_numeric_keys_that_is_resumed_equals_the_source(
     database.execute("UPDATE n SET v = 1; DELETE FROM n WHERE id % 5 = 0")
     pipeline.sync()
     pipeline.assert_same("public.n")
+
+
+def test_a_value_that_does_not_fit_stops_no_append_table(database: Database, make: MakePipeline) -> None:
+    database.execute("CREATE TABLE v (id int PRIMARY KEY, day date)")
+    pipeline = make([{"table": "public.v", "write": "append"}])
+    pipeline.sync()
+    database.execute("INSERT INTO v VALUES (1, 'infinity'), (2, '2026-01-01'), (3, '2026-01-01')")
+    pipeline.sync()
+    rows = pq.read_table(pipeline.path("public.v")).to_pylist()
+    assert [(row["_op"], row["id"]) for row in rows] == [("i", 2), ("i", 3)]
+
+
+def test_an_unchanged_value_of_a_dropped_column_is_not_missing_from_its_namesake() -> None:
+    """`a` is dropped and `b` becomes `a`: that the old `a` was not sent says nothing of the new one."""
+    columns = [ColumnSource("id", "id"), ColumnSource("a", "b")]
+    text = ("id", "a", "b")
+    old = pa.struct([pa.field(name, pa.string()) for name in text])
+    log = pa.table(
+        {
+            **{name: pa.array([value]) for name, value in zip(text, ("1", None, "new b"), strict=True)},
+            "_old": pa.nulls(1, old),
+            "_op": ["u"],
+            "_tx": [1],
+            "_op_index": [0],
+            "_commit_ts": pa.array([0], pa.timestamp("us", "UTC")),
+            "_unchanged": pa.array([["a"]], pa.list_(pa.string())),
+        }
+    )
+    kinds = {"type_oid": 25, "type_modifier": -1, "type_name": "text", "type_text": "text"}
+    schema = TableSchema(
+        StreamId("public", "t"),
+        tuple(SourceColumn(name, attribute_number=n, **kinds) for n, name in ((1, "id"), (3, "a"))),
+        ("id",),
+    )
+    conformed = conform(log, columns, schema)
+    changes = conformed.changes(conformed.text, conformed.old, Target(schema, "upsert"), None)
+    assert changes.unchanged is None or changes.unchanged.to_pylist() in ([None], [[]])

@@ -428,6 +428,39 @@ class TestProgress:
         assert progress.tasks == []
         assert output.getvalue() == "public.[bold]odd: loaded 25 rows in 0.0 s\nA note [as it is].\n"
 
+    def test_a_bar_never_goes_back(self) -> None:
+        progress = Progress(console=Console(file=io.StringIO()), disable=True)
+        bars = BarProgress(progress, clock=lambda: 0.0)
+        bars.stream_started("public.orders", "load", 100)
+        for rows in (30, 10, 40, 20):
+            bars.progressed("public.orders", "load", rows, rows * 10)
+        assert [(task.completed, task.fields["bytes_total"]) for task in progress.tasks] == [(40, 400)]
+
+    def test_a_word_after_the_end_of_a_phase_is_passed_over(self) -> None:
+        progress = Progress(console=Console(file=io.StringIO()), disable=True)
+        lines: list[str] = []
+        for listener in (BarProgress(progress), PlainProgress(lines.append, clock=lambda: len(lines) * 60.0)):
+            listener.stream_started("change log", "capture", None)
+            listener.progressed("change log", "capture", 2, 100)
+            listener.stream_finished("change log", "capture", 3)
+            listener.progressed("change log", "capture", 3, 200)
+        assert progress.tasks == []
+        assert lines == ["change log: read 3 rows in 0.0 s"]
+
+    def test_a_log_without_changes_is_no_news(self) -> None:
+        output = io.StringIO()
+        progress = Progress(console=Console(file=output), disable=True)
+        lines: list[str] = []
+        now = 0.0
+        plain = PlainProgress(lines.append, clock=lambda: now)
+        for listener in (BarProgress(progress), plain):
+            listener.stream_started("change log", "capture", None)
+            now += 60
+            listener.progressed("change log", "capture", 0, 54)
+            assert progress.tasks == []
+            listener.stream_finished("change log", "capture", 0)
+        assert (output.getvalue(), lines) == ("", [])
+
     @pytest.mark.parametrize(
         ("number", "shown"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (5 * 1024**4, "5.0 TiB")]
     )

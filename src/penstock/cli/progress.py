@@ -69,7 +69,9 @@ class PlainProgress:
     def progressed(self, stream: str, phase: str, rows_total: int, bytes_total: int) -> None:
         with self._lock:
             now = self.clock()
-            current = self._phases.setdefault((stream, phase), _Phase(now, None, now))
+            current = self._phases.get((stream, phase))
+            if current is None:  # a late word from another thread: the phase is over
+                return
             current.rows, current.bytes = max(current.rows, rows_total), max(current.bytes, bytes_total)
             if now - current.reported < PLAIN_INTERVAL_S or _is_idle_capture(phase, rows_total):
                 return
@@ -94,18 +96,21 @@ class BarProgress:
     def __init__(self, progress: Progress, clock: Callable[[], float] = time.monotonic) -> None:
         self._progress = progress
         self._clock = clock
+        self._open: set[tuple[str, str]] = set()
         self._tasks: dict[tuple[str, str], tuple[TaskID, float]] = {}
         self._lock = threading.Lock()
 
     def stream_started(self, stream: str, phase: str, rows_estimated: int | None) -> None:
         with self._lock:
+            self._open.add((stream, phase))
             if phase != "capture":
                 self._task(stream, phase, rows_estimated)
 
     def progressed(self, stream: str, phase: str, rows_total: int, bytes_total: int) -> None:
-        if _is_idle_capture(phase, rows_total):
-            return
         with self._lock:
+            # A late word from another thread must not open a bar that nobody ends.
+            if (stream, phase) not in self._open or _is_idle_capture(phase, rows_total):
+                return
             task, _ = self._task(stream, phase, None)
             known = next(item for item in self._progress.tasks if item.id == task)
             rows = max(rows_total, int(known.completed))  # a bar never goes back
@@ -115,9 +120,10 @@ class BarProgress:
                 self._progress.update(task, total=rows)
 
     def stream_finished(self, stream: str, phase: str, rows: int) -> None:
-        if _is_idle_capture(phase, rows):
-            return
         with self._lock:
+            self._open.discard((stream, phase))
+            if _is_idle_capture(phase, rows):
+                return
             task, started = self._task(stream, phase, None)
             del self._tasks[stream, phase]
             self._progress.remove_task(task)
@@ -142,7 +148,7 @@ def _is_idle_capture(phase: str, rows: int) -> bool:
 
 
 def finished_line(phase: str, rows: int, seconds: float) -> str:
-    rate = f", {count(round(rows / seconds))} rows/s" if rows and seconds >= 0.1 else ""
+    rate = f", {count(round(rows / seconds))} rows/s" if seconds >= 0.1 and rows >= seconds else ""
     return f"{_DONE.get(phase, phase)} {count(rows)} rows in {seconds:.1f} s{rate}"
 
 

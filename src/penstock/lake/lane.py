@@ -113,14 +113,6 @@ class LakeLane:
             stream.info.stream: stream for stream in streams if stream.info.stream in self._streams
         }
 
-    def fingerprints(self, streams: Iterable[StreamId]) -> dict[StreamId, object]:
-        """What must not change around a snapshot: columns, and the files that hold the rows."""
-        infos = {stream: self._streams[stream].info for stream in streams}
-        return {
-            stream: (info.schema.id, tuple(sorted((leaf.oid, leaf.filenode) for leaf in info.leaves)))
-            for stream, info in infos.items()
-        }
-
     def reload(self, stream: StreamId, reason: str) -> None:
         """Have a stream loaded again in this run."""
         self._reload.add(stream)

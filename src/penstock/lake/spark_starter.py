@@ -1,0 +1,39 @@
+"""Starts Spark when it becomes likely that it is needed, beside other work.
+
+A start takes 5–10 seconds. A sync that finds nothing to do never pays for it, and one that does has it
+running while the log is still being read.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
+
+from pyspark.sql import SparkSession
+
+
+class SparkStarter(AbstractContextManager["SparkStarter"]):
+    """Call it for the session; `begin` starts it without waiting."""
+
+    def __init__(self, start: Callable[[], SparkSession]) -> None:
+        self._start = start
+        self._pool = ThreadPoolExecutor(1, "penstock-spark")
+        self._lock = threading.Lock()
+        self._session: Future[SparkSession] | None = None
+
+    def begin(self) -> None:
+        self._begun()
+
+    def __call__(self) -> SparkSession:
+        return self._begun().result()
+
+    def _begun(self) -> Future[SparkSession]:
+        with self._lock:
+            if self._session is None:
+                self._session = self._pool.submit(self._start)
+            return self._session
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown(wait=True)
