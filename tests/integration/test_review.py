@@ -531,3 +531,25 @@ def test_an_unchanged_value_of_a_dropped_column_is_not_missing_from_its_namesake
     conformed = conform(log, columns, schema)
     changes = conformed.changes(conformed.text, conformed.old, Target(schema, "upsert"), None)
     assert changes.unchanged is None or changes.unchanged.to_pylist() in ([None], [[]])
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [({"mode": "full_refresh"}, {}), ({"write": "append"}, {}), ({}, {"rename": {"v": "w"}})],
+    ids=["full_refresh_to_cdc", "append_to_upsert", "renamed"],
+)
+def test_a_load_cut_short_under_other_settings_starts_again(
+    database: Database, make: MakePipeline, before: dict[str, Any], after: dict[str, Any]
+) -> None:
+    database.execute("CREATE TABLE up (id int PRIMARY KEY, v int)")
+    database.execute("INSERT INTO up SELECT i, 0 FROM generate_series(1, 20000) AS i; ANALYZE up")
+    pipeline = make([{"table": "public.up", **before}], load={"rows_per_chunk": 500})
+    ended = pipeline.sync_apart("load.chunks_removed=kill")
+    assert ended.killed, str(ended)
+    database.execute("UPDATE up SET v = 1 WHERE id % 3 = 0; DELETE FROM up WHERE id % 5 = 0")
+    pipeline.streams = [{"table": "public.up", **after}]
+    pipeline.write_file()
+    pipeline.sync()
+    if "rename" in after:
+        database.execute("ALTER TABLE up RENAME v TO w")
+    pipeline.assert_same("public.up")
