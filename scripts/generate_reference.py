@@ -168,7 +168,7 @@ def _commands(group: Any, path: str) -> Iterator[tuple[str, Any]]:
             yield from _commands(command, f"{path} {name}")
         else:
             arguments = " ".join(
-                f"[{argument}]" if not parameter.required else argument
+                (argument if parameter.required else f"[{argument}]") + ("…" if parameter.nargs == -1 else "")
                 for parameter in command.params
                 if parameter.param_type_name == "argument"
                 for argument in [parameter.metavar or parameter.name.upper()]

@@ -8,112 +8,20 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import psycopg
-import pyarrow.parquet as pq
 import pytest
 
-from penstock import failpoints
 from penstock.core.errors import PenstockError
 from penstock.core.report import SyncReport
 from penstock.sources.postgres.embedded import EmbeddedPostgres
 from tests.conftest import Database, wait_until
 from tests.oracle_history import install_audit
 from tests.pipelines import PipelineUnderTest
-
-MakePipeline = Callable[..., PipelineUnderTest]
-#: Every trap is sprung on both kinds of table: one would forgive what the other does not.
-STREAMS = ["public.state", {"table": "public.history", "write": "append"}]
-TABLES = "CREATE TABLE state (id int PRIMARY KEY, v text); CREATE TABLE history (id int PRIMARY KEY, v text)"
-
-
-@pytest.fixture
-def make(database: Database, tmp_path: Path) -> Iterator[MakePipeline]:
-    made: list[PipelineUnderTest] = []
-
-    def make_pipeline(streams: list[Any], url: str | None = None, **settings: Any) -> PipelineUnderTest:
-        directory = tmp_path / f"pipeline{len(made)}"
-        made.append(PipelineUnderTest(directory, url or database.url, streams, settings))
-        return made[-1]
-
-    yield make_pipeline
-    for pipeline in made:
-        pipeline.drop()
-
-
-@pytest.fixture
-def tables(database: Database) -> Database:
-    make_tables(database.url)
-    return database
-
-
-def make_tables(url: str) -> None:
-    with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute(TABLES.encode())
-        install_audit(url, ["public.history"])
-        write(connection, 1, 20)
-
-
-def write(connection: psycopg.Connection[Any], first: int, last: int) -> None:
-    """The same rows into both tables, in one transaction unless one is open."""
-    with connection.transaction():
-        for table in ("state", "history"):
-            connection.execute(
-                f"INSERT INTO {table} SELECT n, 'v' || n FROM generate_series({first}, {last}) n".encode()
-            )
-
-
-def assert_exact(pipeline: PipelineUnderTest) -> None:
-    pipeline.assert_same("public.state")
-    pipeline.assert_history("public.history")
-
-
-@contextmanager
-def syncing(pipeline: PipelineUnderTest) -> Iterator[Future[SyncReport]]:
-    """A sync beside the test's own thread; its error, if it has one, is raised at the end."""
-    with ThreadPoolExecutor(1) as thread:
-        running = thread.submit(pipeline.sync)
-        yield running
-        running.result(timeout=120)
-
-
-@dataclass
-class Pause:
-    """A place where the next sync stops until this block is left."""
-
-    rule: str
-    directory: Path
-
-    def wait(self, running: Future[SyncReport]) -> None:
-        report = self.directory / "report"
-        wait_until(lambda: report.exists() or running.done(), f"a sync to come to {self.rule}", timeout_s=60)
-        assert report.exists(), f"the sync ended without coming to {self.rule}: {running.exception()}"
-
-    def __enter__(self) -> Pause:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        (self.directory / "gate").touch()
-
-
-PauseAt = Callable[[str], Pause]
-
-
-@pytest.fixture
-def pause_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PauseAt:
-    def set_up(rule: str) -> Pause:
-        monkeypatch.setattr(failpoints, "_reached", {})
-        monkeypatch.setenv("PENSTOCK_FAILPOINT", rule)
-        monkeypatch.setenv("PENSTOCK_FAILPOINT_GATE", str(tmp_path / "gate"))
-        monkeypatch.setenv("PENSTOCK_FAILPOINT_REPORT", str(tmp_path / "report"))
-        return Pause(rule, tmp_path)
-
-    return set_up
+from tests.traps import STREAMS, TABLES, MakePipeline, PauseAt, assert_exact, make_tables, syncing, write
 
 
 def waits_for_a_transaction(url: str, running: Future[SyncReport]) -> Callable[[], bool]:
@@ -368,123 +276,3 @@ def test_row_level_security_is_an_error_and_never_a_filter(database: Database, m
     database.execute(
         f"ALTER TABLE secrets OWNER TO postgres; REVOKE ALL ON DATABASE {database.name} FROM {role}"
     )
-
-
-# -- changes ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("timing", ["DEFERRABLE INITIALLY DEFERRED", "DEFERRABLE INITIALLY IMMEDIATE"])
-def test_keys_that_move_onto_each_other_lose_no_row(
-    database: Database, make: MakePipeline, timing: str
-) -> None:
-    """In mid-transaction two rows hold the same key; the last operation of a key may be a delete."""
-    for table in ("state", "history"):
-        database.execute(f"CREATE TABLE {table} (id int PRIMARY KEY {timing}, v text)")
-        database.execute(f"INSERT INTO {table} SELECT n, 'v' || n FROM generate_series(1, 50) n")
-    pipeline = make(
-        [
-            {"table": "public.state", "replica_identity": "full"},
-            {"table": "public.history", "write": "append", "replica_identity": "full"},
-        ]
-    )
-    pipeline.sync()
-    for shuffle in ("id = id + 1", "id = id - 1, v = v || '!'", "id = 51 - id", "id = (id + 5) % 50 + 1"):
-        database.execute(f"UPDATE state SET {shuffle}; UPDATE history SET {shuffle}")
-        pipeline.sync()
-        pipeline.assert_same("public.state")
-    with database.connect() as connection, connection.transaction():
-        connection.execute("SET CONSTRAINTS ALL DEFERRED")
-        connection.execute("UPDATE state SET v = 'row ' || id")
-        connection.execute("UPDATE state SET id = id + 1")
-        connection.execute("DELETE FROM state WHERE id = 7")
-        connection.execute("INSERT INTO state VALUES (1, 'new'), (7, 'newer')")
-        connection.execute("UPDATE state SET id = 1000 WHERE id = 19")
-        connection.execute("UPDATE state SET id = id + 1 WHERE id < 19")
-        connection.execute("UPDATE state SET id = 31 WHERE v = 'row 29'")  # two rows have key 31 now
-        connection.execute("UPDATE state SET id = 30 WHERE v = 'row 30'")
-        connection.execute("INSERT INTO state VALUES (40, 'second')")
-        connection.execute("DELETE FROM state WHERE v = 'row 39'")  # the other one with key 40
-    pipeline.sync()
-    pipeline.assert_same("public.state")
-
-
-ADDED_COLUMNS = pytest.mark.parametrize(
-    "column",
-    [
-        "c int NOT NULL DEFAULT 7",
-        "c text DEFAULT 'it''s {\"quoted\", too}'",
-        "c numeric(8,3) DEFAULT 1.5",
-        "c timestamptz DEFAULT now()",
-        "c int",
-        "c uuid DEFAULT gen_random_uuid()",
-        "c bigint GENERATED ALWAYS AS IDENTITY",
-        "c int GENERATED ALWAYS AS (id * 2) STORED",
-        "c int DEFAULT 1 CHECK (c > 0)",
-    ],
-)
-
-
-@ADDED_COLUMNS
-def test_a_column_added_with_a_default_is_right_in_old_rows_too(
-    tables: Database, make: MakePipeline, column: str
-) -> None:
-    """A constant default rewrites no row and logs nothing; any other rewrites them all, and logs nothing."""
-    pipeline = make(["public.state"])
-    pipeline.sync()
-    tables.execute("UPDATE state SET v = 'before' WHERE id = 1")
-    tables.execute(f"ALTER TABLE state ADD COLUMN {column}")
-    tables.execute(
-        "UPDATE state SET v = 'after' WHERE id = 2; INSERT INTO state (id, v) VALUES (1000, 'new')"
-    )
-    pipeline.sync()
-    pipeline.assert_same("public.state")
-    tables.execute("UPDATE state SET v = 'much later' WHERE id < 5")
-    pipeline.sync()
-    pipeline.assert_same("public.state")
-
-
-@ADDED_COLUMNS
-def test_a_column_added_before_older_changes_were_read_is_right_in_old_rows_too(
-    tables: Database, make: MakePipeline, column: str
-) -> None:
-    """The catalog has moved on when the log is read: what it says belongs to rows that come later."""
-    pipeline = make(["public.state"])
-    pipeline.sync()
-    tables.execute("UPDATE state SET v = 'before' WHERE id = 1")
-    tables.execute(f"ALTER TABLE state ADD COLUMN {column}")
-    pipeline.sync()
-    tables.execute("INSERT INTO state (id, v) VALUES (1000, 'new')")
-    pipeline.sync()
-    pipeline.assert_same("public.state")
-
-
-def test_a_constant_default_that_was_changed_meanwhile_is_right_in_every_row(
-    tables: Database, make: MakePipeline
-) -> None:
-    """What old rows read as is the default of the moment the column was added, not today's."""
-    pipeline = make(["public.state"])
-    pipeline.sync()
-    tables.execute("ALTER TABLE state ADD COLUMN c int DEFAULT 1")
-    tables.execute("INSERT INTO state (id) VALUES (1000)")
-    tables.execute("ALTER TABLE state ALTER COLUMN c SET DEFAULT 2")
-    tables.execute("INSERT INTO state (id) VALUES (1001); UPDATE state SET c = NULL WHERE id = 3")
-    pipeline.sync()
-    pipeline.assert_same("public.state")
-
-
-def test_generated_columns_are_left_out_of_load_and_log_alike(database: Database, make: MakePipeline) -> None:
-    database.execute(
-        "CREATE TABLE state (id int PRIMARY KEY, v text, w text GENERATED ALWAYS AS (v || '!') STORED)"
-    )
-    database.execute("INSERT INTO state SELECT n, 'v' FROM generate_series(1, 10) n")
-    pipeline = make(["public.state"])
-    pipeline.sync()
-    database.execute("UPDATE state SET v = 'w' WHERE id < 5; INSERT INTO state VALUES (11, 'x')")
-    pipeline.sync()
-    pipeline.assert_same("public.state")
-    assert_columns(pipeline, ["id", "v"])
-
-
-def assert_columns(pipeline: PipelineUnderTest, names: list[str]) -> None:
-    file = next(iter(sorted(pipeline.path("public.state").glob("*.parquet"))))
-    assert pq.read_schema(file).names == names

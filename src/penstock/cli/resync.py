@@ -14,7 +14,9 @@ from penstock.core.errors import ConfigError
 
 def resync(
     context: typer.Context,
-    streams: Annotated[list[str] | None, typer.Argument(metavar="[STREAM]...", show_default=False)] = None,
+    streams: Annotated[
+        list[str] | None, typer.Argument(metavar="SCHEMA.TABLE", help="May be several; all of them if none.")
+    ] = None,
     yes: Annotated[bool, typer.Option("--yes", metavar="", help="Yes, load everything again.")] = False,
 ) -> None:
     """Load these streams again and go on from there; without a name, all of them under a new slot.

@@ -19,7 +19,9 @@ def _group() -> None:
 
 
 @app.command()
-def path(context: typer.Context, stream: Annotated[str, typer.Argument(metavar="SCHEMA.TABLE")]) -> None:
+def path(
+    context: typer.Context, stream: Annotated[str, typer.Argument(metavar="SCHEMA.TABLE", help="The stream.")]
+) -> None:
     """Print the directory of the table's newest committed version; it never changes under a reader."""
     settings = settings_of(context)
     pipeline = open_pipeline(settings)
