@@ -20,8 +20,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 
-from penstock.config import Config
-from penstock.core.errors import ConfigError, DestinationError
+from penstock.config import Config, StreamConfig
+from penstock.core.errors import ConfigError, DestinationError, PenstockError
 from penstock.core.offset import LogOffset
 from penstock.core.position import Lsn
 from penstock.core.report import PipelineStatus, PlannedStream, ProgressListener, SyncReport
@@ -36,7 +36,7 @@ from penstock.sources.postgres.check import check
 from penstock.sources.postgres.connection import connect
 from penstock.sources.postgres.finding import Finding
 from penstock.sources.postgres.publication import PublicationManager
-from penstock.sources.postgres.slots import drop_slot
+from penstock.sources.postgres.slots import drop_slot, read_slot
 from penstock.sync import Sync, only_one
 
 _LAST_POSITION = Lsn(2**63 - 1)
@@ -66,13 +66,43 @@ class Pipeline:
     def check(self) -> list[Finding]:
         """Every prerequisite at the source, met or not."""
         source = self.config.source
-        return check(
+        findings = check(
             self._url,
             source.slot,
             source.publication,
-            [stream_need(stream) for stream in self.config.streams],
+            [stream_need(stream) for stream in self._wanted()],
             publication_mode=source.publication_mode,
         )
+        return [*findings, *self._check_state()]
+
+    def _wanted(self) -> list[StreamConfig]:
+        """The streams by name, where they can be told; else as the file has them, for `check` to say why."""
+        try:
+            with connect(self._url) as connection:
+                tables = discover(connection, [stream.id for stream in self.config.streams])
+            return self.config.resolve_streams([table.stream for table in tables])
+        except PenstockError:
+            return list(self.config.streams)
+
+    def _check_state(self) -> list[Finding]:
+        """Whether the source still has what the state goes on from."""
+        try:
+            document = StateStore(self.config.state).load()
+            if document is None or document.lsn is None:
+                return []
+            with connect(self._url) as connection:
+                if read_slot(connection, self.config.source.slot) is not None:
+                    return []
+        except PenstockError as error:
+            return [Finding.of_error("state", error)]
+        return [
+            Finding(
+                "state",
+                "error",
+                f"The state goes on from {document.lsn}, but the slot {self.config.source.slot} is gone.",
+                "Run `penstock resync --yes` to load the tables again under a new slot.",
+            )
+        ]
 
     def discover(self) -> list[TableInfo]:
         with connect(self._url) as connection:

@@ -97,9 +97,9 @@ def _state(entry: Entry | None, document: StateDocument, name: StreamId) -> Stre
         return "new"
     if entry.is_loading:
         return "loading"
-    if entry.sync_mode != "full_refresh" and name not in document.global_streams:
-        return "paused"
-    return "following"
+    if entry.sync_mode == "full_refresh":
+        return "loaded"
+    return "following" if name in document.global_streams else "catching up"
 
 
 def _slot(config: Config, notes: list[str]) -> SlotInfo | None:

@@ -34,7 +34,7 @@ from penstock.core.report import ProgressListener, StreamReport, SyncReport
 from penstock.core.stream import StreamId
 from penstock.destinations.parquet import ParquetDestination
 from penstock.lake.lane import LakeLane, LaneSettings, LaneStream
-from penstock.lake.partitions import reconcile_partitions, remember_partitions
+from penstock.lake.partitions import reconcile_partitions
 from penstock.lake.session import spark_session
 from penstock.lake.spark_starter import SparkStarter
 from penstock.ledger.ledger import Ledger
@@ -85,7 +85,10 @@ class Sync:
         # Setting up may create the slot, and with it the first snapshot.
         self._seen_before_start = fingerprints(streams)
         started = capture.start() if follows else None
-        streams = self._resolve()  # setting up may have given tables another replica identity
+        # Setting up may have given tables another replica identity. A table that a wildcard finds only now
+        # is not published yet: it waits for the next sync.
+        names = {stream.info.stream for stream in streams}
+        streams = [stream for stream in self._resolve() if stream.info.stream in names]
         epoch, version = self._identify(ledger, started, capture)
         loading = self._config.loading
         lane = LakeLane(
@@ -100,11 +103,13 @@ class Sync:
         )
         lane.recover()
         self._reload_asked(lane)
+        for stream in started.published if started is not None else ():
+            if stream not in lane.streams_to_load():
+                lane.reload(stream, "it was not in the publication, so changes may be missing in the log")
         with connect(self._url) as connection:
             reconcile_partitions(connection, ledger, lane)
         for _ in range(TURNS_MAX):
             self._turn(capture, lane, follows=follows)
-            remember_partitions(ledger, lane)
             if not lane.streams_to_load():
                 return lane
             lane.use_tables(self._resolve())
@@ -122,7 +127,7 @@ class Sync:
                     stream=str(stream),
                     remedy="Run `penstock status` to see the streams there are.",
                 )
-            lane.reload(stream, "it was asked for")
+            lane.reload(stream, "it was asked for", replace=True)
 
     def _turn(self, capture: CaptureProcess, lane: LakeLane, *, follows: bool) -> None:
         waiting = lane.streams_to_load()
@@ -176,8 +181,6 @@ class Sync:
         if flushed is not None:
             self._apply_retention(flushed)
         lane.sweep(self._config.readers.grace.total_seconds())
-        for error in lane.paused.values():
-            raise error
         return str(lane.position() or "")
 
     def _apply_retention(self, flushed: Lsn) -> None:

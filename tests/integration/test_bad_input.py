@@ -73,7 +73,7 @@ def test_a_server_that_does_not_log_what_is_needed(tmp_path: Path) -> None:
 
 def test_a_slot_that_somebody_else_reads(pipeline: PipelineUnderTest, database: Database) -> None:
     pipeline.sync()
-    with closing(psycopg.connect(database.url, autocommit=True, replication="database")) as other:  # type: ignore[arg-type]
+    with closing(psycopg.connect(database.url, autocommit=True, replication="database")) as other:
         other.pgconn.exec_(
             f"START_REPLICATION SLOT {pipeline.name} LOGICAL 0/0 "
             f"(proto_version '1', publication_names '{pipeline.name}')".encode()

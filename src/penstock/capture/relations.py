@@ -2,9 +2,9 @@
 
 A Relation message says how the rows after it look, but neither the attribute numbers, by which a
 rename is told from drop + add, nor the root of a partition, nor the value that older rows read for an
-added column (correctness 29, 36). Those come from the catalog, which may have moved on since: a
-column that the catalog no longer shows as the message does is taken from the message alone, with
-attribute number 0 for "not sure".
+added column (correctness 29, 36). Those come from the catalog, which may have moved on since. Where its
+columns are not exactly those of the message, in their order, a name may stand for another column by now:
+then every attribute number is 0, for "not sure".
 """
 
 from __future__ import annotations
@@ -18,10 +18,20 @@ from penstock.sources.postgres.catalog import RelationSchema, relation_schema
 from penstock.sources.postgres.connection import Connection, query_errors
 from penstock.sources.postgres.pgoutput import RelationColumn, RelationMessage
 
+# Walks pg_inherits itself: pg_partition_tree would wait for locks on the partitions.
 _LEAVES = """
-SELECT t.relid::oid::bigint FROM pg_partition_tree(
-    (SELECT COALESCE(pg_partition_root(c.oid), c.oid) FROM pg_class AS c WHERE c.oid = %s)) AS t
-WHERE t.isleaf
+WITH RECURSIVE up AS (
+    SELECT %(oid)s::oid AS oid
+    UNION ALL
+    SELECT i.inhparent FROM up JOIN pg_inherits AS i ON i.inhrelid = up.oid
+), root AS (
+    SELECT oid FROM up WHERE NOT EXISTS (SELECT FROM pg_inherits AS i WHERE i.inhrelid = up.oid)
+), tree AS (
+    SELECT oid FROM root
+    UNION ALL
+    SELECT i.inhrelid FROM tree JOIN pg_inherits AS i ON i.inhparent = tree.oid
+)
+SELECT c.oid::bigint FROM tree JOIN pg_class AS c ON c.oid = tree.oid WHERE c.relkind <> 'p'
 """
 # The base of a domain, so that readers see the type the text is of.
 _TYPE = """
@@ -73,7 +83,8 @@ class Relations:
         root = catalog.root if catalog is not None else self._last_known_root(message.oid) or leaf
         if not self._is_wanted(root):
             return None
-        columns = tuple(self._column(column, catalog) for column in message.columns)
+        is_present = catalog is not None and _shows(catalog, message)
+        columns = tuple(self._column(each, catalog if is_present else None) for each in message.columns)
         flagged = tuple(column.name for column in message.columns if column.part_of_key)
         in_catalog = catalog.schema if catalog is not None else None
         if message.replica_identity == "f":  # every column is flagged then
@@ -87,8 +98,8 @@ class Relations:
             key=key,
             replica_identity=message.replica_identity,
             deferrable_key=in_catalog.deferrable_key if in_catalog is not None else False,
-            relation_oid=in_catalog.relation_oid if in_catalog is not None else 0,
-            storage=in_catalog.storage if in_catalog is not None else "",
+            relation_oid=in_catalog.relation_oid if in_catalog is not None else message.oid,
+            storage=in_catalog.storage if in_catalog is not None and is_present else "",
         )
         return CapturedTable(schema, leaf)
 
@@ -98,7 +109,7 @@ class Relations:
     def leaves_of_root(self, oid: int) -> frozenset[int]:
         """The oids of all leaves of the table that `oid` is a leaf of (itself, if not partitioned)."""
         with query_errors("reading the catalog"):
-            rows = self._catalog().execute(_LEAVES, (oid,)).fetchall()
+            rows = self._catalog().execute(_LEAVES, {"oid": oid}).fetchall()
         return frozenset(row[0] for row in rows) or frozenset({oid})
 
     def close(self) -> None:
@@ -134,6 +145,12 @@ class Relations:
             return SourceColumn(column.name, *declared, name, name, toastable=True)
         oid, type_name, type_text, toastable, modifier = row
         return SourceColumn(column.name, oid, modifier, type_name, type_text, toastable=toastable)
+
+
+def _shows(catalog: RelationSchema, message: RelationMessage) -> bool:
+    """Whether the catalog's columns are those of the message, in its order."""
+    of_catalog = [(name, *catalog.declared_types[name]) for name in catalog.schema.names]
+    return of_catalog == [(each.name, each.type_oid, each.type_modifier) for each in message.columns]
 
 
 def _in_order(flagged: tuple[str, ...], catalog: TableSchema | None) -> tuple[str, ...]:

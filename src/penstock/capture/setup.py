@@ -54,9 +54,8 @@ def set_up(
         if newest is not None:
             _require_same_source(newest, system_id, timeline, replication)
         slot = _usable_slot(spec, connection, newest)
-        PublicationManager(connection, spec.publication, spec.publication_mode, spec.slot).ensure(
-            spec.streams, spec.full_identity
-        )
+        manager = PublicationManager(connection, spec.publication, spec.publication_mode, spec.slot)
+        published = manager.ensure(spec.streams, spec.full_identity)
         if slot is None:
             created = create_slot(replication, spec.slot)
             failpoints.reach("capture.slot_created")
@@ -75,6 +74,7 @@ def set_up(
             slot_position=position,
             log_end=newest.end if newest else None,
             epoch=mark_position(connection),
+            published=published,
         )
     except BaseException:
         replication.close()

@@ -68,6 +68,7 @@ class Started:
     slot_position: Lsn
     log_end: Lsn | None
     epoch: Lsn
+    published: tuple[StreamId, ...] = ()  # streams that were not in the publication until now
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -78,6 +79,7 @@ class Started:
             "slot_position": str(self.slot_position),
             "log_end": None if self.log_end is None else str(self.log_end),
             "epoch": str(self.epoch),
+            "published": [str(stream) for stream in self.published],
         }
 
     @classmethod
@@ -89,6 +91,7 @@ class Started:
                 "slot_position": Lsn.parse(fields["slot_position"]),
                 "log_end": None if end is None else Lsn.parse(end),
                 "epoch": Lsn.parse(fields["epoch"]),
+                "published": tuple(map(StreamId.parse, fields["published"])),
             }
         )
 

@@ -97,10 +97,3 @@ class StorageError(PenstockError):
 
     code = "storage"
     exit_code = 8
-
-
-class StreamPausedError(PenstockError):
-    """A stream cannot go on without a decision by a person (schema change we cannot read with certainty)."""
-
-    code = "stream_paused"
-    exit_code = 9

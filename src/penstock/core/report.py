@@ -12,8 +12,8 @@ from typing import Any, Literal, Protocol
 #: What a sync is doing to a stream while it reports progress.
 Phase = Literal["load", "capture", "apply"]
 PlannedAction = Literal["load", "resume load", "follow", "recover"]
-#: new: nothing loaded yet; paused: waits for a decision by a person.
-StreamState = Literal["new", "loading", "following", "paused"]
+#: new: nothing loaded yet; loaded: follows no log; catching up: behind the other streams.
+StreamState = Literal["new", "loading", "loaded", "following", "catching up"]
 
 
 class ProgressListener(Protocol):

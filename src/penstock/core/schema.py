@@ -33,8 +33,8 @@ class SourceColumn:
     toastable: bool = False
     # The value that rows older than this column read as (`attmissingval`), as text.
     missing_value: str | None = None
-    # The column was added with a default that is not constant: rows at the source were rewritten.
-    rewritten: bool = False
+    # Changes whenever the catalog's entry of the column does (its `xmin`); empty: not known.
+    version: str = ""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -47,7 +47,7 @@ class SourceColumn:
             "nullable": self.nullable,
             "toastable": self.toastable,
             "missing_value": self.missing_value,
-            "rewritten": self.rewritten,
+            "version": self.version,
         }
 
     @classmethod

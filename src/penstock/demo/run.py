@@ -35,7 +35,7 @@ streams:
 """
 
 
-def run_demo(rows: int = 20_000, rounds: int = 3, keep: Path | None = None, json: bool = False) -> int:
+def run_demo(rows: int = 200_000, rounds: int = 3, keep: Path | None = None, json: bool = False) -> int:
     """The exit code: 0 if both sides are equal in the end."""
     settings = Settings(json=json)
     with _directory(keep) as directory, EmbeddedPostgres(directory / "postgres") as server:

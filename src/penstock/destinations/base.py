@@ -87,6 +87,10 @@ class DeadLetters:
             (*self.files, *(file.name for file in files)),
         )
 
+    def and_of(self, load: PendingLoad) -> DeadLetters:
+        letters = load.dead_letters
+        return DeadLetters(self.count + letters.count, (*self.files, *letters.files))
+
     def to_json(self) -> dict[str, Any]:
         return {"count": self.count, "files": list(self.files)}
 
@@ -225,9 +229,19 @@ class DestinationTable(Protocol):
         ...
 
     def swap(
-        self, load_id: str, epoch: Lsn, generation: str, to: Lsn | None, readable_from: Lsn | None = None
+        self,
+        load_id: str,
+        epoch: Lsn,
+        generation: str,
+        to: Lsn | None,
+        readable_from: Lsn | None = None,
+        *,
+        keep_files: bool = False,
     ) -> TableRecord:
-        """Let the load be the table. Nothing if it is. Readers see it once it has reached `readable_from`."""
+        """Let the load be the table. Nothing if it is. Readers see it once it has reached `readable_from`.
+
+        `keep_files`: the load is added to the table's rows instead (the history of an append table).
+        """
         ...
 
     def publish(self, epoch: Lsn, position: Lsn) -> TableRecord:

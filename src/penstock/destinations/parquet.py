@@ -120,7 +120,14 @@ class ParquetTable:
         return self._commit(self._next(base, epoch, kind="chunks", load=load), base)
 
     def swap(
-        self, load_id: str, epoch: Lsn, generation: str, to: Lsn | None, readable_from: Lsn | None = None
+        self,
+        load_id: str,
+        epoch: Lsn,
+        generation: str,
+        to: Lsn | None,
+        readable_from: Lsn | None = None,
+        *,
+        keep_files: bool = False,
     ) -> TableRecord:
         base = self._base(epoch)
         if base is not None and base.last_load_id == load_id:
@@ -134,12 +141,12 @@ class ParquetTable:
             kind="swap",
             write=base.load.write,
             schema=base.load.schema,
-            files=_without_needless(base.load.files),
+            files=_without_needless((*(base.files if keep_files else ()), *base.load.files)),
             # The chunks' thread ids stay answerable until the state knows of the swap.
             marker=Marker(generation, epoch, None, to, base.load.thread_ids),
             load=None,
             last_load_id=load_id,
-            dead_letters=base.load.dead_letters,
+            dead_letters=base.dead_letters.and_of(base.load) if keep_files else base.load.dead_letters,
             readable_from=readable_from if waits else None,
         )
         return self._commit(record, base)
@@ -268,7 +275,8 @@ class ParquetTable:
         return CommitConflictError(
             f"The commit was refused: {reason}.",
             stream=str(self.stream),
-            remedy="Make sure that only one Penstock runs for this table, then run `penstock sync` again.",
+            remedy="Make sure that only one Penstock runs for this table, then run `penstock sync` again; "
+            "if it is refused again, run `penstock resync` for this stream.",
         )
 
 

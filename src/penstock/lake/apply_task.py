@@ -30,8 +30,8 @@ from pyarrow import feather
 from penstock.core.position import Lsn
 from penstock.destinations.base import DataFile, KeyBound
 from penstock.destinations.parquet_files import key_bound
-from penstock.lake.buckets import WHOLE, Bucket, IndivisibleError
-from penstock.lake.change_set import DELETE, INSERT, TRUNCATE, Changes, Flags
+from penstock.lake.buckets import WHOLE, Bucket, IndivisibleError, Membership
+from penstock.lake.change_set import DELETE, INSERT, UPDATE, Changes, Flags
 from penstock.lake.changes import ConformedChanges, conform, in_log_order
 from penstock.lake.dead_letters import any_bad, dead_letter_rows
 from penstock.lake.evolve import ColumnSource
@@ -133,8 +133,7 @@ def _read_changes(task: FoldTask, dead_letters: OutputFile, operations: dict[str
         for table in read_rows([file], task.after, task.to, share=task.share):
             conformed = conform(table, task.columns[file.schema_id], task.target.schema)
             here = task.bucket.membership(conformed.text, conformed.old, task.target.schema.key, conformed.op)
-            conformed = conformed.filter(here.any)
-            changes = here.halve_moves(_typed(conformed, task, dead_letters))
+            changes = _typed(conformed.filter(here.any), here, task, dead_letters)
             left = _whole_truncates(changes, task.truncates)
             if task.skip is not None:
                 changes, unseen = task.skip.apply(changes)
@@ -154,47 +153,70 @@ def _whole_truncates(changes: Changes, truncates: Sequence[tuple[int, int]]) -> 
     return left
 
 
-def _typed(conformed: ConformedChanges, task: FoldTask, dead_letters: OutputFile) -> Changes:
+def _typed(
+    conformed: ConformedChanges, here: Membership, task: FoldTask, dead_letters: OutputFile
+) -> Changes:
+    """The changes in the table's types; rows with a value that does not fit become dead letters."""
     schema = task.target.schema
-    bad: dict[str, Flags] = {}
-
-    def cast(text: pa.Table, names: Sequence[str]) -> pa.Table:
-        arrays = []
-        for name in names:
-            result = cast_text(text.column(name).combine_chunks(), schema.column(name))
-            arrays.append(result.values)
-            if result.bad is not None:
-                mask = result.bad.to_numpy(zero_copy_only=False)
-                bad[name] = bad[name] | mask if name in bad else mask
-        return pa.table(arrays, names=[task.target.name(name) for name in names])
-
-    rows = cast(conformed.text, schema.names)
     sends_old_rows = task.target.write == "append" and schema.replica_identity == "f"
-    old = cast(conformed.old, schema.names if sends_old_rows else schema.key)
-    if not bad:
-        return conformed.changes(rows, old, task.target, None)
-    marks = {name: conformed.log.column(name).combine_chunks() for name in ("_op", "_tx", "_op_index")}
-    dead_letters.write_batch(dead_letter_rows(conformed.text, bad, task.target, marks))
-    return _without_bad(conformed.changes(rows, old, task.target, None), any_bad(bad), task.target)
+    rows, bad = _cast(conformed.text, schema.names, task.target)
+    old, old_bad = _cast(conformed.old, schema.names if sends_old_rows else schema.key, task.target)
+    changes = here.halve_moves(conformed.changes(rows, old, task.target, None))
+    changes, keep = _without_unfit_old_keys(
+        changes, [old_bad[name] for name in schema.key if name in old_bad]
+    )
+    if bad:
+        unfit = any_bad(bad) & (changes.op != DELETE)  # of half a move only the insert's row counts
+        letters = {name: mask & unfit for name, mask in bad.items()}
+        if unfit.any():
+            marks = {
+                name: conformed.log.column(name).combine_chunks() for name in ("_op", "_tx", "_op_index")
+            }
+            dead_letters.write_batch(dead_letter_rows(conformed.text, letters, task.target, marks))
+        changes, fits = _without_unfit_rows(changes, unfit, task.target)
+        keep &= fits
+    return changes.filter(keep)
 
 
-def _without_bad(changes: Changes, bad: Flags, target: Target) -> Changes:
-    """Changes without values that the table cannot hold.
+def _cast(text: pa.Table, names: Sequence[str], target: Target) -> tuple[pa.Table, dict[str, Flags]]:
+    """Typed columns under the table's names, and for each with values that do not fit, which."""
+    arrays = []
+    bad: dict[str, Flags] = {}
+    for name in names:
+        result = cast_text(text.column(name).combine_chunks(), target.schema.column(name))
+        arrays.append(result.values)
+        if result.bad is not None:
+            bad[name] = result.bad.to_numpy(zero_copy_only=False)
+    return pa.table(arrays, names=[target.name(name) for name in names]), bad
+
+
+def _without_unfit_old_keys(changes: Changes, masks: Sequence[Flags]) -> tuple[Changes, Flags]:
+    """A row whose old key does not fit was never there: its update is an insert, its delete nothing."""
+    if not masks:
+        return changes, np.ones(len(changes), np.bool_)
+    unfit: Flags = np.any(masks, axis=0)
+    op = changes.op.copy()
+    op[unfit & (op == UPDATE)] = INSERT
+    return changes.with_operations(op, changes.op_index), ~(unfit & (op == DELETE))
+
+
+def _without_unfit_rows(changes: Changes, unfit: Flags, target: Target) -> tuple[Changes, Flags]:
+    """Changes without rows that the table cannot hold, and which are left.
 
     An append table goes without them. In an upsert table a row whose newest version does not fit is
     gone: an older version in its place would pass for the truth, and give its values on to later changes.
     """
     if target.write == "append":
-        return changes.filter(~bad)
+        return changes, ~unfit
     op = changes.op.copy()
-    op[bad & (op != TRUNCATE)] = DELETE
+    op[unfit] = DELETE
     old_key = pa.table(
         [pc.coalesce(changes.old_key.column(name), changes.rows.column(name)) for name in target.key],
         names=target.key,
     )
     # A key that does not fit itself was never in the table.
-    held = np.all([column.is_valid().to_numpy() for column in old_key.columns], axis=0)
-    return replace(changes, op=op, old_key=old_key).filter(held | ~bad)
+    held: Flags = np.all([column.is_valid().to_numpy() for column in old_key.columns], axis=0)
+    return replace(changes, op=op, old_key=old_key), held | ~unfit
 
 
 def _stage(task: FoldTask, keys: pa.Table, pending: Pending | None) -> Staged:

@@ -28,7 +28,7 @@ class ConformedChanges:
     text: pa.Table
     old: pa.Table
     log: pa.Table
-    names: Mapping[str, str]  # of the log's schema → of the table's, for columns that were renamed
+    names: Mapping[str, str]  # of the log's columns that are still there → of the table's
 
     @property
     def op(self) -> Operations:
@@ -70,9 +70,7 @@ def conform(log: pa.Table, columns: Sequence[ColumnSource], schema: TableSchema)
             new_arrays.append(_filled(log, source.fill))
             old_arrays.append(pa.nulls(log.num_rows, pa.string()))
     names = list(schema.names)
-    renamed = {
-        source.from_name: source.name for source in columns if source.from_name not in (None, source.name)
-    }
+    renamed = {source.from_name: source.name for source in columns if source.from_name is not None}
     return ConformedChanges(
         pa.table(new_arrays, names=names), pa.table(old_arrays, names=names), log, renamed
     )
@@ -103,16 +101,20 @@ def _is_ordered(changes: Changes) -> bool:
 
 
 def _renamed(lists: pa.ListArray, names: Mapping[str, str], target: Target) -> pa.ListArray:
-    """Lists of column names as the table calls them, whatever they were called in the log."""
-    if lists.null_count == len(lists) or not (names or target.rename):
+    """Lists of column names as the table calls them; columns that are gone are in none."""
+    if lists.null_count == len(lists):
         return lists
     values = lists.flatten().dictionary_encode()
-    present = [target.name(names.get(name, name)) for name in values.dictionary.to_pylist()]
-    renamed = pa.array(present, pa.string())
-    # `flatten` leaves out what lies under nulls, so offsets are counted anew.
-    lengths = pc.list_value_length(lists).fill_null(0).to_numpy()
-    offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
-    return pa.ListArray.from_arrays(offsets, renamed.take(values.indices), mask=lists.is_null())
+    known: list[str] = values.dictionary.to_pylist()
+    if all(names.get(name) == name == target.name(name) for name in known):
+        return lists
+    present = [target.name(names[name]) if name in names else None for name in known]
+    renamed = pa.array(present, pa.string()).take(values.indices)
+    there = renamed.is_valid().to_numpy(zero_copy_only=False)
+    rows = pc.list_parent_indices(lists).to_numpy()[there]
+    # `flatten` leaves out what lies under nulls, so lengths are counted anew.
+    offsets = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=len(lists)))]).astype(np.int32)
+    return pa.ListArray.from_arrays(pa.array(offsets), renamed.filter(pa.array(there)), mask=lists.is_null())
 
 
 def _old_field(old: pa.StructArray, name: str) -> pa.Array:

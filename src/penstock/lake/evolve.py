@@ -6,9 +6,9 @@ it and a column dropped and added under the same name has another one (correctne
 
 What existing rows hold in an added column is the catalog's `missing_value` (a constant default: no row was
 written), or null. If rows were rewritten meanwhile (a volatile default; but VACUUM FULL too clears
-`missing_value`, so any change of `TableSchema.storage`, or `SourceColumn.rewritten`) no event tells their
-values: `resync`. So it is for a type whose values may have changed, a changed key, and a table that was
-dropped and created anew.
+`missing_value`, so any change of `TableSchema.storage` counts) no event tells their values: `resync`. So it
+is for a type whose values may have changed, a column altered in a table that was rewritten, a column
+dropped and added again, a changed key, and a table that was dropped and created anew.
 
 `unsure` is for what no one can tell: columns whose number is not known because the catalog had moved on
 when the change was read, where a rename and a drop with an addition look alike, or a default is unknown.
@@ -102,21 +102,32 @@ def _why_resync(old: TableSchema, new: TableSchema, pairs: _Pairs) -> str:
     origin = {now.name: before.name if before else None for now, before in pairs}
     if [origin[name] for name in new.key] != list(old.key):
         return "the key changed"
-    moved = bool(old.storage and new.storage and old.storage != new.storage)
+    gone = set(old.names) - {before.name for _, before in pairs if before is not None}
+    rewritten = bool(old.storage and new.storage and old.storage != new.storage)
     for now, before in pairs:
-        rewritten = moved or now.rewritten
         if before is None:
+            if now.name in gone:
+                return f"column {now.name} was dropped and added again"
             # Any rewrite writes a constant default into the rows and clears it from the catalog.
             if rewritten and now.missing_value is None:
                 return f"column {now.name} was added and may have got values that were written without events"
-        elif not keeps_values(before, now) or (rewritten and not _same_type(before, now)):
+        elif not keeps_values(before, now):
             return f"the type of column {now.name} changed from {before.type_text} to {now.type_text}"
+        elif rewritten and _was_altered(before, now):
+            return f"column {now.name} was altered and the table rewritten"
     return ""
 
 
-def _same_type(before: SourceColumn, now: SourceColumn) -> bool:
-    """Else a rewrite means that ALTER … USING gave the rows other values."""
-    return (before.type_oid, before.type_modifier) == (now.type_oid, now.type_modifier)
+def _was_altered(before: SourceColumn, now: SourceColumn) -> bool:
+    """Whether ALTER … USING may have given the rows other values: it touches the column's catalog entry.
+
+    So does a rewrite that clears the default that older rows read, which changes no value.
+    """
+    if (before.type_oid, before.type_modifier) != (now.type_oid, now.type_modifier):
+        return True
+    if before.missing_value is not None and now.missing_value is None:
+        return False
+    return bool(before.version and now.version and before.version != now.version)
 
 
 def keeps_values(before: SourceColumn, now: SourceColumn) -> bool:

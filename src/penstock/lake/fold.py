@@ -24,7 +24,7 @@ Why it holds:
    completed from that row alone. A chain that ends elsewhere has no value: the row becomes unresolved, and
    never null.
 
-A key whose only changes were bad (see `Changes.bad`) is not among `keys`: its row in the target stays.
+A key whose only changes are marked `bad` is not among `keys`: its row in the target stays.
 
 Cost of a million changes with one 64-bit key: about 0.1 CPU-seconds, and 0 for a batch of inserts.
 """

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
 from penstock import failpoints
-from penstock.core.errors import PenstockError, StateError, StreamPausedError
+from penstock.core.errors import StateError
 from penstock.core.position import Lsn
 from penstock.core.report import ProgressListener
 from penstock.core.schema import TableSchema
@@ -22,11 +22,13 @@ from penstock.core.stream import StreamId
 from penstock.destinations.base import Marker, WriteMode
 from penstock.destinations.parquet import ParquetDestination
 from penstock.lake.apply import Outcome, StreamWork, apply
-from penstock.lake.load import Loader, StreamLoad, can_resume
+from penstock.lake.evolve import plan_evolution
+from penstock.lake.leaves import with_leaves
+from penstock.lake.load import Loader, StreamLoad, can_resume, owns_keys, settings_of
 from penstock.lake.load_progress import LoadProgress
 from penstock.lake.skip import skip_rule
 from penstock.lake.target import Target
-from penstock.lake.work import CannotGoOn, plan_schema
+from penstock.lake.work import MustReload, plan_schema
 from penstock.ledger import two_phase
 from penstock.ledger.ledger import Ledger
 from penstock.ledger.load_record import LoadPoint, LoadRecord, LoadRecords
@@ -34,8 +36,9 @@ from penstock.ledger.recovery import recover_chunks, recover_round, recover_stre
 from penstock.ledger.state import SyncMode
 from penstock.ledger.threads import cdc_thread_id
 from penstock.log.reader import ChangeLog, LogRange
-from penstock.sources.postgres.catalog import TableInfo
+from penstock.sources.postgres.catalog import TableInfo, discover
 from penstock.sources.postgres.chunks import ChunkMethod
+from penstock.sources.postgres.connection import connect
 
 ROUND_BYTES_MAX = 256 * 1024 * 1024
 
@@ -99,9 +102,10 @@ class LakeLane:
         self._spark = spark
         self._listener = listener
         self.totals = {stream: StreamTotals() for stream in self._streams}
-        self.paused: dict[StreamId, PenstockError] = {}
         self._reload: set[StreamId] = set()
+        self._replace: set[StreamId] = set()
         self._swapped: set[StreamId] = set()
+        self._recovered: set[StreamId] = set()  # their loads were complete before this run began
 
     @property
     def streams(self) -> Mapping[StreamId, LaneStream]:
@@ -113,10 +117,16 @@ class LakeLane:
             stream.info.stream: stream for stream in streams if stream.info.stream in self._streams
         }
 
-    def reload(self, stream: StreamId, reason: str) -> None:
-        """Have a stream loaded again in this run."""
-        self._reload.add(stream)
-        self._listener.note(f"{stream} is loaded again: {reason}.")
+    def reload(self, stream: StreamId, reason: str, *, replace: bool = False) -> None:
+        """Have a stream loaded again in this run.
+
+        An append table keeps its history and gets the loaded rows besides, unless it is to be replaced.
+        """
+        if replace:
+            self._replace.add(stream)
+        if stream not in self._reload:
+            self._reload.add(stream)
+            self._listener.note(f"{stream} is loaded again: {reason}.")
 
     def position(self) -> Lsn | None:
         """Up to where every stream of the log is committed."""
@@ -149,6 +159,31 @@ class LakeLane:
                 assert own.to is not None
                 self._finish_stream_round(stream, own.start, own.to)
         self._forget_removed_streams()
+        for stream, configured in self._streams.items():
+            self._adopt_position(stream)
+            self._reload_if_replaced(stream, configured)
+
+    def _adopt_position(self, stream: StreamId) -> None:
+        """A table that is ahead of the state, with no round open, tells that the state was put back."""
+        state = self._ledger.document.stream(stream)
+        record = self._destination.table(stream).record()
+        marker = record.marker if record is not None else None
+        if state is None or state.committed_to is None or marker is None or marker.to is None:
+            return
+        if marker.generation == state.generation and marker.to > state.committed_to:
+            self._listener.note(f"{stream}: the table is ahead of the state; going on from {marker.to}.")
+            self._ledger.write(two_phase.adopt(self._ledger.document, stream, marker.to))
+
+    def _reload_if_replaced(self, stream: StreamId, configured: LaneStream) -> None:
+        """Rows may have been replaced without a single event: the catalog tells, the log may not for long."""
+        state = self._ledger.document.stream(stream)
+        record = self._destination.table(stream).record()
+        follows = state is not None and state.has_completed_backfill and configured.mode != "full_refresh"
+        if not follows or record is None or stream in self._reload:
+            return
+        evolution = plan_evolution(record.schema, configured.info.schema)
+        if evolution.kind in ("resync", "unsure"):
+            self.reload(stream, evolution.reason)
 
     def _reload_changed_layouts(self) -> None:
         """A table that is configured otherwise than it was written cannot go on as it is."""
@@ -157,18 +192,22 @@ class LakeLane:
             if state is None or not state.has_completed_backfill or configured.mode == "full_refresh":
                 continue
             if state.sync_mode == "full_refresh":
-                self.reload(stream, "its changes are to be followed from now on")
+                self.reload(stream, "its changes are to be followed from now on", replace=True)
             elif not self._has_layout(stream, configured):
                 self._ledger.write(two_phase.set_aside(self._ledger.document, stream))
-                self.reload(stream, "`write` or `rename` is not what the table was written with")
+                self.reload(
+                    stream, "`write` or `rename` is not what the table was written with", replace=True
+                )
 
-    def _has_layout(self, stream: StreamId, configured: LaneStream) -> bool:
+    def _has_layout(
+        self, stream: StreamId, configured: LaneStream, schema: TableSchema | None = None
+    ) -> bool:
         table = self._destination.table(stream)
         record = table.record()
         if record is None or not record.files:
             return False
         written: list[str] = pq.read_schema(table.files_directory / record.files[0].name).names
-        return written == list(configured.target(record.schema).arrow_schema().names)
+        return written == list(configured.target(schema or record.schema).arrow_schema().names)
 
     def _forget_removed_streams(self) -> None:
         document = self._ledger.document
@@ -211,8 +250,9 @@ class LakeLane:
             for load in loads:
                 self._listener.stream_started(str(load.stream), "load", load.info.estimated_rows)
             outcome = loader.run([load for load in loads if load.to_read])
+        altered = self._altered_since(loads)
         for load in loads:
-            if load.stream in outcome.rewritten:
+            if load.stream in outcome.rewritten | altered:
                 self._reload.add(load.stream)
                 self._listener.note(
                     f"{load.stream} was rewritten at the source while it was read; loading again."
@@ -225,6 +265,17 @@ class LakeLane:
             self._swap(load.stream, load.record)
             self._listener.stream_finished(str(load.stream), "load", totals.rows_loaded)
 
+    def _altered_since(self, loads: Sequence[StreamLoad]) -> set[StreamId]:
+        """Tables whose columns changed while they were read: a name may have stood for another column."""
+        with connect(self._settings.url) as connection:
+            present = {table.stream: table for table in discover(connection, [load.stream for load in loads])}
+        return {
+            load.stream
+            for load in loads
+            if load.to_read
+            and (load.stream not in present or _columns(present[load.stream]) != _columns(load.info))
+        }
+
     def _plan_load(self, loader: Loader, stream: StreamId) -> StreamLoad:
         configured = self._streams[stream]
         table = self._destination.table(stream)
@@ -235,8 +286,9 @@ class LakeLane:
         if record is not None and state is not None and state.is_loading and state.load_id == record.load_id:
             recovery = recover_chunks(self._ledger.document, stream, self._is_thread_committed)
             self._ledger.write(recovery.document)
-            reason = can_resume(record, configured.info, configured.mode, configured.write)
-            if not recovery.to_read:
+            reason = can_resume(record, configured.info, configured.mode, target)
+            if not recovery.to_read and record.settings == settings_of(configured.mode, target):
+                self._recovered.add(stream)
                 return StreamLoad(stream, configured.mode, target, table, configured.info, record, ())
             if reason is None and stream not in self._reload:
                 self._listener.note(f"{stream}: going on with a load that was cut short.")
@@ -266,22 +318,34 @@ class LakeLane:
         """
         failpoints.reach("load.before_swap")
         follows = self._streams[stream].mode != "full_refresh"
-        swapped = self._destination.table(stream).swap(
+        table = self._destination.table(stream)
+        swapped = table.swap(
             record.load_id,
             self._settings.epoch,
             record.generation,
             record.oldest_point if follows else None,
             record.newest_point if follows else None,
+            keep_files=follows and self._keeps_history(stream, record),
         )
         failpoints.reach("load.swapped")
         assert swapped.marker is not None
         document = two_phase.load_done(self._ledger.document, stream, swapped.marker.to)
         if follows:
             document = two_phase.join_global(document, stream)
-        self._ledger.write(document)
-        self._swapped.add(stream)
+        self._ledger.write(with_leaves(document, self._streams[stream].info) if follows else document)
+        if follows or stream not in self._recovered:
+            self._swapped.add(stream)
+        self._recovered.discard(stream)
         failpoints.reach("load.done")
         self._forget_load(stream, record)
+
+    def _keeps_history(self, stream: StreamId, record: LoadRecord) -> bool:
+        """Whether a reload adds to an append table: its rows are history, and its columns are the same."""
+        configured = self._streams[stream]
+        before = self._destination.table(stream).record()
+        if configured.write != "append" or stream in self._replace or before is None:
+            return False
+        return before.directory is not None and self._has_layout(stream, configured, record.schema)
 
     def _forget_load(self, stream: StreamId, record: LoadRecord) -> None:
         """The load record goes when no snapshot of it is ahead of the table any more."""
@@ -384,24 +448,16 @@ class LakeLane:
     def _can_go_on(self, stream: StreamId, start: Lsn, to: Lsn) -> bool:
         """Whether the table can take the range; if not, the stream is set aside with its reason."""
         plan = self._plan_work(stream, start, to)
-        if isinstance(plan, StreamWork):
-            return True
-        if plan.way_out == "resync":
+        if isinstance(plan, MustReload):
             self.reload(stream, plan.reason)
-        else:
-            self.paused[stream] = StreamPausedError(
-                f"The table changed in a way that cannot be read with certainty: {plan.reason}.",
-                stream=str(stream),
-                remedy="Run sync again once no more changes are made to the table's columns.",
-            )
-        return False
+        return isinstance(plan, StreamWork)
 
     def _work(self, stream: StreamId, start: Lsn, to: Lsn) -> StreamWork:
         work = self._plan_work(stream, start, to)
         assert isinstance(work, StreamWork), "asked before the round was prepared"
         return work
 
-    def _plan_work(self, stream: StreamId, start: Lsn, to: Lsn) -> StreamWork | CannotGoOn:
+    def _plan_work(self, stream: StreamId, start: Lsn, to: Lsn) -> StreamWork | MustReload:
         """A function of the table's record and the log alone, so that recovery comes to the same answer."""
         table = self._destination.table(stream)
         record = table.record()
@@ -409,16 +465,18 @@ class LakeLane:
         assert record.marker is not None, "only a loaded table follows the log"
         changes = self._log.files(stream, start, to)
         plan = plan_schema(record.schema, changes.files, self._log.schema)
-        if isinstance(plan, CannotGoOn):
+        if isinstance(plan, MustReload):
             return plan
-        if _truncated_in_part(changes):
-            return CannotGoOn("resync", "a single partition was truncated")
+        if truncated_in_part(changes) and self._streams[stream].write == "upsert":
+            return MustReload("a single partition was truncated")
         load = self._records.load(stream)
         skip = None
-        if load is not None and load.method == "key" and len(load.points) > 1:
+        if load is not None and len(load.points) > 1 and owns_keys(load):
             skip = skip_rule(load, self._streams[stream].target())
             if changes.truncates and start < load.newest_point:
-                return CannotGoOn("resync", "the table was truncated while it was being loaded")
+                return MustReload("the table was truncated while it was being loaded")
+        if truncated_in_part(changes):
+            self.reload(stream, "a single partition was truncated")
         return StreamWork(
             stream=stream,
             table=table,
@@ -474,7 +532,11 @@ class LakeLane:
         return Marker(generation, self._settings.epoch, start, to, (thread_id,))
 
 
-def _truncated_in_part(changes: LogRange) -> bool:
+def truncated_in_part(changes: LogRange) -> bool:
     """Whether a partition was emptied alone, and the whole table not after it."""
     last = max(changes.truncates, default=(-1, -1))
     return any((tx, op) > last for tx, op, _ in changes.leaf_truncates)
+
+
+def _columns(info: TableInfo) -> list[tuple[int, str]]:
+    return [(column.attribute_number, column.name) for column in info.schema.columns]

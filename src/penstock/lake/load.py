@@ -117,6 +117,7 @@ class Loader:
         """A new load: record durable, then the destination, then the state."""
         with connect(self._url, application_name="penstock plan", settings=self._settings) as connection:
             planned = plan_chunks(connection, info, method, rows_per_chunk=rows)
+        nodes = {str(leaf.stream): leaf.filenode for leaf in info.leaves}
         record = LoadRecord(
             load_id=new_load_id(),
             generation=new_generation(),
@@ -124,8 +125,11 @@ class Loader:
             method=method,
             key_column=info.schema.key[0] if method == "key" else None,
             schema=info.schema,
+            settings=settings_of(sync_mode, target),
             points=(self._point,),
-            chunks=tuple(LoadChunk(each.leaf, each.min, each.max, each.filenode) for each in planned),
+            # The file nodes that the settled catalog had, not those found while planning: in between the
+            # table may have been rewritten, and the snapshot would show it empty.
+            chunks=tuple(LoadChunk(each.leaf, each.min, each.max, nodes[each.leaf]) for each in planned),
         )
         load = StreamLoad(info.stream, sync_mode, target, table, info, record, record.chunks)
         self._records.save(record)
@@ -244,8 +248,16 @@ def _groups(loads: Sequence[StreamLoad]) -> list[list[tuple[StreamLoad, LoadChun
     ]
 
 
-def can_resume(record: LoadRecord, info: TableInfo, sync_mode: SyncMode, write: str) -> str | None:
+def settings_of(sync_mode: SyncMode, target: Target) -> dict[str, str]:
+    """What a load is written by, besides the table's schema."""
+    rename = {f"rename {name}": renamed for name, renamed in target.rename.items()}
+    return {"mode": sync_mode, "write": target.write, **rename}
+
+
+def can_resume(record: LoadRecord, info: TableInfo, sync_mode: SyncMode, target: Target) -> str | None:
     """None if going on is exact, else why the load must start again (see the proof above)."""
+    if record.settings != settings_of(sync_mode, target):
+        return "the stream's settings changed"
     nodes = {str(leaf.stream): leaf.filenode for leaf in info.leaves}
     if any(nodes.get(chunk.leaf) != chunk.filenode for chunk in record.chunks):
         return "the table was rewritten or its partitions changed"
@@ -253,16 +265,17 @@ def can_resume(record: LoadRecord, info: TableInfo, sync_mode: SyncMode, write: 
         return "the table's columns changed"
     if sync_mode == "full_refresh":
         return "its snapshot is gone, and a full refresh has no log to repair rows that moved"
-    if record.method == "key" and len(info.leaves) == 1 and _has_plain_order(record):
+    if owns_keys(record):
         return None
-    if write == "append":
+    if target.write == "append":
         return "rows may have moved between pages, and an append table would get them twice"
     return None
 
 
-def _has_plain_order(record: LoadRecord) -> bool:
-    """Whether keys as we hold them compare as they do at the source."""
-    assert record.key_column is not None
+def owns_keys(record: LoadRecord) -> bool:
+    """Whether each key has one owner chunk that we can tell: key ranges of one leaf, in a plain order."""
+    if record.key_column is None or len({chunk.leaf for chunk in record.chunks}) > 1:
+        return False
     column = record.schema.column(record.key_column)
     return not pa.types.is_string(arrow_type(column)) or column.type_name == "uuid"
 

@@ -1,7 +1,8 @@
 """How far a load is, as the source itself counts it.
 
 Every chunk is read by a COPY, and Postgres shows each running COPY in `pg_stat_progress_copy`. So live
-figures cost one small query, on one machine as on a cluster, and need no channel from the tasks.
+figures cost one small query, on one machine as on a cluster, and need no channel from the tasks. A COPY
+that has ended is no longer shown there, so the last figures of each are kept and summed up.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from penstock.sources.postgres.connection import Connection, connect
 
 _INTERVAL_S = 0.5
 _QUERY = """
-    SELECT activity.application_name, sum(progress.tuples_processed)::bigint,
-        sum(progress.bytes_processed)::bigint
+    SELECT activity.application_name, format('%s %s', pid, activity.query_start),
+        progress.tuples_processed, progress.bytes_processed
     FROM pg_stat_progress_copy AS progress JOIN pg_stat_activity AS activity USING (pid)
-    WHERE activity.application_name LIKE 'penstock load %' GROUP BY 1
+    WHERE activity.application_name LIKE 'penstock load %'
 """
 
 
@@ -31,7 +32,8 @@ class LoadProgress:
         self._url = url
         self._listener = listener
         self._committed: dict[StreamId, int] = {}
-        self._bytes: dict[StreamId, int] = {}
+        #: rows and bytes of each COPY, as last seen
+        self._copies: dict[StreamId, dict[str, tuple[int, int]]] = {}
         self._names: dict[str, StreamId] = {}
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="penstock-progress", daemon=True)
@@ -52,7 +54,7 @@ class LoadProgress:
 
     def committed(self, stream: StreamId, rows: int) -> None:
         self._committed[stream] = rows
-        self._listener.progressed(str(stream), "load", rows, self._bytes.get(stream, 0))
+        self._tell(stream)
 
     def _watch(self) -> None:
         try:
@@ -63,8 +65,16 @@ class LoadProgress:
             return
 
     def _report(self, connection: Connection) -> None:
-        for name, rows, size in connection.execute(_QUERY).fetchall():
-            stream = self._names.get(name)
-            if stream is not None:
-                self._bytes[stream] = max(self._bytes.get(stream, 0), size)
-                self._listener.progressed(str(stream), "load", self._committed.get(stream, 0) + rows, size)
+        seen: set[StreamId] = set()
+        for name, copy, rows, size in connection.execute(_QUERY).fetchall():
+            if (stream := self._names.get(name)) is not None:
+                self._copies.setdefault(stream, {})[copy] = (rows, size)
+                seen.add(stream)
+        for stream in seen:
+            self._tell(stream)
+
+    def _tell(self, stream: StreamId) -> None:
+        """A COPY may be over before it was ever seen: what is committed is the least that was read."""
+        copies = list(self._copies.get(stream, {}).values())
+        rows = max(sum(rows for rows, _ in copies), self._committed.get(stream, 0))
+        self._listener.progressed(str(stream), "load", rows, sum(size for _, size in copies))

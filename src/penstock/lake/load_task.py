@@ -139,7 +139,7 @@ def _convert(
 ) -> tuple[list[pa.Array], dict[str, Flags] | None]:
     """Final arrays, and for each column with bad values its mask (None: there are none)."""
     arrays, bad = [], {}
-    for column, array in zip(columns, batch.columns, strict=True):
+    for column, array in zip(columns, batch.columns, strict=bool(columns)):
         result = cast_text(array, column) if forms[column.name] == "text" else from_adbc(array, column)
         arrays.append(result.values)
         if result.bad is not None:

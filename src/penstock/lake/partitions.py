@@ -18,8 +18,9 @@ from collections.abc import Sequence
 
 from penstock.core.stream import StreamId
 from penstock.lake.lane import LakeLane
+from penstock.lake.leaves import known_leaves, leaf_marks, with_leaves
 from penstock.ledger.ledger import Ledger
-from penstock.sources.postgres.catalog import Leaf
+from penstock.sources.postgres.catalog import Leaf, TableInfo
 from penstock.sources.postgres.connection import Connection, query_errors
 
 _ATTACHED = """
@@ -34,41 +35,31 @@ _ATTACHED = """
 
 
 def reconcile_partitions(connection: Connection, ledger: Ledger, lane: LakeLane) -> None:
-    """Have tables whose partitions changed behind the log's back loaded again."""
-    draft = ledger.document.draft()
-    for stream, leaves in _partitioned(ledger, lane).items():
-        known = draft.own(stream).get("leaves")
-        if known is not None:
-            _compare(connection, lane, stream, set(known), leaves)
+    """Have tables whose partitions changed behind the log's back loaded again; remember what was compared."""
+    for stream, configured in lane.streams.items():
+        info, state = configured.info, ledger.document.stream(stream)
+        follows = state is not None and state.has_completed_backfill and configured.mode != "full_refresh"
+        if info.kind != "partitioned" or not follows:
+            continue
+        known = known_leaves(ledger.document, info)
+        if known is None or _is_whole(connection, lane, stream, known, info):
+            ledger.write(with_leaves(ledger.document, info))
 
 
-def remember_partitions(ledger: Ledger, lane: LakeLane) -> None:
-    """Keep today's leaves, as the tables were loaded and followed."""
-    draft = ledger.document.draft()
-    for stream, leaves in _partitioned(ledger, lane).items():
-        draft.own(stream)["leaves"] = sorted(leaves)
-    ledger.write(draft.done())
-
-
-def _partitioned(ledger: Ledger, lane: LakeLane) -> dict[StreamId, dict[str, Leaf]]:
-    """The leaves of each partitioned table that is loaded and follows the log."""
-    return {
-        stream: {str(leaf.stream): leaf for leaf in configured.info.leaves}
-        for stream, configured in lane.streams.items()
-        if configured.info.kind == "partitioned"
-        and configured.mode != "full_refresh"
-        and (state := ledger.document.stream(stream)) is not None
-        and state.has_completed_backfill
-    }
-
-
-def _compare(
-    connection: Connection, lane: LakeLane, stream: StreamId, known: set[str], leaves: dict[str, Leaf]
-) -> None:
-    if gone := sorted(known - set(leaves)):
-        lane.reload(stream, f"partitions were detached or dropped ({', '.join(gone)})")
-    elif attached := _attached(connection, [leaves[name] for name in set(leaves) - known]):
+def _is_whole(
+    connection: Connection, lane: LakeLane, stream: StreamId, known: dict[str, str], info: TableInfo
+) -> bool:
+    """Whether everything that happened to the partitions is in the log; else the table is loaded again."""
+    marks = leaf_marks(info)
+    gone = sorted(name for name, mark in known.items() if marks.get(name) != mark)
+    added = [leaf for leaf in info.leaves if str(leaf.stream) not in known]
+    if gone:
+        lane.reload(stream, f"partitions were detached, dropped or made anew ({', '.join(gone)})")
+    elif attached := _attached(connection, added):
         lane.reload(stream, f"partitions were attached ({', '.join(attached)})")
+    else:
+        return True
+    return False
 
 
 def _attached(connection: Connection, leaves: Sequence[Leaf]) -> list[str]:

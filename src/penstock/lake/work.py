@@ -2,14 +2,17 @@
 
 The range's files name the schema versions they were written under, in order. Each step from one to the
 next must be one we can carry out on the rows we have (a column added with a known default, dropped,
-renamed); the first that is not ends in a reload or, where even that cannot be told, in a pause.
+renamed); the first that is not ends in a new load of the table, which is exact whatever happened.
+
+A version whose attribute numbers are not known was read when the catalog had moved on already. By its
+names it can only be the version before it, unchanged; it never becomes the table's own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from itertools import groupby
 
 from penstock.core.schema import TableSchema
 from penstock.lake.evolve import ColumnSource, plan_evolution
@@ -29,26 +32,35 @@ class SchemaPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class CannotGoOn:
-    """resync: the table must be loaded again. pause: a person must decide."""
+class MustReload:
+    """The table cannot follow the log through this range."""
 
-    way_out: Literal["resync", "pause"]
     reason: str
 
 
 def plan_schema(
     base: TableSchema, files: Sequence[LogFile], schema_of: Callable[[str], TableSchema]
-) -> SchemaPlan | CannotGoOn:
+) -> SchemaPlan | MustReload:
     """Pure: the same table and the same files give the same answer, also after a crash."""
-    versions: dict[str, TableSchema] = {file.schema_id: schema_of(file.schema_id) for file in files}
     latest = base
-    for following in versions.values():
+    known: dict[str, TableSchema] = {}
+    for schema_id, _ in groupby(file.schema_id for file in files):
+        following = schema_of(schema_id)
         evolution = plan_evolution(latest, following)
-        if evolution.kind == "resync":
-            return CannotGoOn("resync", evolution.reason)
-        if evolution.kind == "unsure":
-            return CannotGoOn("pause", evolution.reason)
-        latest = following
-    rewrite = plan_evolution(base, latest)
-    columns = {version: plan_evolution(schema, latest).columns for version, schema in versions.items()}
-    return SchemaPlan(latest, columns, tuple(rewrite.columns) if rewrite.kind == "rewrite" else None)
+        if evolution.kind in ("resync", "unsure"):
+            return MustReload(evolution.reason)
+        if _is_certain(following):
+            latest = following
+        elif evolution.kind != "same":
+            return MustReload("its columns changed, and the catalog has moved on since and cannot tell how")
+        if known.setdefault(schema_id, latest) != latest and not _is_certain(following):
+            return MustReload("its columns changed and changed back")
+    whole = plan_evolution(base, latest)
+    if whole.kind in ("resync", "unsure"):
+        return MustReload(whole.reason)
+    columns = {schema_id: plan_evolution(schema, latest).columns for schema_id, schema in known.items()}
+    return SchemaPlan(latest, columns, whole.columns if whole.kind == "rewrite" else None)
+
+
+def _is_certain(schema: TableSchema) -> bool:
+    return all(column.attribute_number for column in schema.columns)

@@ -7,6 +7,7 @@ that was resumed has several points, one for each snapshot it was read under.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -55,6 +56,7 @@ class LoadRecord:
     method: Literal["ctid", "key"]
     key_column: str | None
     schema: TableSchema
+    settings: Mapping[str, str]  # what else the load is written by; a load under others starts again
     points: tuple[LoadPoint, ...]
     chunks: tuple[LoadChunk, ...]
 
@@ -100,6 +102,7 @@ class LoadRecord:
             "method": self.method,
             "key_column": self.key_column,
             "schema": self.schema.to_json(),
+            "settings": dict(self.settings),
             "points": [point.to_json() for point in self.points],
             "chunks": [chunk.to_json() for chunk in self.chunks],
         }
@@ -120,6 +123,7 @@ class LoadRecord:
             method=fields["method"],
             key_column=fields["key_column"],
             schema=TableSchema.from_json(fields["schema"]),
+            settings=fields.get("settings", {}),
             points=tuple(points),
             chunks=tuple(chunks),
         )

@@ -199,6 +199,18 @@ def set_aside(document: StateDocument, stream: StreamId) -> StateDocument:
     return draft.done()
 
 
+def adopt(document: StateDocument, stream: StreamId, position: Lsn) -> StateDocument:
+    """Go on from where the table itself says it is: the state was put back to an earlier version."""
+    draft = document.draft()
+    if stream in document.global_streams:
+        _leave(draft.global_streams(), stream)
+    state = draft.stream_state(stream)
+    state["cdc_from"] = str(position)
+    state.pop("next_cdc_pos", None)
+    draft.own(stream)["committed_to"] = str(position)
+    return draft.done()
+
+
 def prepare_stream_round(document: StateDocument, stream: StreamId, to: Lsn) -> StateDocument:
     before = _known(document, stream)
     _require(before.next_cdc_pos is None, f"{stream}: a round is already open")

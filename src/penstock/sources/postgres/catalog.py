@@ -62,6 +62,7 @@ class Leaf:
     owned: bool
     owner: str
     publications: frozenset[str]
+    attached: str = ""  # which attachment to its parent this is; empty for a table of its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,8 +175,12 @@ def relation_schema(connection: Connection, oid: int) -> RelationSchema | None:
         keys = _keys(connection, [oid])[oid]
         storage = _storage(_rows(connection, catalog_queries.STORAGE, oid=row["root"]))
     root = StreamId(row["root_namespace"], row["root_name"])
-    numbers = {column["name"]: column["attribute_number"] for column in described[row["root"]]}
-    columns = [{**column, "attribute_number": numbers.get(column["name"], 0)} for column in described[oid]]
+    of_root = {column["name"]: column for column in described[row["root"]]}
+    columns = [
+        {**column, **{name: of_root[column["name"]][name] for name in ("attribute_number", "version")}}
+        for column in described[oid]
+        if column["name"] in of_root
+    ]
     return RelationSchema(
         root=root,
         leaf=StreamId(row["namespace"], row["name"]),
@@ -294,6 +299,7 @@ def _leaf(row: Row, columns: Sequence[Row], keys: _Keys, publications: frozenset
         owned=row["owned"],
         owner=row["owner"],
         publications=publications,
+        attached=row["attached"],
     )
 
 
@@ -344,4 +350,5 @@ def _column(row: Row) -> SourceColumn:
         nullable=row["nullable"],
         toastable=row["toastable"],
         missing_value=row["missing_value"],
+        version=row["version"],
     )

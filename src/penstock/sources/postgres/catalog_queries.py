@@ -34,7 +34,10 @@ SELECT r.oid::bigint AS root, c.oid::bigint AS oid, n.nspname AS namespace, c.re
          AS may_select,
        coalesce(row_security_active(c.oid), false) AS row_security_active,
        coalesce(pg_has_role(c.relowner, 'USAGE'), false) AS owned,
-       pg_get_userbyid(c.relowner) AS owner
+       pg_get_userbyid(c.relowner) AS owner,
+       coalesce(
+         (SELECT i.xmin::text FROM pg_inherits AS i WHERE i.inhrelid = c.oid AND root.relkind = 'p'), ''
+       ) AS attached
 FROM unnest(%(oids)s::bigint[]::oid[]) AS r (oid)
 JOIN pg_class AS root ON root.oid = r.oid
 CROSS JOIN LATERAL (
@@ -68,6 +71,7 @@ SELECT a.attrelid::bigint AS relation, a.attname AS name, a.attnum AS attribute_
        a.attlen = -1 AND a.attstorage <> 'p' AS toastable,
        a.attlen AS length,
        a.attgenerated <> '' AS generated,
+       a.xmin::text AS version,
        CASE WHEN a.atthasmissing THEN (a.attmissingval::text::text[])[1] END AS missing_value
 FROM pg_attribute AS a
 LEFT JOIN base AS b ON b.oid = a.atttypid

@@ -143,6 +143,11 @@ def _check_log(table: TableInfo, need: StreamNeed) -> Iterator[Finding]:
             f"Postgres keeps no log of {what}, so changes cannot be followed.", _FULL_REFRESH
         )
         return
+    if table.is_partition:
+        yield _finding(table, "table kind", "error")(
+            "It is a partition: its changes are followed as changes of the table it belongs to.",
+            f"Name that table instead, or set `mode: full_refresh` for {table.stream}.",
+        )
     full = need.replica_identity == "full"
     if need.write == "upsert" and not table.primary_key and not table.schema.key:
         yield _finding(table, "primary key", "error")(
