@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from bench.comparison import Comparison, results_table
+from bench.comparison import Comparison, markdown_table, results_table
 
 LOAD_ROWS = 5_000_000
 CHANGE_ROWS = 1_000_000
@@ -44,6 +44,7 @@ def parse_arguments(program: str, description: str, names: Sequence[str]) -> arg
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="counted rounds of each (%(default)s)")
     parser.add_argument("--check", action="store_true", help="exit with 1 below a bar (or set CHECK=1)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results to FILE as well")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table to FILE as Markdown")
     arguments = parser.parse_args()
     if unknown := set(arguments.names) - set(names):
         parser.error(f"unknown benchmark {', '.join(sorted(unknown))}; there are {', '.join(names)}")
@@ -69,6 +70,8 @@ def finish(console: Console, comparisons: Sequence[Comparison], arguments: argpa
         }
         arguments.json.parent.mkdir(parents=True, exist_ok=True)
         arguments.json.write_text(json.dumps(document, indent=2) + "\n")
+    if arguments.markdown is not None:
+        arguments.markdown.write_text(markdown_table(comparisons))
     failures = [failure for comparison in comparisons for failure in comparison.failures()]
     for failure in failures:
         console.print(f"[red]below the bar[/red]  {failure}")

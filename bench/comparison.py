@@ -124,6 +124,20 @@ def results_table(comparisons: Sequence[Comparison]) -> Table:
     return table
 
 
+def markdown_table(comparisons: Sequence[Comparison]) -> str:
+    """The same table as it stands in docs/benchmarks.md."""
+    lines = ["| | rows/s | CPU-s per million | peak memory | ratio | bar |", "|---|--:|--:|--:|--:|---|"]
+    for comparison in comparisons:
+        verdict = "missed" if comparison.failures() else "met"
+        lines += [
+            f"| **{comparison.title}** | | | | | |",
+            f"| {comparison.reference_name} | {' | '.join(_cells(comparison.reference))} | | |",
+            f"| Penstock | {' | '.join(_cells(comparison.ours))} | **{comparison.ratio:.2f}** "
+            f"| {comparison.bars}: {verdict} |",
+        ]
+    return "\n".join(lines) + "\n"
+
+
 def _cells(runs: Sequence[Run]) -> tuple[str, str, str]:
     memory = max(run.usage.memory_peak_bytes for run in runs) / 2**20
     return f"{median(run.rows_per_s for run in runs):,.0f}", f"{_cpu(runs):.2f}", f"{memory:,.0f} MiB"

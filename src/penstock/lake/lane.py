@@ -24,7 +24,7 @@ from penstock.destinations.parquet import ParquetDestination
 from penstock.lake.apply import Outcome, StreamWork, apply
 from penstock.lake.evolve import plan_evolution
 from penstock.lake.leaves import with_leaves
-from penstock.lake.load import Loader, StreamLoad, can_resume, owns_keys, settings_of
+from penstock.lake.load import Loader, StreamLoad, can_resume, columns_of, is_as_planned, owns_keys
 from penstock.lake.load_progress import LoadProgress
 from penstock.lake.skip import skip_rule
 from penstock.lake.target import Target
@@ -273,40 +273,49 @@ class LakeLane:
             load.stream
             for load in loads
             if load.to_read
-            and (load.stream not in present or _columns(present[load.stream]) != _columns(load.info))
+            and (
+                load.stream not in present
+                or columns_of(present[load.stream].schema) != columns_of(load.info.schema)
+            )
         }
 
     def _plan_load(self, loader: Loader, stream: StreamId) -> StreamLoad:
         configured = self._streams[stream]
-        table = self._destination.table(stream)
-        target = configured.target()
-        target.arrow_schema()  # a clash of names is said before anything is read
-        record = self._records.load(stream)
-        state = self._ledger.document.stream(stream)
-        if record is not None and state is not None and state.is_loading and state.load_id == record.load_id:
-            recovery = recover_chunks(self._ledger.document, stream, self._is_thread_committed)
-            self._ledger.write(recovery.document)
-            reason = can_resume(record, configured.info, configured.mode, target)
-            if not recovery.to_read and record.settings == settings_of(configured.mode, target):
-                self._recovered.add(stream)
-                return StreamLoad(stream, configured.mode, target, table, configured.info, record, ())
-            if reason is None and stream not in self._reload:
-                self._listener.note(f"{stream}: going on with a load that was cut short.")
-                return loader.resume(
-                    configured.info, configured.mode, target, table, record, recovery.to_read
-                )
-            if stream not in self._reload:
-                self._listener.note(f"{stream}: the load starts again, because {reason}.")
+        configured.target().arrow_schema()  # a clash of names is said before anything is read
+        going_on = self._go_on_with_load(loader, stream, configured)
+        if going_on is not None:
+            return going_on
         if stream in self._ledger.document.global_streams:
             self._ledger.write(two_phase.leave_global(self._ledger.document, stream))
         return loader.plan(
             configured.info,
             configured.mode,
-            target,
-            table,
+            configured.target(),
+            self._destination.table(stream),
             self._method(configured),
             self._settings.rows_per_chunk,
         )
+
+    def _go_on_with_load(self, loader: Loader, stream: StreamId, configured: LaneStream) -> StreamLoad | None:
+        """A load that an earlier run began, if going on with it is exact."""
+        record = self._records.load(stream)
+        state = self._ledger.document.stream(stream)
+        if record is None or state is None or not state.is_loading or state.load_id != record.load_id:
+            return None
+        if stream in self._reload:
+            return None
+        target, table = configured.target(), self._destination.table(stream)
+        recovery = recover_chunks(self._ledger.document, stream, self._is_thread_committed)
+        self._ledger.write(recovery.document)
+        if not recovery.to_read and is_as_planned(record, configured.info, configured.mode, target):
+            self._recovered.add(stream)
+            return StreamLoad(stream, configured.mode, target, table, configured.info, record, ())
+        reason = can_resume(record, configured.info, configured.mode, target)
+        if reason is None:
+            self._listener.note(f"{stream}: going on with a load that was cut short.")
+            return loader.resume(configured.info, configured.mode, target, table, record, recovery.to_read)
+        self._listener.note(f"{stream}: the load starts again, because {reason}.")
+        return None
 
     def _method(self, configured: LaneStream) -> ChunkMethod:
         return self._settings.method if configured.info.schema.key else "ctid"
@@ -536,7 +545,3 @@ def truncated_in_part(changes: LogRange) -> bool:
     """Whether a partition was emptied alone, and the whole table not after it."""
     last = max(changes.truncates, default=(-1, -1))
     return any((tx, op) > last for tx, op, _ in changes.leaf_truncates)
-
-
-def _columns(info: TableInfo) -> list[tuple[int, str]]:
-    return [(column.attribute_number, column.name) for column in info.schema.columns]

@@ -31,6 +31,7 @@ from pyspark.sql import SparkSession
 
 from penstock import failpoints
 from penstock.core.position import Lsn
+from penstock.core.schema import TableSchema
 from penstock.core.stream import StreamId
 from penstock.destinations.parquet import ParquetTable
 from penstock.destinations.parquet_files import new_file_name
@@ -252,6 +253,17 @@ def settings_of(sync_mode: SyncMode, target: Target) -> dict[str, str]:
     """What a load is written by, besides the table's schema."""
     rename = {f"rename {name}": renamed for name, renamed in target.rename.items()}
     return {"mode": sync_mode, "write": target.write, **rename}
+
+
+def columns_of(schema: TableSchema) -> list[tuple[int, str]]:
+    """Which column each name stands for."""
+    return [(column.attribute_number, column.name) for column in schema.columns]
+
+
+def is_as_planned(record: LoadRecord, info: TableInfo, sync_mode: SyncMode, target: Target) -> bool:
+    """Whether a load that was read to its end is still what the stream is to be."""
+    same_settings = record.settings == settings_of(sync_mode, target)
+    return same_settings and columns_of(record.schema) == columns_of(info.schema)
 
 
 def can_resume(record: LoadRecord, info: TableInfo, sync_mode: SyncMode, target: Target) -> str | None:

@@ -124,6 +124,10 @@ def _check_columns(table: TableInfo, need: StreamNeed) -> Iterator[Finding]:
             f"Generated columns are not in the log and are left out: {', '.join(table.generated_columns)}.",
             "Compute them where the table is read.",
         )
+    if not table.schema.columns:
+        yield _finding(table, "columns", "error")(
+            "The table has no columns that could be followed.", "Leave it out, or give it a column."
+        )
     ours = APPEND_COLUMNS if need.write == "append" else frozenset()
     if need.deletes == "soft":
         ours |= SOFT_DELETE_COLUMNS

@@ -1,0 +1,76 @@
+"""`penstock demo`: both sides are equal in the end, and nothing is left behind however it ends."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from penstock.cli.failure import INTERRUPTED
+from tests.conftest import wait_until
+
+COMMAND = [
+    sys.executable,
+    "-c",
+    "from penstock.cli.main import main; main()",
+    "--json",
+    "demo",
+    "--rows",
+    "400",
+]
+
+
+@pytest.fixture
+def open_directory() -> Iterator[Path]:
+    """As root, Postgres runs as another user: it could not enter pytest's own directories."""
+    with tempfile.TemporaryDirectory(prefix="penstock-test-") as directory:
+        Path(directory).chmod(0o755)
+        yield Path(directory)
+
+
+def test_it_loads_follows_compares_and_keeps_what_it_is_asked_to(open_directory: Path) -> None:
+    kept = open_directory / "shop"
+    done = subprocess.run(
+        [*COMMAND, "--rounds", "1", "--keep", str(kept)],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert answer["equal"]
+    assert len(answer["comparison"]) == 5
+    assert all(table["source_rows"] > 0 for table in answer["comparison"])
+    assert sum(stream["rows_loaded"] for stream in answer["load"]["streams"]) == 400 + 100 + 200 + 20 + 2
+    assert (kept / "penstock.yaml").stat().st_mode & 0o077 == 0, "others could read the password"
+    again = subprocess.run(
+        [*COMMAND, "--keep", str(kept)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert "not empty" in json.loads(again.stdout)["error"]["message"]
+
+
+def test_ctrl_c_ends_every_process_it_started() -> None:
+    with subprocess.Popen(
+        COMMAND, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as demo:
+        started: set[psutil.Process] = set()
+
+        def is_at_work() -> bool:
+            started.update(psutil.Process(demo.pid).children(recursive=True))
+            names = {" ".join(process.cmdline()) for process in started if process.is_running()}
+            return any("penstock.capture" in name for name in names) or demo.poll() is not None
+
+        wait_until(is_at_work, "the demo to start capture", timeout_s=120)
+        demo.send_signal(signal.SIGINT)
+        _, errors = demo.communicate(timeout=60)
+    assert demo.returncode == INTERRUPTED, errors
+    _, alive = psutil.wait_procs(list(started), timeout=30)
+    assert alive == []
