@@ -236,7 +236,9 @@ def _run(name: str, tests: Sequence[str], select: str, sources: Path, wanted: in
 
 
 def _say(console: Console, outcome: Outcome) -> None:
-    console.print(f"{outcome.verdict:9} {outcome.seconds:5.0f} s  {outcome.name}", highlight=False)
+    console.print(
+        f"{outcome.verdict:9} {outcome.seconds:5.0f} s  {outcome.name}", highlight=False, soft_wrap=True
+    )
 
 
 def _table(outcomes: Sequence[Outcome]) -> Table:

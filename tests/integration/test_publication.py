@@ -79,7 +79,7 @@ def test_a_slot_without_its_publication_is_an_error_and_nothing_is_created(datab
     database.execute(f"SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')")
     with pytest.raises(SourceError, match="is missing, but the replication slot") as raised:
         ensure(database, "public.a", slot=slot)
-    assert "teardown" in raised.value.remedy
+    assert "resync --yes" in raised.value.remedy
     assert database.query("SELECT * FROM pg_publication") == []
 
 

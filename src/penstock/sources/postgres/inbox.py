@@ -100,7 +100,9 @@ class NativeInbox:
 
     @property
     def full(self) -> bool:
-        return bool(self._state[_WAITING_AT]) or int(self._state[_COUNT]) == self._count_max
+        # A message that waits fits into an empty inbox: `drain` makes it large enough.
+        by_bytes = bool(self._state[_WAITING_AT] and self._state[_USED])
+        return by_bytes or int(self._state[_COUNT]) == self._count_max
 
     def drain(self) -> int:
         start = self.bytes
@@ -109,7 +111,7 @@ class NativeInbox:
             self._pgconn.consume_input()  # raises what is wrong
         if outcome < 0 and self.bytes == start:
             return -1
-        if self.full and self.bytes == 0:  # the first message is larger than a batch
+        if self._state[_WAITING_AT] and self.bytes == 0:  # the first message is larger than a batch
             self._begin()
             return self.drain()
         return self.bytes - start
