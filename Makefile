@@ -3,7 +3,8 @@
 #   make demo          a real Postgres, loaded and followed into Parquet tables, in front of you
 #   make test          unit, integration and a short chaos round
 #   make lint          ruff, mypy --strict, import-linter
-#   make chaos         kill -9 at every failpoint, with writers running on
+#   make chaos-once    kill -9 at every failpoint once, with writers running on
+#   make chaos         the whole matrix: kill -9 at every failpoint, with writers running on
 #   make mutants       plant known bugs; each must turn a test red
 #   make bench         ratios against pg_recvlogical and COPY; CHECK=1 fails below a bar
 #   make bench-peers   the same beside other tools
@@ -28,7 +29,7 @@ PIP_INSTALL := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.t
 PYTEST := $(BIN)/python -m pytest
 CHECK ?=
 
-.PHONY: help venv demo test unit integration lint format bench bench-peers chaos mutants constraints clean
+.PHONY: help venv demo test unit integration lint format bench bench-peers chaos chaos-once mutants constraints clean
 
 help:
 	@sed -n 's/^#   make/make/p' Makefile
@@ -75,6 +76,9 @@ bench: venv
 
 bench-peers: $(PEERS_STAMP)
 	CHECK=$(CHECK) $(BIN)/python -m bench.peers
+
+chaos-once: venv
+	PENSTOCK_CHAOS=once $(PYTEST) tests/chaos
 
 chaos: venv
 	PENSTOCK_CHAOS=full $(PYTEST) tests/chaos

@@ -66,11 +66,11 @@ MUTANTS = (
         (TRAPS + "test_nothing_is_acknowledged_before_the_state_says_it_is_committed",),
     ),
     Mutant(
-        "acknowledge where the commit begins, not where it ends",
+        "end a step where its last commit begins",
         "capture/steps.py",
         "self.position = max(self.position, Lsn(int(found.commit_end[-1])))",
         "self.position = max(self.position, Lsn(int(found.tx[-1])))",
-        (TRAPS + "test_the_last_transaction_is_not_sent_again",),
+        (TRAPS + "test_a_step_ends_where_its_last_commit_ends",),
     ),
     Mutant(
         "drop one: of the changes that are read",

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 
 import psycopg
@@ -170,6 +171,31 @@ def test_the_last_transaction_is_not_sent_again(tables: Database, make: MakePipe
     assert [bytes(data) for (data,) in peeked if bytes(data)[:1] in b"IUD"] == []
     assert sum(stream.changes for stream in pipeline.sync().streams) == 0
     assert_exact(pipeline)
+
+
+def test_a_step_ends_where_its_last_commit_ends(database: Database, make: MakePipeline) -> None:
+    """Where the commit record begins is not behind the transaction: it would belong to no step, or to two."""
+    database.execute("CREATE TABLE state (id int PRIMARY KEY, v text)")
+    pipeline = make(["public.state"], log={"step_bytes_max": "1MiB"})
+    pipeline.sync()
+    noise = "(SELECT string_agg(md5(random()::text), '') FROM generate_series(1, 20000))"
+    for n in range(60):
+        database.execute(f"INSERT INTO state VALUES ({n}, {noise})")
+    pipeline.sync()
+    pipeline.assert_same("public.state")
+    steps = [json.loads(file.read_text()) for file in sorted((pipeline.state / "log").glob("*.json"))]
+    assert len(steps) > 3, "the test needs steps that were sealed by size"
+    for step, following in pairwise(steps):
+        assert step["to"] == following["from"]
+    for step in steps:
+        begin, end = (as_number(step[name]) for name in ("from", "to"))
+        for file in (file for table in step["tables"] for file in table["files"]):
+            assert begin <= file["first_tx"] <= file["last_tx"] < end
+
+
+def as_number(position: str) -> int:
+    high, low = position.split("/")
+    return int(high, 16) << 32 | int(low, 16)
 
 
 def test_nothing_is_acknowledged_before_the_state_says_it_is_committed(
