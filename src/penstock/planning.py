@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 from penstock.config import Config
@@ -112,4 +113,8 @@ def _slot(config: Config, notes: list[str]) -> SlotInfo | None:
 
 
 def _size(directory: Path) -> int:
-    return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
+    size = 0
+    for path in directory.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):  # a sync may be running
+            size += path.stat().st_size if path.is_file() else 0
+    return size

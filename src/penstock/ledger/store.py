@@ -188,10 +188,12 @@ class StateStore:
             if hour in hours:
                 path.unlink(missing_ok=True)
             hours.add(hour)
-        for directory in (self.directory, self.history_directory):
-            for leftover in directory.glob(".*.json.*.tmp"):
+        # Only our own: capture keeps its checkpoint in the same directory.
+        leftovers = [*self.directory.glob(".state.json.*.tmp"), *self.history_directory.glob(".*.json.*.tmp")]
+        for leftover in leftovers:
+            with contextlib.suppress(FileNotFoundError):
                 if leftover.stat().st_mtime < time.time() - _TEMPORARY_AGE_MAX_S:
-                    leftover.unlink(missing_ok=True)
+                    leftover.unlink()
 
 
 def _unreadable_reason(content: bytes) -> str:
