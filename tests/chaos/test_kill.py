@@ -75,7 +75,7 @@ NTH_TIME = {
     "state.version_written": 4,
 }
 PAIRS_IN_FULL = 40
-#: In the short round only some recoveries run while the writers write (they write before each of them).
+#: Outside the full matrix only these recoveries run while the writers write (they write before all of them).
 RECOVERED_AMID_WRITES = {
     "cdc.prepared=kill@1",
     "cdc.processed=kill@3",

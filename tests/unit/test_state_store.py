@@ -298,8 +298,9 @@ def test_a_corrupt_load_record_is_a_clear_error(tmp_path: Path) -> None:
 
 def test_a_file_that_another_process_is_writing_beside_the_state_is_left_alone(tmp_path: Path) -> None:
     store = StateStore(tmp_path)
-    foreign = tmp_path / ".checkpoint.json.0123.tmp"
-    foreign.symlink_to(tmp_path / "gone")  # to look at it fails, as if it had just been renamed away
+    foreign, own = tmp_path / ".checkpoint.json.0123.tmp", tmp_path / ".state.json.0123.tmp"
+    for path in (foreign, own):
+        path.symlink_to(tmp_path / "gone")  # to look at it fails, as if it had just been renamed away
     document = StateDocument.new()
     for _ in range(25):  # prunes along the way
         document = store.save(document)
