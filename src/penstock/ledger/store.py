@@ -14,6 +14,7 @@ is its newest entry, for people and for other tools. Why loading is safe:
 
 from __future__ import annotations
 
+import contextlib
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
