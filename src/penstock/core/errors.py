@@ -97,3 +97,10 @@ class StorageError(PenstockError):
 
     code = "storage"
     exit_code = 8
+
+
+class SparkError(PenstockError):
+    """A Spark job failed for a reason of its own: a worker was killed, memory ran out."""
+
+    code = "spark"
+    exit_code = 9

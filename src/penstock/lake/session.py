@@ -6,7 +6,7 @@ file, and never pass the JVM**: what comes back is one small result per task. Sp
 twice; a task's files carry a fresh random name, only files in a returned result are ever committed,
 and the rest are swept.
 
-A Penstock error raised in a task reaches the caller as itself; any other failure is Spark's own.
+A Penstock error raised in a task reaches the caller as itself; any other failure is a `SparkError`.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ from pathlib import Path
 from typing import TypeVar
 
 import pyarrow as pa
+from py4j.protocol import Py4JError
 from pyspark import SparkConf, SparkContext
+from pyspark.errors import PySparkException
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
-from penstock.core.errors import PenstockError
+from penstock.core.errors import PenstockError, SparkError
 from penstock.lake.java import ensure_java
 
 Task = TypeVar("Task")
@@ -89,7 +91,15 @@ def run_tasks(
     frame = spark.range(0, count, 1, min(count, at_once or count)).mapInArrow(
         work, "task long, result binary"
     )
-    rows = sorted(frame.collect(), key=lambda row: int(row["task"]))
+    try:
+        collected = frame.collect()
+    except (PySparkException, Py4JError) as error:
+        raise SparkError(
+            f"The Spark job to {description} failed.",
+            detail=f"{type(error).__name__}; the Spark log in the state directory may say more.",
+            remedy="Run the same command again; it goes on where it stopped.",
+        ) from error
+    rows = sorted(collected, key=lambda row: int(row["task"]))
     results = [pickle.loads(row["result"]) for row in rows]
     for result in results:
         if isinstance(result, PenstockError):
