@@ -49,16 +49,13 @@ IN_ANOTHER_PROCESS = IN_A_TASK | {
     "log.manifest_written",
     "checkpoint.write",
 }
-#: One for each kind of gap: in the log, before and after a commit, at a move of the state, around a swap.
+#: One for each kind of gap: in the log, before and after a commit, inside one, around a swap.
 SHORT_ROUND = {
     "log.manifest_written",
-    "load.committed",
     "load.swapped",
     "cdc.prepared",
     "cdc.committed",
-    "cdc.all_processed",
     "destination.recorded",
-    "state.version_written",
 }
 WHILE_LOADING = [name for name in FAILPOINTS if name.startswith(("load.", "capture."))]
 WHILE_FOLLOWING = [name for name in FAILPOINTS if name not in WHILE_LOADING]
