@@ -2,6 +2,7 @@
 #
 #   make demo          a real Postgres, loaded and followed into Parquet tables, in front of you
 #   make test          unit, integration and a short chaos round
+#   make slow          integration tests that would make the round above too long
 #   make lint          ruff, mypy --strict, import-linter
 #   make chaos-once    kill -9 at every failpoint once, with writers running on
 #   make chaos         the whole matrix: kill -9 at every failpoint, with writers running on
@@ -29,7 +30,7 @@ PIP_INSTALL := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.t
 PYTEST := $(BIN)/python -m pytest
 CHECK ?=
 
-.PHONY: help venv demo test unit integration lint format bench bench-peers chaos chaos-once mutants constraints clean
+.PHONY: help venv demo test slow unit integration lint format bench bench-peers chaos chaos-once mutants constraints clean
 
 help:
 	@sed -n 's/^#   make/make/p' Makefile
@@ -53,7 +54,10 @@ demo: venv
 	$(BIN)/penstock demo
 
 test: venv
-	$(PYTEST) tests/unit tests/integration tests/chaos
+	$(PYTEST) tests/unit tests/integration tests/chaos -m "not slow"
+
+slow: venv
+	$(PYTEST) tests/integration -m slow
 
 unit: venv
 	$(PYTEST) tests/unit

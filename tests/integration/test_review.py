@@ -25,6 +25,8 @@ from penstock.sync import Sync
 from tests.conftest import Database
 from tests.pipelines import PipelineUnderTest
 
+pytestmark = pytest.mark.slow
+
 MakePipeline = Callable[..., PipelineUnderTest]
 
 
