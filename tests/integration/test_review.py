@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -24,23 +22,9 @@ from penstock.ledger.store import StateStore
 from penstock.sync import Sync
 from tests.conftest import Database
 from tests.pipelines import PipelineUnderTest
+from tests.traps import MakePipeline
 
 pytestmark = pytest.mark.slow
-
-MakePipeline = Callable[..., PipelineUnderTest]
-
-
-@pytest.fixture
-def make(database: Database, tmp_path: Path) -> Iterator[MakePipeline]:
-    made: list[PipelineUnderTest] = []
-
-    def make_pipeline(streams: list[Any], **settings: Any) -> PipelineUnderTest:
-        made.append(PipelineUnderTest(tmp_path / str(len(made)), database.url, streams, settings))
-        return made[-1]
-
-    yield make_pipeline
-    for pipeline in made:
-        pipeline.drop()
 
 
 @pytest.fixture

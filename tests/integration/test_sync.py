@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,22 +18,7 @@ from penstock.ledger.store import StateStore
 from tests.conftest import Database
 from tests.oracle import assert_same
 from tests.oracle_history import assert_append_is_history, install_audit
-from tests.pipelines import PipelineUnderTest
-
-MakePipeline = Callable[..., PipelineUnderTest]
-
-
-@pytest.fixture
-def make(database: Database, tmp_path: Path) -> Iterator[MakePipeline]:
-    made: list[PipelineUnderTest] = []
-
-    def make_pipeline(streams: list[Any], **settings: Any) -> PipelineUnderTest:
-        made.append(PipelineUnderTest(tmp_path / str(len(made)), database.url, streams, settings))
-        return made[-1]
-
-    yield make_pipeline
-    for pipeline in made:
-        pipeline.drop()
+from tests.traps import MakePipeline
 
 
 def in_order(path: Path) -> list[dict[str, Any]]:
