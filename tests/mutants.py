@@ -35,7 +35,8 @@ KILLED = "tests/chaos/test_kill.py::test_killed_while_following_it_ends_with_eve
 COMMIT = "            self._commit(work, outcome)\n"
 REACH_COMMITTED = '            failpoints.reach("cdc.committed")\n'
 SAY_COMMITTED = (
-    "            self._ledger.write(two_phase.stream_committed(self._ledger.document, work.stream, to))\n"
+    "            self._lane.ledger.write("
+    "two_phase.stream_committed(self._lane.ledger.document, work.stream, to))\n"
 )
 
 
@@ -49,12 +50,18 @@ class Mutant:
     #: pytest's -k, where the test is one of many cases
     select: str = ""
 
+    def places(self, sources: Path) -> int:
+        """How often the text to edit is there; it must be once."""
+        return self._path(sources).read_text().count(self.find)
+
     def plant(self, sources: Path) -> None:
-        path = sources / "penstock" / self.file
-        text = path.read_text()
-        if text.count(self.find) != 1:
-            raise SystemExit(f"{self.name}: the text to edit is {text.count(self.find)} times in {self.file}")
-        path.write_text(text.replace(self.find, self.put))
+        if (places := self.places(sources)) != 1:
+            raise SystemExit(f"{self.name}: the text to edit is {places} times in {self.file}")
+        path = self._path(sources)
+        path.write_text(path.read_text().replace(self.find, self.put))
+
+    def _path(self, sources: Path) -> Path:
+        return sources / "penstock" / self.file
 
 
 MUTANTS = (
@@ -82,7 +89,7 @@ MUTANTS = (
     ),
     Mutant(
         "drop one: of the rows that are applied",
-        "lake/apply_task.py",
+        "lake/fold_task.py",
         "                output.write_table(folded.rows)\n",
         "                output.write_table(folded.rows.slice(1))\n",
         (WORKLOAD,),
@@ -96,7 +103,7 @@ MUTANTS = (
     ),
     Mutant(
         "double one: of an append table's changes",
-        "lake/apply_task.py",
+        "lake/fold_task.py",
         "                output.write_table(append_rows(part, target.key))\n",
         "                output.write_table(append_rows(part, target.key))\n"
         "                output.write_table(append_rows(part, target.key).slice(0, 1))\n",
@@ -126,22 +133,22 @@ MUTANTS = (
     ),
     Mutant(
         "skip the skip: changes that are in the load are applied again",
-        "lake/lane.py",
+        "lake/backfill.py",
         "            record.oldest_point if follows else None,\n",
-        "            (self._log.start() or record.oldest_point) if follows else None,\n",
+        "            (self._lane.log.start() or record.oldest_point) if follows else None,\n",
         (TRAPS + "test_a_table_rewritten_between_chunks_is_loaded_again",),
         "TRUNCATE",
     ),
     Mutant(
         "skip the skip: in a load by key ranges that was resumed",
-        "lake/lane.py",
+        "lake/following.py",
         "            skip = skip_rule(",
         "            skip = None and skip_rule(",
         (SYNC + "test_key_ranges_load_and_resume_exactly",),
     ),
     Mutant(
         "say it is committed before it is",
-        "lake/lane.py",
+        "lake/following.py",
         COMMIT + REACH_COMMITTED + SAY_COMMITTED,
         SAY_COMMITTED + REACH_COMMITTED + COMMIT,
         (KILLED,),

@@ -10,7 +10,7 @@ from penstock.core.errors import PenstockError
 from penstock.core.report import PipelineStatus, PlannedStream, StreamState, StreamStatus
 from penstock.core.stream import StreamId
 from penstock.destinations.parquet import ParquetDestination
-from penstock.lake.lane import LaneStream
+from penstock.lake.lane_state import LaneStream
 from penstock.ledger.state import StateDocument
 from penstock.ledger.state import StreamState as Entry
 from penstock.ledger.store import StateStore

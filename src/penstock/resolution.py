@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from penstock.config import Config, StreamConfig
 from penstock.core.errors import SourceError
-from penstock.lake.lane import LaneStream
+from penstock.lake.lane_state import LaneStream
 from penstock.sources.postgres.catalog import TableInfo, discover
 from penstock.sources.postgres.check_streams import check_streams
 from penstock.sources.postgres.connection import connect

@@ -33,7 +33,8 @@ from penstock.core.position import Lsn
 from penstock.core.report import ProgressListener, StreamReport, SyncReport
 from penstock.core.stream import StreamId
 from penstock.destinations.parquet import ParquetDestination
-from penstock.lake.lane import LakeLane, LaneSettings, LaneStream
+from penstock.lake.lane import LakeLane
+from penstock.lake.lane_state import LaneSettings, LaneStream
 from penstock.lake.partitions import reconcile_partitions
 from penstock.lake.session import spark_session
 from penstock.lake.spark_starter import SparkStarter

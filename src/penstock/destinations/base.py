@@ -213,6 +213,19 @@ class DestinationTable(Protocol):
         """Where tasks write data files, under names that never repeat (`new_file_name`)."""
         ...
 
+    @property
+    def dead_letters_directory(self) -> Path:
+        """Where tasks write rows that the table cannot hold."""
+        ...
+
+    def path(self, file: DataFile) -> Path:
+        """Where a file of the table is."""
+        ...
+
+    def new_staging_directory(self) -> Path:
+        """A directory for what tasks of one round hand to each other; the caller removes it."""
+        ...
+
     def begin_load(self, load_id: str, epoch: Lsn, schema: TableSchema, write: WriteMode) -> TableRecord:
         """Open a load; another one that was pending is given up. Nothing if this one is open or done."""
         ...
@@ -259,6 +272,10 @@ class DestinationTable(Protocol):
         dead_letter_files: Sequence[DataFile] = (),
     ) -> TableRecord:
         """Take a batch if the table is at `expected_to`, of the same generation, under no newer epoch."""
+        ...
+
+    def sweep(self, grace_s: float) -> object:
+        """Remove versions older than the grace that no reader sees, and files that belong to none."""
         ...
 
     def drop_all(self) -> None:

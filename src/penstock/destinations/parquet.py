@@ -57,8 +57,10 @@ class ParquetTable:
     def dead_letters_directory(self) -> Path:
         return self.layout.dead_letters
 
+    def path(self, file: DataFile) -> Path:
+        return self.layout.files / file.name
+
     def new_staging_directory(self) -> Path:
-        """A directory for what tasks of one round hand to each other; the caller removes it."""
         directory = self.layout.staging / secrets.token_hex(8)
         directory.mkdir(parents=True)
         return directory

@@ -1,8 +1,9 @@
-"""Runs the three stages of a round on Spark for all its streams at once (see `apply_task`).
+"""Runs the three stages of a round on Spark for all its streams at once.
 
-However many tables a round has, it costs at most three Spark jobs: one folds every stream's changes,
-one rewrites every touched file, one completes rows that needed the table. What comes back is, per
-stream, the files to add and the names to remove; the caller commits them.
+`fold_task` makes rows and touched keys of each stream's changes, `rewrite_task` takes the touched rows out
+of the table, `complete_task` finishes rows that needed the table. However many tables a round has, it costs
+at most three Spark jobs. What comes back is, per stream, the files to add and the names to remove; nothing
+is visible to anyone until the caller commits them.
 """
 
 from __future__ import annotations
@@ -17,22 +18,14 @@ from pyspark.sql import SparkSession
 
 from penstock.core.position import Lsn
 from penstock.core.stream import StreamId
-from penstock.destinations.base import DataFile
-from penstock.destinations.parquet import ParquetTable
+from penstock.destinations.base import DataFile, DestinationTable
 from penstock.destinations.parquet_files import new_file_name
-from penstock.lake import apply_task
-from penstock.lake.apply_task import (
-    CompleteTask,
-    FoldResult,
-    FoldTask,
-    RewriteResult,
-    RewriteTask,
-    Staged,
-    stands_alone,
-)
 from penstock.lake.buckets import WHOLE, Bucket
+from penstock.lake.complete_task import CompleteTask, complete_rows
 from penstock.lake.evolve import ColumnSource
+from penstock.lake.fold_task import FoldResult, FoldTask, Staged, fold_changes, stands_alone
 from penstock.lake.output import OutputFile
+from penstock.lake.rewrite_task import RewriteResult, RewriteTask, rewrite_files
 from penstock.lake.session import run_tasks
 from penstock.lake.skip import SkipRule
 from penstock.lake.target import Target
@@ -51,7 +44,7 @@ class StreamWork:
     """One stream's part of a round: its changes in `(after, to]` onto `files` of its table."""
 
     stream: StreamId
-    table: ParquetTable
+    table: DestinationTable
     target: Target
     files: tuple[DataFile, ...]
     changes: tuple[LogFile, ...]
@@ -119,14 +112,14 @@ def _fold(
         for work in works
         for task in _fold_tasks(work, staging[work.stream], _parts(work, cores))
     ]
-    results = run_tasks(spark, apply_task.fold_changes, [task for _, task in tasks], "fold changes")
+    results = run_tasks(spark, fold_changes, [task for _, task in tasks], "fold changes")
     found: dict[StreamId, list[FoldResult | None]] = {work.stream: [] for work in works}
     for (work, _), result in zip(tasks, results, strict=True):
         found[work.stream].append(result)
     indivisible = [work for work in works if None in found[work.stream]]
     whole = [task for work in indivisible for task in _fold_tasks(work, staging[work.stream], 1)]
     for work, result in zip(
-        indivisible, run_tasks(spark, apply_task.fold_changes, whole, "fold changes whole"), strict=True
+        indivisible, run_tasks(spark, fold_changes, whole, "fold changes whole"), strict=True
     ):
         found[work.stream] = [result]
     folded = {stream: [result for result in results if result] for stream, results in found.items()}
@@ -200,7 +193,7 @@ def _rewrite(
                 ),
             )
             tasks.append((work.stream, task))
-    done = run_tasks(spark, apply_task.rewrite_files, [task for _, task in tasks], "rewrite touched files")
+    done = run_tasks(spark, rewrite_files, [task for _, task in tasks], "rewrite touched files")
     rewritten: dict[StreamId, list[RewriteResult]] = {work.stream: [] for work in works}
     for (stream, _), result in zip(tasks, done, strict=True):
         rewritten[stream].append(result)
@@ -212,7 +205,7 @@ def _rewrite(
 
 def _successor(work: StreamWork, file: DataFile) -> tuple[str, Path, Path]:
     directory = work.table.files_directory
-    return file.name, directory / file.name, directory / new_file_name("rewritten")
+    return file.name, work.table.path(file), directory / new_file_name("rewritten")
 
 
 def _complete(
@@ -237,7 +230,7 @@ def _complete(
                 position=work.to,
             )
             tasks.append((work.stream, task))
-    done = run_tasks(spark, apply_task.complete_rows, [task for _, task in tasks], "complete rows")
+    done = run_tasks(spark, complete_rows, [task for _, task in tasks], "complete rows")
     for (stream, _), completed in zip(tasks, done, strict=True):
         outcomes[stream].added += _present(completed.file)
         outcomes[stream].dead_letters += _present(completed.dead_letters)

@@ -33,7 +33,7 @@ from penstock import failpoints
 from penstock.core.position import Lsn
 from penstock.core.schema import TableSchema
 from penstock.core.stream import StreamId
-from penstock.destinations.parquet import ParquetTable
+from penstock.destinations.base import DestinationTable
 from penstock.destinations.parquet_files import new_file_name
 from penstock.lake.load_progress import LoadProgress
 from penstock.lake.load_task import LoadResult, LoadTask, load_chunk
@@ -60,7 +60,7 @@ class StreamLoad:
     stream: StreamId
     sync_mode: SyncMode
     target: Target
-    table: ParquetTable
+    table: DestinationTable
     info: TableInfo
     record: LoadRecord
     to_read: tuple[LoadChunk, ...]
@@ -111,7 +111,7 @@ class Loader:
         info: TableInfo,
         sync_mode: SyncMode,
         target: Target,
-        table: ParquetTable,
+        table: DestinationTable,
         method: ChunkMethod,
         rows: int,
     ) -> StreamLoad:
@@ -154,7 +154,7 @@ class Loader:
         info: TableInfo,
         sync_mode: SyncMode,
         target: Target,
-        table: ParquetTable,
+        table: DestinationTable,
         record: LoadRecord,
         to_read: Iterable[Chunk],
     ) -> StreamLoad:

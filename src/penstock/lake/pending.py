@@ -8,10 +8,12 @@ without the target's keys) the changes themselves, to be replayed when those are
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyarrow import feather
 
 from penstock.lake.change_set import Changes, Flags
 from penstock.lake.keys import distinct
@@ -36,6 +38,13 @@ class Pending:
     @classmethod
     def of_changes(cls, changes: Changes, keys: pa.Table) -> Pending:
         return cls(changes.rows.slice(0, 0), keys, pa.array([], NAMES), np.zeros(0, np.bool_), changes)
+
+    @classmethod
+    def read(cls, path: Path) -> Pending:
+        return cls.from_table(feather.read_table(path))
+
+    def write(self, path: Path) -> None:
+        feather.write_feather(self.to_table(), str(path), compression="uncompressed")
 
     def to_table(self) -> pa.Table:
         if self.changes is None:

@@ -1,30 +1,21 @@
-"""Turns a range of the change log into files of a table: the bodies of the Spark tasks of a round.
+"""Stage 1 of a round: one stream's changes become the rows its table gets, and the keys it loses.
 
-Three stages, each a pure function of committed files, so that Spark may run any of them twice:
+Changes are read as text, cast by source type, and folded to the last state per key (or taken as they are,
+where the table keeps every change). Rows that need a value the log does not have (unchanged TOAST) are
+left pending for the next stages. A pure function of committed files, so that Spark may run it twice.
 
-1. `fold_changes` reads one stream's changes as text, casts them by source type, and writes either the
-   rows an append table gets, or the last state per key, with the set of keys it touches.
-2. `rewrite_files` takes files of the table that may hold touched keys and writes them again without
-   those rows (and with the columns of a changed schema). A file without a touched key stays as it is.
-   Rows that stage 1 could not finish alone (unchanged TOAST) are picked up on the way.
-3. `complete_rows` joins those rows and writes them.
-
-Nothing here is visible to anyone until the driver commits the files that came back.
-
-Cost of stage 1: about 1.4 CPU-seconds per million rows of 11 columns.
+Cost: about 1.4 CPU-seconds per million rows of 11 columns.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from pyarrow import feather
 
 from penstock.core.position import Lsn
@@ -35,15 +26,12 @@ from penstock.lake.change_set import DELETE, INSERT, UPDATE, Changes, Flags
 from penstock.lake.changes import ConformedChanges, conform, in_log_order
 from penstock.lake.dead_letters import any_bad, dead_letter_rows
 from penstock.lake.evolve import ColumnSource
-from penstock.lake.fold import Completed, Pending, append_rows, complete, fold
-from penstock.lake.keys import KeySet
+from penstock.lake.fold import Pending, append_rows, fold
 from penstock.lake.output import OutputFile
 from penstock.lake.skip import SkipRule
 from penstock.lake.target import Target
 from penstock.log.reader import LogFile, read_rows
 from penstock.sources.postgres.types import cast_text
-
-ROWS_PER_READ = 128 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +215,7 @@ def _stage(task: FoldTask, keys: pa.Table, pending: Pending | None) -> Staged:
     pending_path = None
     if pending is not None:
         pending_path = task.staging.with_suffix(".pending.arrow")
-        feather.write_feather(pending.to_table(), str(pending_path), compression="uncompressed")
+        pending.write(pending_path)
     bounds = pc.min_max(keys.column(0)) if keys.num_rows else {"min": pa.scalar(None), "max": pa.scalar(None)}
     return Staged(key_path, pending_path, _bound(bounds["min"]), _bound(bounds["max"]))
 
@@ -237,174 +225,3 @@ def _bound(value: pa.Scalar) -> KeyBound:
         return key_bound(value.as_py())
     except (ValueError, OverflowError):  # a year Python cannot hold
         return None
-
-
-def _read_pending(path: Path) -> Pending:
-    return Pending.from_table(feather.read_table(path))
-
-
-@dataclass(frozen=True, slots=True)
-class RewriteTask:
-    target: Target
-    files: tuple[tuple[str, Path, Path], ...]  # name, where it is, where its successor goes
-    staged: tuple[Staged, ...]  # one per bucket, taken one at a time
-    columns: tuple[ColumnSource, ...] | None  # the schema changed: every file is written again
-    picked: tuple[Path, ...]  # per bucket, where the rows go that its pending ones need
-
-
-@dataclass(frozen=True, slots=True)
-class RewriteResult:
-    replaced: dict[str, DataFile | None]
-    picked: tuple[Path | None, ...]
-
-
-def rewrite_files(task: RewriteTask) -> RewriteResult:
-    """Stage 2, for a share of the table's files. Memory: one bucket's keys and one batch of rows."""
-    replaced: dict[str, DataFile | None] = {}
-    with ExitStack() as stack:
-        sinks = [stack.enter_context(_Picked(path, task.target.arrow_schema())) for path in task.picked]
-        for name, path, successor in task.files:
-            file = stack.enter_context(pq.ParquetFile(path))
-            hits = _hits(file, task)
-            if task.columns is None and not hits.any():
-                continue
-            for staged, sink in zip(task.staged, sinks, strict=True):
-                if staged.pending is not None:
-                    _pick(file, _read_pending(staged.pending).lookup_keys, sink, task)
-            replaced[name] = _rewrite(file, hits, successor, task)
-    picked = (path if sink.used else None for path, sink in zip(task.picked, sinks, strict=True))
-    return RewriteResult(replaced, tuple(picked))
-
-
-class _Picked(AbstractContextManager["_Picked"]):
-    """Rows on their way to stage 3, in a file that is made with the first of them."""
-
-    def __init__(self, path: Path, schema: pa.Schema) -> None:
-        self._path = path
-        self._schema = schema
-        self._writer: pa.ipc.RecordBatchFileWriter | None = None
-
-    @property
-    def used(self) -> bool:
-        return self._writer is not None
-
-    def write(self, rows: pa.Table) -> None:
-        if self._writer is None:
-            self._writer = pa.ipc.new_file(str(self._path), self._schema)
-        self._writer.write_table(rows)
-
-    def __exit__(self, *_: object) -> None:
-        if self._writer is not None:
-            self._writer.close()
-
-
-def _file_key(task: RewriteTask) -> list[str]:
-    """The key's columns as the table's files call them: the schema change may have renamed them."""
-    if task.columns is None:
-        return task.target.key
-    before = {source.name: source.from_name or source.name for source in task.columns}
-    return [task.target.name(before[name]) for name in task.target.schema.key]
-
-
-def _hits(file: pq.ParquetFile, task: RewriteTask) -> Flags:
-    hits = np.zeros(file.metadata.num_rows, np.bool_)
-    key = _file_key(task)
-    paths = [staged.keys for staged in task.staged if staged.keys is not None]
-    if paths and key:
-        held = file.read(columns=key).select(key).rename_columns(task.target.key)
-        for path in paths:
-            hits |= KeySet(feather.read_table(path)).contains(held)
-    return hits
-
-
-def _pick(file: pq.ParquetFile, wanted: pa.Table, sink: _Picked, task: RewriteTask) -> None:
-    key = _file_key(task)
-    keys = KeySet(wanted)
-    for batch in file.iter_batches(ROWS_PER_READ):
-        rows = pa.Table.from_batches([batch])
-        found = keys.contains(rows.select(key).rename_columns(task.target.key))
-        if found.any():
-            sink.write(_evolve(rows.filter(pa.array(found)), task))
-
-
-def _evolve(table: pa.Table, task: RewriteTask) -> pa.Table:
-    """Rows of an older schema in the columns of the present one."""
-    schema = task.target.arrow_schema()
-    if task.columns is None:
-        return table.select(schema.names).cast(schema)
-    arrays = []
-    for source, column in zip(task.columns, task.target.schema.columns, strict=True):
-        field = schema.field(task.target.name(column.name))
-        if source.from_name is not None:
-            arrays.append(table.column(task.target.name(source.from_name)).cast(field.type))
-        elif source.fill is not None and task.target.write == "upsert":
-            value = cast_text(pa.array([source.fill], pa.string()), column).values[0]
-            arrays.append(pa.chunked_array([pa.repeat(value, table.num_rows)]))
-        else:
-            arrays.append(pa.chunked_array([pa.nulls(table.num_rows, field.type)]))
-    extra = schema.names[len(arrays) :]
-    return pa.table([*arrays, *(table.column(name) for name in extra)], schema=schema)
-
-
-def _rewrite(file: pq.ParquetFile, hits: Flags, successor: Path, task: RewriteTask) -> DataFile | None:
-    key = task.target.key[0] if task.target.key else None
-    start = 0
-    with OutputFile(successor, task.target.arrow_schema(), key) as output:
-        for batch in file.iter_batches(ROWS_PER_READ):
-            keep = ~hits[start : start + batch.num_rows]
-            start += batch.num_rows
-            if keep.any():
-                output.write_table(_evolve(pa.Table.from_batches([batch.filter(pa.array(keep))]), task))
-    return output.data_file
-
-
-@dataclass(frozen=True, slots=True)
-class CompleteTask:
-    target: Target
-    pending: Path  # of one bucket
-    picked: tuple[Path, ...]
-    path: Path
-    dead_letter_path: Path
-    position: Lsn
-
-
-@dataclass(frozen=True, slots=True)
-class CompleteResult:
-    file: DataFile | None
-    dead_letters: DataFile | None
-
-
-def complete_rows(task: CompleteTask) -> CompleteResult:
-    """Stage 3. A value that neither the batch nor the table has makes a dead letter, never a null."""
-    target = task.target
-    schema = target.arrow_schema()
-    picked = [feather.read_table(path) for path in task.picked]
-    rows = pa.concat_tables(picked) if picked else schema.empty_table()
-    dead_letters = OutputFile(task.dead_letter_path, target.dead_letter_schema())
-    with OutputFile(task.path, schema, target.key[0]) as output, dead_letters:
-        completed = complete(_read_pending(task.pending), rows)
-        output.write_table(completed.rows)
-        dead_letters.write_batch(_unresolved_letters(completed, task))
-    return CompleteResult(output.data_file, dead_letters.data_file)
-
-
-def _unresolved_letters(completed: Completed, task: CompleteTask) -> pa.RecordBatch:
-    rows = completed.unresolved
-    count = rows.num_rows
-    arrays = [_as_text(rows.column(name)) for name in task.target.names]
-    arrays += [
-        pa.repeat(pa.scalar("u"), count),
-        pa.repeat(pa.scalar(int(task.position), pa.int64()), count),
-        pa.repeat(pa.scalar(0, pa.int64()), count),
-        rows.column("_missing").combine_chunks(),
-    ]
-    return pa.RecordBatch.from_arrays(arrays, schema=task.target.dead_letter_schema())
-
-
-def _as_text(column: pa.ChunkedArray) -> pa.Array:
-    flat = column.combine_chunks()
-    if pa.types.is_binary(flat.type):
-        return pa.array(
-            [None if value is None else f"\\x{value.hex()}" for value in flat.to_pylist()], pa.string()
-        )
-    return flat.cast(pa.string())

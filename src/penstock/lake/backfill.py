@@ -1,0 +1,181 @@
+"""Loads tables: which ones, from where they were left, and the swap that shows them.
+
+What is exact about going on with a load is proved in `load`; here it is decided. A load ends with a swap
+that is idempotent by load id, and only then does the state say that the table is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from penstock import failpoints
+from penstock.core.stream import StreamId
+from penstock.lake.lane_state import LaneState, LaneStream
+from penstock.lake.leaves import with_leaves
+from penstock.lake.load import Loader, StreamLoad, can_resume, columns_of, is_as_planned
+from penstock.lake.load_progress import LoadProgress
+from penstock.ledger import two_phase
+from penstock.ledger.load_record import LoadPoint, LoadRecord
+from penstock.ledger.recovery import recover_chunks
+from penstock.sources.postgres.catalog import discover
+from penstock.sources.postgres.chunks import ChunkMethod
+from penstock.sources.postgres.connection import connect
+
+
+class Backfill:
+    def __init__(self, lane: LaneState) -> None:
+        self._lane = lane
+        self._swapped: set[StreamId] = set()
+        self._recovered: set[StreamId] = set()  # their loads were complete before this run began
+
+    def streams_to_load(self) -> list[StreamId]:
+        """Streams without a complete backfill, those whose table must be loaded again, and full refreshes."""
+        return [stream for stream in self._lane.streams if self._needs_load(stream)]
+
+    def _needs_load(self, stream: StreamId) -> bool:
+        state = self._lane.ledger.document.stream(stream)
+        if self._lane.streams[stream].mode == "full_refresh":
+            return stream not in self._swapped
+        return state is None or not state.has_completed_backfill or stream in self._lane.to_reload
+
+    def load(self, streams: Iterable[StreamId], point: LoadPoint) -> None:
+        """Load these streams under one snapshot. Those that must be tried again stay in `streams_to_load`."""
+        names = list(streams)
+        with LoadProgress(self._lane.settings.url, self._lane.listener) as progress:
+            loader = Loader(
+                self._lane.settings.url,
+                self._lane.spark(),
+                self._lane.ledger,
+                self._lane.records,
+                self._lane.settings.epoch,
+                point,
+                self._lane.settings.server_version,
+                progress,
+                self._lane.settings.chunks_at_once,
+            )
+            loads = [self._plan_load(loader, stream) for stream in names]
+            for load in loads:
+                self._lane.listener.stream_started(str(load.stream), "load", load.info.estimated_rows)
+            outcome = loader.run([load for load in loads if load.to_read])
+        altered = self._altered_since(loads)
+        for load in loads:
+            if load.stream in outcome.rewritten | altered:
+                self._lane.to_reload.add(load.stream)
+                self._lane.listener.note(
+                    f"{load.stream} was rewritten at the source while it was read; loading again."
+                )
+                continue
+            totals = self._lane.totals[load.stream]
+            totals.rows_loaded = outcome.rows.get(load.stream, 0)
+            totals.dead_letters += outcome.dead_letters.get(load.stream, 0)
+            self._lane.to_reload.discard(load.stream)
+            self._swap(load.stream, load.record)
+            self._lane.listener.stream_finished(str(load.stream), "load", totals.rows_loaded)
+
+    def _altered_since(self, loads: Sequence[StreamLoad]) -> set[StreamId]:
+        """Tables whose columns changed while they were read: a name may have stood for another column."""
+        with connect(self._lane.settings.url) as connection:
+            present = {table.stream: table for table in discover(connection, [load.stream for load in loads])}
+        return {
+            load.stream
+            for load in loads
+            if load.to_read
+            and (
+                load.stream not in present
+                or columns_of(present[load.stream].schema) != columns_of(load.info.schema)
+            )
+        }
+
+    def _plan_load(self, loader: Loader, stream: StreamId) -> StreamLoad:
+        configured = self._lane.streams[stream]
+        configured.target().arrow_schema()  # a clash of names is said before anything is read
+        going_on = self._go_on_with_load(loader, stream, configured)
+        if going_on is not None:
+            return going_on
+        if stream in self._lane.ledger.document.global_streams:
+            self._lane.ledger.write(two_phase.leave_global(self._lane.ledger.document, stream))
+        return loader.plan(
+            configured.info,
+            configured.mode,
+            configured.target(),
+            self._lane.table(stream),
+            self._method(configured),
+            self._lane.settings.rows_per_chunk,
+        )
+
+    def _go_on_with_load(self, loader: Loader, stream: StreamId, configured: LaneStream) -> StreamLoad | None:
+        """A load that an earlier run began, if going on with it is exact."""
+        record = self._lane.records.load(stream)
+        state = self._lane.ledger.document.stream(stream)
+        if record is None or state is None or not state.is_loading or state.load_id != record.load_id:
+            return None
+        if stream in self._lane.to_reload:
+            return None
+        target, table = configured.target(), self._lane.table(stream)
+        recovery = recover_chunks(self._lane.ledger.document, stream, self._lane.is_thread_committed)
+        self._lane.ledger.write(recovery.document)
+        if not recovery.to_read and is_as_planned(record, configured.info, configured.mode, target):
+            self._recovered.add(stream)
+            return StreamLoad(stream, configured.mode, target, table, configured.info, record, ())
+        reason = can_resume(record, configured.info, configured.mode, target)
+        if reason is None:
+            self._lane.listener.note(f"{stream}: going on with a load that was cut short.")
+            return loader.resume(configured.info, configured.mode, target, table, record, recovery.to_read)
+        self._lane.listener.note(f"{stream}: the load starts again, because {reason}.")
+        return None
+
+    def _method(self, configured: LaneStream) -> ChunkMethod:
+        return self._lane.settings.method if configured.info.schema.key else "ctid"
+
+    def _swap(self, stream: StreamId, record: LoadRecord) -> None:
+        """Publish a load whose chunks are all committed; idempotent by load id.
+
+        A resumed load mixes moments of the source: it is shown once the log has passed the newest of them.
+        """
+        failpoints.reach("load.before_swap")
+        follows = self._lane.streams[stream].mode != "full_refresh"
+        table = self._lane.table(stream)
+        swapped = table.swap(
+            record.load_id,
+            self._lane.settings.epoch,
+            record.generation,
+            record.oldest_point if follows else None,
+            record.newest_point if follows else None,
+            keep_files=follows and self._keeps_history(stream, record),
+        )
+        failpoints.reach("load.swapped")
+        assert swapped.marker is not None
+        document = two_phase.load_done(self._lane.ledger.document, stream, swapped.marker.to)
+        if follows:
+            document = two_phase.join_global(document, stream)
+        self._lane.ledger.write(
+            with_leaves(document, self._lane.streams[stream].info) if follows else document
+        )
+        if follows or stream not in self._recovered:
+            self._swapped.add(stream)
+        self._recovered.discard(stream)
+        failpoints.reach("load.done")
+        self.forget_load(stream, record)
+
+    def _keeps_history(self, stream: StreamId, record: LoadRecord) -> bool:
+        """Whether a reload adds to an append table: its rows are history, and its columns are the same."""
+        configured = self._lane.streams[stream]
+        before = self._lane.table(stream).record()
+        if configured.write != "append" or stream in self._lane.to_replace or before is None:
+            return False
+        return before.directory is not None and self._lane.has_layout(stream, record.schema)
+
+    def forget_load(self, stream: StreamId, record: LoadRecord) -> None:
+        """The load record goes when no snapshot of it is ahead of the table any more."""
+        state = self._lane.ledger.document.stream(stream)
+        assert state is not None
+        position = (
+            self._lane.ledger.document.lsn
+            if stream in self._lane.ledger.document.global_streams
+            else state.cdc_from
+        )
+        if len(record.points) > 1 and (position is None or position < record.newest_point):
+            return
+        if len(record.points) > 1 and position is not None:
+            self._lane.table(stream).publish(self._lane.settings.epoch, position)
+        self._lane.records.delete(stream)

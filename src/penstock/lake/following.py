@@ -1,0 +1,202 @@
+"""Follows the log: applies it to loaded tables in rounds of the two-phase commit.
+
+A round is durable in the state before anything is written, and moves the position only when every stream
+of it is committed; what it does is a function of the tables' records and the log alone, so that recovery
+comes to the same files. A stream that cannot go on leaves the round and is loaded again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from penstock import failpoints
+from penstock.core.errors import StateError
+from penstock.core.position import Lsn
+from penstock.core.stream import StreamId
+from penstock.destinations.base import Marker
+from penstock.lake.apply import Outcome, StreamWork, apply
+from penstock.lake.backfill import Backfill
+from penstock.lake.lane_state import LaneState
+from penstock.lake.load import owns_keys
+from penstock.lake.skip import skip_rule
+from penstock.lake.work import MustReload, plan_schema
+from penstock.ledger import two_phase
+from penstock.ledger.threads import cdc_thread_id
+from penstock.log.reader import LogRange
+
+ROUND_BYTES_MAX = 256 * 1024 * 1024
+
+
+class Following:
+    def __init__(self, lane: LaneState, backfill: Backfill) -> None:
+        self._lane = lane
+        self._backfill = backfill
+
+    def follow(self, to: Lsn) -> None:
+        """Apply the log up to `to` to every stream that is loaded; those that cannot go on are set aside."""
+        for end in self._batches(self._lane.ledger.document.lsn, to):
+            self._global_round(end)
+        for stream in self._lane.streams:
+            state = self._lane.ledger.document.stream(stream)
+            if state is not None and state.cdc_from is not None and state.has_completed_backfill:
+                for end in self._batches(state.cdc_from, to):
+                    if not self._stream_round(stream, end):
+                        break
+                self._lane.ledger.write(two_phase.join_global(self._lane.ledger.document, stream))
+            record = self._lane.records.load(stream)
+            if record is not None and state is not None and state.has_completed_backfill:
+                self._backfill.forget_load(stream, record)
+
+    def _batches(self, after: Lsn | None, to: Lsn) -> list[Lsn]:
+        if after is None or after >= to:
+            return []
+        start = self._lane.log.start()
+        if start is None or after < start:
+            raise StateError(
+                f"The change log begins at {start}, but changes from {after} on are still to be applied.",
+                remedy="Restore the state directory from a backup, or run `penstock resync --yes`.",
+            )
+        return self._lane.log.boundaries(after, to, ROUND_BYTES_MAX)
+
+    def _global_round(self, to: Lsn) -> None:
+        start = self._lane.ledger.document.lsn
+        assert start is not None
+        changed = set(self._lane.log.streams_with_changes(start, to))
+        for stream in sorted(changed & set(self._lane.ledger.document.global_streams)):
+            if not self._can_go_on(stream, start, to):
+                self._lane.ledger.write(two_phase.leave_global(self._lane.ledger.document, stream))
+        streams = sorted(changed & set(self._lane.ledger.document.global_streams))
+        failpoints.reach("cdc.preparing")
+        self._lane.ledger.write(two_phase.prepare_round(self._lane.ledger.document, to, streams))
+        failpoints.reach("cdc.prepared")
+        self.finish_global_round(streams, start, to)
+
+    def finish_global_round(self, streams: Sequence[StreamId], start: Lsn, to: Lsn) -> None:
+        for work, outcome in self._apply([self._work(stream, start, to) for stream in streams]):
+            failpoints.reach("cdc.written")
+            if self._is_gap_in_resumed_load(work, outcome):
+                continue
+            self._commit(work, outcome)
+            failpoints.reach("cdc.committed")
+            self._lane.ledger.write(two_phase.stream_committed(self._lane.ledger.document, work.stream, to))
+            failpoints.reach("cdc.processed")
+        failpoints.reach("cdc.all_processed")
+        self._lane.ledger.write(two_phase.finish_round(self._lane.ledger.document))
+        failpoints.reach("cdc.moved")
+
+    def _stream_round(self, stream: StreamId, to: Lsn) -> bool:
+        """A round of a stream that is not level with the others; False if it cannot go on."""
+        state = self._lane.ledger.document.stream(stream)
+        assert state is not None
+        assert state.cdc_from is not None
+        start = state.cdc_from
+        if not self._can_go_on(stream, start, to):
+            return False
+        self._lane.ledger.write(two_phase.prepare_stream_round(self._lane.ledger.document, stream, to))
+        self.finish_stream_round(stream, start, to)
+        return True
+
+    def finish_stream_round(self, stream: StreamId, start: Lsn, to: Lsn) -> None:
+        has_changes = bool(self._lane.log.files(stream, start, to).files)
+        if has_changes:
+            [(work, outcome)] = self._apply([self._work(stream, start, to)])
+            if self._is_gap_in_resumed_load(work, outcome):
+                return
+            self._commit(work, outcome)
+        self._lane.ledger.write(
+            two_phase.finish_stream_round(self._lane.ledger.document, stream, committed=has_changes)
+        )
+
+    def _can_go_on(self, stream: StreamId, start: Lsn, to: Lsn) -> bool:
+        """Whether the table can take the range; if not, the stream is set aside with its reason."""
+        plan = self._plan_work(stream, start, to)
+        if isinstance(plan, MustReload):
+            self._lane.reload(stream, plan.reason)
+        return isinstance(plan, StreamWork)
+
+    def _work(self, stream: StreamId, start: Lsn, to: Lsn) -> StreamWork:
+        work = self._plan_work(stream, start, to)
+        assert isinstance(work, StreamWork), "asked before the round was prepared"
+        return work
+
+    def _plan_work(self, stream: StreamId, start: Lsn, to: Lsn) -> StreamWork | MustReload:
+        """A function of the table's record and the log alone, so that recovery comes to the same answer."""
+        table = self._lane.table(stream)
+        record = table.record()
+        assert record is not None, "only a loaded table follows the log"
+        assert record.marker is not None, "only a loaded table follows the log"
+        changes = self._lane.log.files(stream, start, to)
+        plan = plan_schema(record.schema, changes.files, self._lane.log.schema)
+        if isinstance(plan, MustReload):
+            return plan
+        if truncated_in_part(changes) and self._lane.streams[stream].write == "upsert":
+            return MustReload("a single partition was truncated")
+        load = self._lane.records.load(stream)
+        skip = None
+        if load is not None and len(load.points) > 1 and owns_keys(load):
+            skip = skip_rule(load, self._lane.streams[stream].target())
+            if changes.truncates and start < load.newest_point:
+                return MustReload("the table was truncated while it was being loaded")
+        if truncated_in_part(changes):
+            self._lane.reload(stream, "a single partition was truncated")
+        return StreamWork(
+            stream=stream,
+            table=table,
+            target=self._lane.streams[stream].target(plan.schema),
+            files=record.files,
+            changes=changes.files,
+            truncates=changes.truncates,
+            after=start,
+            to=to,
+            columns=plan.columns,
+            rewrite=plan.rewrite,
+            skip=skip,
+        )
+
+    def _apply(self, works: Sequence[StreamWork]) -> list[tuple[StreamWork, Outcome]]:
+        if not works:
+            return []
+        for work in works:
+            self._lane.listener.stream_started(
+                str(work.stream), "apply", sum(file.rows for file in work.changes)
+            )
+        outcomes = apply(self._lane.spark(), works)
+        for stream, outcome in outcomes.items():
+            self._lane.totals[stream].add(outcome)
+            self._lane.listener.stream_finished(str(stream), "apply", sum(outcome.operations.values()))
+        return [(work, outcomes[work.stream]) for work in works]
+
+    def _is_gap_in_resumed_load(self, work: StreamWork, outcome: Outcome) -> bool:
+        """Whether a row that was read by neither part of a resumed load lacks values: then load again.
+
+        Between two reads by pages a row may move to a page that was read before. Its change is in the log,
+        but large values that did not change are not. Nobody has seen the table yet.
+        """
+        if not outcome.unresolved or self._lane.records.load(work.stream) is None:
+            return False
+        self._lane.ledger.write(two_phase.set_aside(self._lane.ledger.document, work.stream))
+        self._lane.reload(work.stream, "rows with large values moved while its load was cut short")
+        return True
+
+    def _commit(self, work: StreamWork, outcome: Outcome) -> None:
+        state = self._lane.ledger.document.stream(work.stream)
+        assert state is not None
+        assert state.generation is not None
+        work.table.commit_changes(
+            expected_to=state.committed_to,
+            marker=self._marker(work.stream, state.generation, work.after, work.to),
+            schema=work.target.schema,
+            added=outcome.added,
+            removed=sorted(outcome.removed),
+            dead_letter_files=outcome.dead_letters,
+        )
+
+    def _marker(self, stream: StreamId, generation: str, start: Lsn, to: Lsn) -> Marker:
+        thread_id = cdc_thread_id(stream, generation, start)
+        return Marker(generation, self._lane.settings.epoch, start, to, (thread_id,))
+
+
+def truncated_in_part(changes: LogRange) -> bool:
+    """Whether a partition was emptied alone, and the whole table not after it."""
+    last = max(changes.truncates, default=(-1, -1))
+    return any((tx, op) > last for tx, op, _ in changes.leaf_truncates)

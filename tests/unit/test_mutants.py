@@ -1,0 +1,12 @@
+"""The planted bugs of `make mutants` can be planted: said at once, not at the end of a long run."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.mutants import MUTANTS, ROOT, Mutant
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_the_text_that_a_mutant_edits_is_there_once(mutant: Mutant) -> None:
+    assert mutant.places(ROOT / "src") == 1
