@@ -7,7 +7,7 @@ The order that makes it exact:
    before and after: equal columns and file nodes on both sides of the snapshot mean that no ALTER or
    VACUUM FULL fell in between, which the snapshot would show as missing rows or values;
 3. the target is noted after P, so that the log read in this run covers every snapshot of this run;
-4. loads run while capture reads; then the log is applied up to its end;
+4. loads run while capture reads, and so do rounds of what is sealed; then the log is applied to its end;
 5. only when the state is durable is the lane's position reported, and capture acknowledges it.
 
 A stream that must be loaded again (its columns changed beyond repair, it was rewritten while it was
@@ -52,6 +52,7 @@ SnapshotSource = Callable[[], ExportedSnapshot]
 LANE = "lake"
 TURNS_MAX = 4
 SNAPSHOT_TRIES_MAX = 5
+_LOOK_EVERY_S = 0.2
 
 
 class Sync:
@@ -148,7 +149,8 @@ class Sync:
             lane.load(refreshed, LoadPoint(snapshot.consistent_point, snapshot.name))
             capture.release_snapshot()
         if follows:
-            end = capture.wait_reached()
+            while (end := capture.reached(within_s=_LOOK_EVERY_S)) is None:
+                lane.follow_ahead()
             self._listener.stream_finished("change log", "capture", self._rows_captured)
             lane.follow(end)
             flushed = lane.flushed()

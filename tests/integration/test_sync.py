@@ -13,7 +13,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from penstock import Pipeline
+from penstock.capture.client import CaptureProcess
 from penstock.core.errors import ConfigError, PenstockError, PositionGoneError, SourceError
+from penstock.lake.following import Following
 from penstock.ledger.store import StateStore
 from tests.conftest import Database
 from tests.oracle import assert_same
@@ -53,6 +55,46 @@ def test_a_loaded_table_and_its_changes_equal_the_source(database: Database, mak
     database.execute("BEGIN; DELETE FROM orders WHERE id = 13; INSERT INTO orders (id) VALUES (13); COMMIT")
     report = pipeline.sync().streams[0]
     assert (report.inserts, report.updates, report.deletes) == (102, 200, 101)
+    pipeline.assert_same("public.orders")
+
+
+def test_rounds_run_while_the_log_is_still_read(
+    database: Database, make: MakePipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Inserts are applied from sealed steps before the target is reached; updates wait to fill a round."""
+    ahead: list[str] = []
+    follow_ahead, reached = Following.follow_ahead, CaptureProcess.reached
+    monkeypatch.setattr("penstock.lake.following.EARLY_ROUND_BYTES", 1)
+
+    def look(self: Following) -> None:
+        before = self._lane.ledger.document.lsn
+        follow_ahead(self)
+        if self._lane.ledger.document.lsn != before:
+            ahead.append(str(self._lane.ledger.document.lsn))
+
+    asked: set[object] = set()
+
+    def not_yet(self: CaptureProcess, within_s: float | None = None) -> object:
+        if self._target not in asked:
+            asked.add(self._target)
+            reached(self)  # sealed, but not told yet
+            return None
+        return reached(self, within_s)
+
+    monkeypatch.setattr(Following, "follow_ahead", look)
+    monkeypatch.setattr(CaptureProcess, "reached", not_yet)
+    orders(database, 10)
+    pipeline = make(["public.orders", {"table": "public.orders_history", "write": "append"}])
+    database.execute("CREATE TABLE orders_history (id int PRIMARY KEY, v text)")
+    pipeline.sync()
+    database.execute("INSERT INTO orders (id) SELECT i FROM generate_series(11, 500) AS i")
+    database.execute("INSERT INTO orders_history VALUES (1, 'a'); UPDATE orders_history SET v = 'b'")
+    ahead.clear()
+    assert sum(stream.changes for stream in pipeline.sync().streams) == 492
+    assert len(ahead) == 1
+    database.execute("UPDATE orders SET note = 'changed'")
+    pipeline.sync()
+    assert len(ahead) == 1, "rows of the table are replaced once, at the end"
     pipeline.assert_same("public.orders")
 
 

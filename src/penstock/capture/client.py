@@ -83,16 +83,23 @@ class CaptureProcess:
 
     def wait_reached(self, timeout_s: float | None = None) -> Lsn:
         """The log's end, once everything up to the target is sealed."""
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        reached = self.reached(timeout_s)
+        if reached is None:
+            raise SourceError(
+                f"Capture did not reach position {self._target} in {timeout_s:.0f} seconds.",
+                remedy="Run the same command again; it goes on where it stopped.",
+            )
+        return reached
+
+    def reached(self, within_s: float | None = None) -> Lsn | None:
+        """The log's end once the target is reached; None if that takes longer."""
+        deadline = None if within_s is None else time.monotonic() + within_s
         with self._heard:
             while self._reached is None:
                 self._raise_if_over()
                 left = None if deadline is None else deadline - time.monotonic()
                 if left is not None and left <= 0:
-                    raise SourceError(
-                        f"Capture did not reach position {self._target} in {timeout_s:.0f} seconds.",
-                        remedy="Run the same command again; it goes on where it stopped.",
-                    )
+                    return None
                 self._heard.wait(left)
             return self._reached
 

@@ -103,7 +103,7 @@ class LogConfig(_Section):
 
     retention: Duration = timedelta(days=7)
     """How long changes stay readable after every table holds them."""
-    step_bytes_max: ByteSize = Field(default=ByteSize(64 * _MIB), ge=_MIB)
+    step_bytes_max: ByteSize = Field(default=ByteSize(16 * _MIB), ge=_MIB)
     """A step is sealed at the first end of a transaction after this many bytes of files."""
 
 

@@ -25,6 +25,7 @@ from penstock.ledger.threads import cdc_thread_id
 from penstock.log.reader import LogRange
 
 ROUND_BYTES_MAX = 256 * 1024 * 1024
+EARLY_ROUND_BYTES = 16 * 1024 * 1024
 
 
 class Following:
@@ -46,6 +47,28 @@ class Following:
             record = self._lane.records.load(stream)
             if record is not None and state is not None and state.has_completed_backfill:
                 self._backfill.forget_load(stream, record)
+
+    def follow_ahead(self) -> None:
+        """A round of what is sealed, if it costs no more now than as a part of a later one.
+
+        That is so for rows that only add files. Where rows of the table must be found and replaced, every
+        round costs anew, so those wait until they fill one.
+        """
+        start, end = self._lane.ledger.document.lsn, self._lane.log.end()
+        if start is None or end is None or end <= start:
+            return
+        size = sum(manifest.bytes for manifest in self._lane.log.manifests() if manifest.end > start)
+        if size >= ROUND_BYTES_MAX or (size >= EARLY_ROUND_BYTES and self._only_adds(start, end)):
+            for round_end in self._batches(start, end):
+                self._global_round(round_end)
+
+    def _only_adds(self, start: Lsn, end: Lsn) -> bool:
+        return all(
+            stream not in self._lane.streams
+            or self._lane.streams[stream].write == "append"
+            or all(file.ops.keys() <= {"i"} for file in changes.files)
+            for stream, changes in self._lane.log.streams_with_changes(start, end).items()
+        )
 
     def _batches(self, after: Lsn | None, to: Lsn) -> list[Lsn]:
         if after is None or after >= to:

@@ -71,6 +71,10 @@ class LakeLane:
         """Apply the log up to `to` to every stream that is loaded; those that cannot go on are set aside."""
         self._following.follow(to)
 
+    def follow_ahead(self) -> None:
+        """Apply what is sealed already if that is worth a round of its own; more of the log is to come."""
+        self._following.follow_ahead()
+
     def position(self) -> Lsn | None:
         """Up to where every stream of the log is committed."""
         return self._lane.ledger.document.lsn
