@@ -8,6 +8,7 @@
 #   make chaos         the whole matrix: kill -9 at every failpoint, with writers running on
 #   make mutants       plant known bugs; each must turn a test red
 #   make bench         ratios against pg_recvlogical and COPY; CHECK=1 fails below a bar
+#   make bench-upserts changed rows into Iceberg tables, against MERGE INTO
 #   make bench-peers   the same beside other tools
 #   make constraints   renew constraints.txt from what pyproject.toml allows today
 #   make clean         remove the environment and everything the tools left behind
@@ -30,7 +31,7 @@ PIP_INSTALL := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.t
 PYTEST := $(BIN)/python -m pytest
 CHECK ?=
 
-.PHONY: help venv demo test slow unit integration lint format bench bench-peers chaos chaos-once mutants constraints clean
+.PHONY: help venv demo test slow unit integration lint format bench bench-upserts bench-peers chaos chaos-once mutants constraints clean
 
 help:
 	@sed -n 's/^#   make/make/p' Makefile
@@ -77,6 +78,9 @@ format: venv
 
 bench: venv
 	CHECK=$(CHECK) $(BIN)/python -m bench
+
+bench-upserts: venv
+	$(BIN)/python -m bench.upserts
 
 bench-peers: $(PEERS_STAMP)
 	CHECK=$(CHECK) $(BIN)/python -m bench.peers

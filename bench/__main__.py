@@ -3,6 +3,7 @@
 capture  the change log against `pg_recvlogical` to /dev/null, equal slots on the same write-ahead log
 load     a full load to Parquet against `COPY … (FORMAT binary)` to /dev/null on one connection
 changes  inserted rows from the slot to the committed table against `pg_recvlogical` on the same log
+tables   200 tables of 1,000 rows: seconds per table to discover, load and follow them; no reference
 
 Method. One embedded Postgres, fsync off, on the machine that also runs Penstock, so both share its cores.
 Each comparison has a warm-up that is not counted, then rounds: the reference and Penstock one after the
@@ -19,13 +20,13 @@ import sys
 import tempfile
 from pathlib import Path
 
-from bench import capturing, changes, load, workload
+from bench import capturing, changes, load, tables, workload
 from bench.command import finish, new_console, parse_arguments, warn_if_busy
 from bench.comparison import Comparison
 from bench.pipelines import use_server
 from bench.references import BinaryCopy, ReceiveLogical
 
-NAMES = ("capture", "load", "changes")
+NAMES = ("capture", "load", "changes", "tables")
 
 
 def main() -> int:
@@ -53,7 +54,11 @@ def main() -> int:
                         receive, connection, arguments.changes, arguments.rounds, directory, console
                     )
                 )
-    return finish(console, comparisons, arguments)
+        many = None
+        if "tables" in arguments.names:
+            with workload.connect(server) as connection:
+                many = tables.run(connection, directory, console)
+    return finish(console, comparisons, arguments, many)
 
 
 if __name__ == "__main__":

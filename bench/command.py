@@ -14,6 +14,7 @@ from pathlib import Path
 from rich.console import Console
 
 from bench.comparison import Comparison, markdown_table, results_table
+from bench.tables import ManyTables
 
 LOAD_ROWS = 5_000_000
 CHANGE_ROWS = 1_000_000
@@ -55,9 +56,17 @@ def parse_arguments(program: str, description: str, names: Sequence[str]) -> arg
     return arguments
 
 
-def finish(console: Console, comparisons: Sequence[Comparison], arguments: argparse.Namespace) -> int:
+def finish(
+    console: Console,
+    comparisons: Sequence[Comparison],
+    arguments: argparse.Namespace,
+    many: ManyTables | None = None,
+) -> int:
     """Print and write the results; the exit code."""
-    console.print(results_table(comparisons))
+    if comparisons:
+        console.print(results_table(comparisons))
+    if many is not None:
+        console.print(many.results_table())
     console.print(
         "Excluded: starting Spark (5–10 s once per process). The server runs with fsync off. "
         "CPU and memory are those of everything but Postgres."
@@ -67,12 +76,14 @@ def finish(console: Console, comparisons: Sequence[Comparison], arguments: argpa
             "at": datetime.now(UTC).isoformat(timespec="seconds"),
             "machine": {"cores": os.cpu_count(), "architecture": platform.machine()},
             "comparisons": [comparison.to_json() for comparison in comparisons],
+            **({"tables": many.to_json()} if many is not None else {}),
         }
         arguments.json.parent.mkdir(parents=True, exist_ok=True)
         arguments.json.write_text(json.dumps(document, indent=2) + "\n")
     if arguments.markdown is not None:
         arguments.markdown.write_text(markdown_table(comparisons))
     failures = [failure for comparison in comparisons for failure in comparison.failures()]
+    failures += many.failures() if many is not None else []
     for failure in failures:
         console.print(f"[red]below the bar[/red]  {failure}")
     return 1 if failures and arguments.check else 0

@@ -29,9 +29,8 @@ from penstock.config.unavailable import (
     LATER_STREAM_KEYS,
 )
 from penstock.core.errors import PenstockError
-from penstock.core.schema import SourceColumn
 from penstock.failpoints import FAILPOINTS
-from penstock.sources.postgres.types import RULES, arrow_type, load_expression
+from penstock.sources.postgres.type_table import TYPE_TABLE
 
 DIRECTORY = Path(__file__).resolve().parent.parent / "docs" / "reference"
 _HEAD = "<!-- Written by scripts/generate_reference.py; change the code, not this page. -->\n\n"
@@ -61,6 +60,14 @@ def configuration() -> str:
         if model is not None:
             title = f"## `{key}`" + (": one entry" if get_origin(field.annotation) is list else "")
             sections += [title, _paragraph(model.__doc__), _fields(model)]
+            for inner_key, inner in _keys(model):
+                inner_model = _model_in(inner.annotation)
+                if inner_model is not None:
+                    sections += [
+                        f"### `{inner_key}`",
+                        _paragraph(inner_model.__doc__),
+                        _fields(inner_model),
+                    ]
     later = {
         "`source.type`": LATER_SOURCES,
         "`destination.type`": LATER_DESTINATIONS,
@@ -233,37 +240,46 @@ def _meaning(kind: type[PenstockError]) -> str:
 
 
 _TYPES = """
-What a column of Postgres becomes in the table, in Arrow's words. A value is the same, bit by bit, whether it
-came with the load or through the log. A domain is its base type.
+What a column of Postgres becomes in the table. A value is the same, bit by bit, whether it came with the
+load or through the log. A value is never rounded and never becomes null in silence: what a column cannot hold
+makes the row a [dead letter](../guarantees.md#values), and everything else goes on. Where no type of the lake
+holds every value of a type of Postgres, the column is text: what Postgres' own output function prints, under
+settings that every connection fixes (ISO dates, ISO 8601 intervals, hex `bytea`, UTC, shortest exact floats,
+`lc_monetary = C`). That is exact always, and can be parsed by whoever reads it.
+"""
+_TYPES_CHOICE = """
+*by choice*: what [`types`](configuration.md#streams-one-entry) of a stream may say for such a column. `text`
+is possible for every column and holds every value. `list` is for arrays of one dimension, of elements that
+are held as the table says for their type. Another choice for a table that is there means that it is loaded
+again. A choice that a column cannot have is refused by `penstock check` and before a sync begins, with what
+is possible; so is one for a column that is not there, unless a pattern brought the table in.
+"""
+_TYPES_TIME = """
+`time` is text unless chosen otherwise, because `24:00:00` is a value of Postgres and of no type of the lake,
+and because Spark cannot open Parquet files with a column of times as Arrow writes them (DuckDB, pandas and
+pyarrow can). `json` and `jsonb` are text: VARIANT exists in Iceberg from format version 3 on and in few
+readers, it holds no number of more than 38 digits (`jsonb` does), and the Arrow libraries that write our
+files cannot write it.
 """
 _TYPES_LOADED = """
-*native*: carried by the driver in binary. *text*: what Postgres' own output function prints, under settings
-that every connection fixes (ISO dates, ISO 8601 intervals, hex `bytea`, UTC, shortest exact floats).
+*loaded as binary*: carried in binary during a load. *text*: printed by the source also then.
 """
 _TYPES_BAD = """
-What a column cannot hold makes the row a [dead letter](../guarantees.md#values), never a null: `NaN` in a
-`numeric(p,s)`, infinite dates and timestamps, timestamps after 294247-01-10. BC dates and years after 9999
-are held exactly, though some readers cannot show them (Python's `datetime` ends at 9999).
+BC dates and years after 9999 are held exactly, though some readers cannot show them (Python's `datetime` ends
+at 9999). A domain is the type below it, with the domain's precision. A type that somebody made is text, also
+if it is called like a built-in one. Generated columns are not in the log, so they are in no table.
 """
-_TYPES_GENERATED = "Generated columns are not in the log, so they are not in the table either."
-_OTHER_TYPES = (
-    "every other type: arrays, enums, ranges, `inet`, `time`, `interval`, `money`, `xml`, geometry, …"
-)
 
 
 def types() -> str:
-    rows = []
-    for name in RULES:
-        column = SourceColumn(name, 0, -1, name, name)
-        if name == "numeric":
-            exact = SourceColumn(name, 0, (12 << 16 | 2) + 4, name, name)
-            rows.append(("`numeric(12,2)`", f"`{arrow_type(exact)}`", load_expression(exact)))
-        label = "`numeric` without scale, or over 38 digits" if name == "numeric" else f"`{name}`"
-        rows.append((label, f"`{arrow_type(column)}`", load_expression(column)))
-    other = SourceColumn("other", 0, -1, "other", "other")
-    rows.append((_OTHER_TYPES, f"`{arrow_type(other)}`", load_expression(other)))
-    listed = table(("Postgres", "Arrow", "loaded as"), rows)
-    return _page("# Types", _TYPES, listed, _TYPES_LOADED, _TYPES_BAD, _TYPES_GENERATED)
+    header = ("Postgres", "Parquet", "Iceberg", "extremes", "by choice", "loaded as")
+    rows = [
+        (each.label, f"`{each.parquet}`", f"`{each.iceberg}`", each.extremes, each.choices, each.loaded_as)
+        for each in TYPE_TABLE
+    ]
+    return _page(
+        "# Types", _TYPES, table(header, rows), _TYPES_CHOICE, _TYPES_TIME, _TYPES_LOADED, _TYPES_BAD
+    )
 
 
 _FAILPOINTS = """

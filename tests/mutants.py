@@ -30,6 +30,9 @@ WORKLOAD = "tests/integration/test_workload.py::test_a_table_that_is_followed_in
 TRAPS = "tests/integration/test_traps.py::"
 CHANGE_TRAPS = "tests/integration/test_change_traps.py::"
 SYNC = "tests/integration/test_sync.py::"
+FILTERING = "tests/unit/test_filtering.py::"
+INCREMENTAL = "tests/integration/test_incremental.py::"
+INCREMENTAL_MOVES = "tests/unit/test_incremental_moves.py::"
 KILLED = "tests/chaos/test_kill.py::test_killed_while_following_it_ends_with_every_value_right"
 
 COMMIT = "            self._commit(work, outcome)\n"
@@ -97,8 +100,8 @@ MUTANTS = (
     Mutant(
         "drop one: of the rows that are loaded",
         "lake/load_task.py",
-        "        yield from (batch for batch in reader if batch.num_rows)\n",
-        "        yield from (batch.slice(1) for batch in reader if batch.num_rows > 1)\n",
+        "            output.write_batch(pa.RecordBatch.from_arrays(arrays, schema=schema))\n",
+        "            output.write_batch(pa.RecordBatch.from_arrays(arrays, schema=schema).slice(1))\n",
         (WORKLOAD,),
     ),
     Mutant(
@@ -157,8 +160,8 @@ MUTANTS = (
     Mutant(
         "do not look whether the table was rewritten between chunks",
         "lake/load_task.py",
-        "            if _file_node(cursor, task.leaf_oid) != task.chunk.filenode:\n",
-        "            if _file_node(cursor, task.leaf_oid) < 0:\n",
+        "        if _file_node(connection, task.leaf_oid) != task.chunk.filenode:\n",
+        "        if _file_node(connection, task.leaf_oid) < 0:\n",
         (TRAPS + "test_a_table_rewritten_between_chunks_is_loaded_again",),
         "VACUUM",
     ),
@@ -169,6 +172,70 @@ MUTANTS = (
         "    if True:\n",
         (CHANGE_TRAPS + "test_keys_that_move_onto_each_other_lose_no_row",),
         "DEFERRED",
+    ),
+    Mutant(
+        "keep a row that an update takes out of the filter",
+        "lake/filtering.py",
+        "    goes_out = (op == UPDATE) & ~new_inside & maybe_before\n",
+        "    goes_out = np.zeros(len(op), np.bool_)\n",
+        (FILTERING + "test_an_upsert_table_holds_the_rows_inside",),
+    ),
+    Mutant(
+        "take a condition that is unknown for true",
+        "lake/filtering.py",
+        ".fill_null(False)",
+        ".fill_null(True)",
+        (FILTERING + "test_an_upsert_table_holds_the_rows_inside",),
+    ),
+    Mutant(
+        "load rows that the filter leaves out",
+        "lake/load_task.py",
+        "    filtered = task.target.condition.sql() if",
+        "    filtered = '' if",
+        ("tests/integration/test_filter.py::test_a_truncate_empties_the_part",),
+    ),
+    Mutant(
+        "incremental: begin behind the last cursor",
+        "sources/postgres/cursor_windows.py",
+        'bounds = [(">=", self.low), ("<=", self.high)]',
+        'bounds = [(">", self.low), ("<=", self.high)]',
+        (INCREMENTAL + "test_a_cursor_of_any_orderable_type_is_read_on_exactly",),
+        "upsert",
+    ),
+    Mutant(
+        "incremental: forget the lookback",
+        "sources/postgres/cursor_windows.py",
+        'if not lookback or cursor.kind in ("text", "uuid"):',
+        "if True:",
+        (INCREMENTAL + "test_rows_that_commit_late_are_found_within_the_lookback_and_not_beyond",),
+    ),
+    Mutant(
+        "incremental: read only when the cursor has advanced",
+        "lake/increments.py",
+        "        if not chunks and not noted.advanced and rewrite is None:\n",
+        "        if not noted.advanced and rewrite is None:\n",
+        (INCREMENTAL + "test_rows_that_commit_late_are_found_within_the_lookback_and_not_beyond",),
+    ),
+    Mutant(
+        "incremental: append rows that the table holds already",
+        "lake/increment_task.py",
+        "        held = self._held.contain(arrays)\n",
+        "        held = None\n",
+        (INCREMENTAL + "test_an_append_table_gets_every_version_that_a_sync_sees_once",),
+    ),
+    Mutant(
+        "incremental: roll back what the destination has",
+        "ledger/incremental.py",
+        "        if is_thread_committed(stream, thread_id):\n",
+        "        if False:\n",
+        (INCREMENTAL_MOVES + "test_a_crash_before_any_step_changes_nothing_in_the_end",),
+    ),
+    Mutant(
+        "incremental: take a batch from a stale cursor",
+        "destinations/parquet.py",
+        "        if base.marker.cursor != expected_cursor:\n",
+        "        if False:\n",
+        ("tests/unit/test_parquet_table.py::test_a_batch_from_a_stale_cursor_is_refused",),
     ),
 )
 

@@ -18,11 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pyarrow.parquet as pq
 import yaml
 
 from penstock import Pipeline
 from penstock.core.report import SyncReport
 from tests.conftest import wait_until
+from tests.iceberg import SPARK_CONF
 from tests.oracle import assert_same
 from tests.oracle_history import assert_append_is_history
 
@@ -101,10 +103,10 @@ class PipelineUnderTest:
             "destination": {"type": "parquet", "path": "./lake"},
             "state": "./state",
             "streams": self.streams,
-            "spark": {"master": "local[2]", "conf": {"spark.driver.memory": "512m"}},
+            "spark": {"master": "local[2]", "conf": SPARK_CONF},
         }
         for section, value in self.settings.items():
-            merge = isinstance(value, Mapping) and section in content
+            merge = isinstance(value, Mapping) and section in content and "type" not in value
             content[section] = {**content[section], **value} if merge else value  # type: ignore[dict-item]
         self.file.write_text(yaml.safe_dump(content))
 
@@ -158,20 +160,27 @@ class PipelineUnderTest:
 
     def drop(self) -> None:
         """Its slot and publication; the database and the files are the fixtures' own."""
-        Pipeline.from_yaml(self.file).teardown()
+        Pipeline.from_yaml(self.file).teardown(force=True)
 
     # -- what came of it ----------------------------------------------------------------------
 
     def path(self, stream: str) -> Path:
-        return Pipeline.from_yaml(self.file).table(stream).path
+        """A directory of Parquet files with the table's rows; of an Iceberg table, as Spark reads them."""
+        table = Pipeline.from_yaml(self.file).table(stream)
+        if self.settings.get("destination", {}).get("type") != "iceberg":
+            return table.path
+        directory = self.directory / "read" / secrets.token_hex(4)
+        directory.mkdir(parents=True)
+        pq.write_table(table.to_arrow(), directory / "rows.parquet")
+        return directory
 
     def assert_same(self, *streams: str) -> None:
         for stream in streams:
             assert_same(self.url, stream, self.path(stream))
 
-    def assert_history(self, *streams: str) -> None:
+    def assert_history(self, *streams: str, one_moment: bool = True) -> None:
         for stream in streams:
-            assert_append_is_history(self.url, stream, self.path(stream))
+            assert_append_is_history(self.url, stream, self.path(stream), one_moment=one_moment)
 
 
 @dataclass

@@ -43,10 +43,17 @@ FAILPOINTS: dict[str, str] = {
     "cdc.all_processed": "processing is empty, lsn has not moved",
     "cdc.moved": "lsn has moved, nothing is acknowledged",
     "cdc.acknowledged": "the source is acknowledged",
+    "incremental.preparing": "the greatest cursors are noted, about to write olake_next_cursor_*",
+    "incremental.prepared": "olake_next_cursor_* are durable, no data is written",
+    "incremental.written": "data files of the rounds are written, none is committed",
+    "incremental.committed": "one stream's rows are committed, the state still has olake_next_cursor_*",
+    "incremental.moved": "the stream's cursors have moved",
     "destination.file_write": "about to write rows to a table's file (n-th write)",
     "destination.version_built": "the version directory is complete, there is no commit record",
     "destination.recorded": "the commit record is there, `current` shows the version before",
     "destination.switched": "`current` shows the new version",
+    "iceberg.staged": "an Iceberg commit is checked and staged, the catalog does not have it",
+    "iceberg.committed": "the catalog has an Iceberg commit, nothing else knows",
     "state.version_written": "the state's next version is durable, state.json is its predecessor",
 }
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pyarrow as pa
@@ -21,14 +22,23 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 
 from penstock.config import Config, StreamConfig
+from penstock.config.problems import nearest
 from penstock.core.errors import ConfigError, DestinationError, PenstockError
 from penstock.core.offset import LogOffset
 from penstock.core.position import Lsn
 from penstock.core.report import PipelineStatus, PlannedStream, ProgressListener, SyncReport
 from penstock.core.stream import StreamId
-from penstock.destinations.parquet import ParquetDestination
+from penstock.destinations.base import Destination
+from penstock.destinations.iceberg import IcebergTable
+from penstock.lake.dead_letters import open_letters, read_dead_letters
+from penstock.lake.destination import destination_of
+from penstock.lake.iceberg_reading import read_iceberg
+from penstock.ledger import pausing
+from penstock.ledger.ledger import Ledger
+from penstock.ledger.state import StateDocument
 from penstock.ledger.store import StateStore
 from penstock.log.reader import ChangeLog, read_rows
+from penstock.migration import MigratedStream, migrate
 from penstock.planning import plan, status
 from penstock.resolution import stream_need
 from penstock.sources.postgres.catalog import TableInfo, discover
@@ -66,23 +76,49 @@ class Pipeline:
     def check(self) -> list[Finding]:
         """Every prerequisite at the source, met or not."""
         source = self.config.source
+        named = {stream.id for stream in self.config.streams if not stream.id.is_pattern}
+        wanted, not_found = self._wanted()
         findings = check(
             self._url,
             source.slot,
             source.publication,
-            [stream_need(stream) for stream in self._wanted()],
+            [stream_need(stream, by_pattern=stream.id not in named) for stream in wanted],
             publication_mode=source.publication_mode,
         )
-        return [*findings, *self._check_state()]
+        return [*findings, *not_found, *self._check_state()]
 
-    def _wanted(self) -> list[StreamConfig]:
-        """The streams by name, where they can be told; else as the file has them, for `check` to say why."""
+    def _wanted(self) -> tuple[list[StreamConfig], list[Finding]]:
+        """The streams that are there, by name, and what to say about those that are not.
+
+        As the file has them if the source cannot be asked: `check` says why.
+        """
+        patterns = [stream.id for stream in self.config.streams]
         try:
             with connect(self._url) as connection:
-                tables = discover(connection, [stream.id for stream in self.config.streams])
-            return self.config.resolve_streams([table.stream for table in tables])
+                available = [table.stream for table in discover(connection, patterns)]
+                if self.config.missing_streams(available):
+                    available += [table.stream for table in discover(connection)]  # to name the nearest
         except PenstockError:
-            return list(self.config.streams)
+            return list(self.config.streams), []
+        findings = [Finding.of_error("table", error) for error in self.config.missing_streams(available)]
+        findings += [
+            Finding(
+                "table",
+                "warning",
+                "No table matches this pattern.",
+                "Correct it in the pipeline file; `penstock discover` lists the tables.",
+                str(pattern),
+            )
+            for pattern in self.config.unmatched_patterns(available)
+        ]
+        there = [
+            stream for stream in self.config.streams if stream.id.is_pattern or stream.id in set(available)
+        ]
+        try:
+            chosen = self.config.model_copy(update={"streams": there}).resolve_streams(available)
+        except ConfigError as error:
+            return [], findings or [Finding.of_error("table", error)]
+        return chosen, findings
 
     def _check_state(self) -> list[Finding]:
         """Whether the source still has what the state goes on from."""
@@ -114,7 +150,7 @@ class Pipeline:
 
     def sync(self, listener: ProgressListener | None = None) -> SyncReport:
         """Load and follow up to a position noted now; returns when it is committed and acknowledged."""
-        return Sync(self.config, listener or Silence()).run()
+        return Sync(self.config, Silence() if listener is None else listener).run()
 
     def resync(self, streams: Sequence[str] = (), listener: ProgressListener | None = None) -> SyncReport:
         """Load these streams again, then as `sync`; without any, all of them, under a new slot and log.
@@ -123,7 +159,11 @@ class Pipeline:
         """
         if not streams:
             self._start_over()
-        return Sync(self.config, listener or Silence(), [_stream_id(stream) for stream in streams]).run()
+        return Sync(
+            self.config,
+            Silence() if listener is None else listener,
+            [_stream_id(stream) for stream in streams],
+        ).run()
 
     def _start_over(self) -> None:
         with only_one(self.config.state), connect(self._url) as connection:
@@ -132,24 +172,82 @@ class Pipeline:
             for leftover in ("log", "load"):
                 shutil.rmtree(self.config.state / leftover, ignore_errors=True)
 
+    def pause(self, streams: Sequence[str], reason: str = "") -> None:
+        """Let these streams stand still where they are; the others go on, and nothing of theirs is lost."""
+        with only_one(self.config.state):
+            ledger = Ledger(StateStore(self.config.state))
+            document, since = ledger.document, datetime.now(UTC).isoformat(timespec="seconds")
+            for name in self._known_streams(streams, document):
+                mode = [each.mode for each in self.config.streams if each.id.matches(name)][-1:] or ["cdc"]
+                document = pausing.paused(document, name, since=since, reason=reason, sync_mode=mode[0])
+            ledger.write(document)
+
+    def resume(self, streams: Sequence[str]) -> None:
+        """Let paused streams go on; the next sync brings them up to the others."""
+        with only_one(self.config.state):
+            ledger = Ledger(StateStore(self.config.state))
+            document = ledger.document
+            for name in self._known_streams(streams, document):
+                document = pausing.resumed(document, name)
+            ledger.write(document)
+
+    def _known_streams(self, streams: Sequence[str], document: StateDocument) -> list[StreamId]:
+        """Stream ids that the state knows or the pipeline file names, by itself or by a pattern."""
+        names = [_stream_id(stream) for stream in streams]
+        known = {*document.streams, *(each.id for each in self.config.streams if not each.id.is_pattern)}
+        for name in names:
+            if name not in known and not any(each.id.matches(name) for each in self.config.streams):
+                close = nearest(str(name), map(str, known))
+                raise ConfigError(
+                    "This stream is not part of the pipeline.",
+                    stream=str(name),
+                    remedy=(f"Did you mean {close}? " if close else "")
+                    + "Run `penstock status` to see the streams there are.",
+                )
+        return names
+
+    def migrate(self, state: str | Path, streams: str | Path | None = None) -> list[MigratedStream]:
+        """Take over from OLake: its state.json, its streams.json if given. What becomes of each stream."""
+        with only_one(self.config.state):
+            return migrate(self.config, Path(state), None if streams is None else Path(streams))
+
     def status(self) -> PipelineStatus:
         return status(self.config)
 
     def table(self, stream: str) -> Table:
-        return Table(_stream_id(stream), ParquetDestination(self.config.destination.path))
+        return Table(_stream_id(stream), destination_of(self.config))
+
+    def dead_letters(self, stream: str) -> DeadLetterTable:
+        return DeadLetterTable(_stream_id(stream), destination_of(self.config))
 
     def log(self, stream: str) -> LogView:
         return LogView(_stream_id(stream), ChangeLog(self.config.state / "log"))
 
-    def teardown(self) -> list[str]:
-        """Drop slot and publication at the source; what was there and is gone."""
+    def teardown(self, *, force: bool = False) -> list[str]:
+        """Drop slot and publication at the source; what was there and is gone.
+
+        A slot that this state directory never read from is somebody's: it needs `force`.
+        """
         dropped = []
         with only_one(self.config.state), connect(self._url) as connection:
+            if not force and read_slot(connection, self.config.source.slot) is not None:
+                self._require_own_slot()
             if drop_slot(connection, self.config.source.slot):
                 dropped.append(f"slot {self.config.source.slot}")
             if PublicationManager(connection, self.config.source.publication).drop():
                 dropped.append(f"publication {self.config.source.publication}")
         return dropped
+
+    def _require_own_slot(self) -> None:
+        document = StateStore(self.config.state).load()
+        # States of earlier versions did not name the slot.
+        if document is not None and (document.slot or self.config.source.slot) == self.config.source.slot:
+            return
+        raise ConfigError(
+            f"The slot {self.config.source.slot} was never read into {self.config.state}: "
+            "another pipeline may depend on it.",
+            remedy="Check `source.slot` and `state` in the pipeline file; --force drops it all the same.",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +255,7 @@ class Table:
     """A stream's table at the destination: its newest committed version."""
 
     stream: StreamId
-    _destination: ParquetDestination
+    _destination: Destination
 
     @property
     def path(self) -> Path:
@@ -170,10 +268,45 @@ class Table:
         return path
 
     def to_arrow(self) -> pa.Table:
+        table = self._destination.table(self.stream)
+        if isinstance(table, IcebergTable):
+            return read_iceberg(table)
         return pa.concat_tables([pq.read_table(file) for file in sorted(self.path.glob("*.parquet"))])
 
     def spark(self, session: SparkSession) -> DataFrame:
+        table = self._destination.table(self.stream)
+        if isinstance(table, IcebergTable):
+            return session.read.format("iceberg").load(table.metadata_location())
         return session.read.parquet(str(self.path))
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterTable:
+    """A stream's rows that its table could not hold, with what was wrong with each."""
+
+    stream: StreamId
+    _destination: Destination
+
+    @property
+    def path(self) -> Path:
+        """A directory of Parquet files, as of now; like a table's, it never changes under a reader."""
+        path = self._destination.table(self.stream).dead_letters_path()
+        if path is None:
+            raise DestinationError(
+                "There are no dead letters of this stream.", stream=str(self.stream), remedy="None needed."
+            )
+        return path
+
+    def to_arrow(self) -> pa.Table:
+        return read_dead_letters(self._destination.table(self.stream).dead_letter_paths())
+
+    def open_keys(self) -> pa.Table:
+        """Keys whose newest version is a dead letter, with the offset of that; none of an append table."""
+        table = self._destination.table(self.stream)
+        record = table.record()
+        if record is None or record.write != "upsert":
+            return open_letters((), 0)
+        return open_letters(table.dead_letter_paths(), len(record.schema.key))
 
 
 @dataclass(frozen=True, slots=True)

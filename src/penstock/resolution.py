@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from penstock.config import Config, StreamConfig
 from penstock.core.errors import SourceError
+from penstock.core.selection import Selection
+from penstock.core.where import Condition
 from penstock.lake.lane_state import LaneStream
 from penstock.sources.postgres.catalog import TableInfo, discover
 from penstock.sources.postgres.check_streams import check_streams
 from penstock.sources.postgres.connection import connect
+from penstock.sources.postgres.cursor import CursorChoice
 from penstock.sources.postgres.finding import Finding, StreamNeed
 from penstock.sources.postgres.publication import PublicationInfo, read_publication
 
@@ -34,10 +38,10 @@ def resolve(
     chosen = [
         stream
         for stream in config.resolve_streams(list(by_name))
-        if stream.id in named or stream.mode == "full_refresh" or by_name[stream.id].can_be_captured
+        if stream.id in named or not _reads_log(stream) or by_name[stream.id].can_be_captured
     ]
     findings = check_streams(
-        [stream_need(stream) for stream in chosen],
+        [stream_need(stream, by_pattern=stream.id not in named) for stream in chosen],
         tables,
         config.source.publication,
         publication,
@@ -46,20 +50,63 @@ def resolve(
     )
     if errors := [finding for finding in findings if finding.level == "error"]:
         raise _unfit(errors)
-    return [
-        LaneStream(
-            by_name[each.id], each.mode, each.write, dict(each.rename), each.replica_identity == "full"
-        )
-        for each in chosen
-    ]
+    return [_lane_stream(each, by_name[each.id]) for each in chosen]
 
 
-def stream_need(stream: StreamConfig) -> StreamNeed:
+def _lane_stream(stream: StreamConfig, table: TableInfo) -> LaneStream:
+    if stream.mode == "incremental" and not table.schema.key:
+        # Without a log it does not matter by which columns that would name a row.
+        table = replace(table, schema=replace(table.schema, key=table.primary_key))
+    where = stream.where
+    condition = None if where is None else Condition.compile(where, table.schema.columns)
+    selection = Selection(tuple(stream.columns or ()), condition)
+    return LaneStream(
+        replace(table, schema=selection.of(table.schema)),
+        stream.mode,
+        stream.write,
+        dict(stream.rename),
+        stream.replica_identity == "full",
+        dict(stream.types),
+        selection,
+        _cursor(stream),
+        stream.on_schema_change,
+    )
+
+
+def _reads_log(stream: StreamConfig) -> bool:
+    return stream.mode in ("cdc", "strict_cdc")
+
+
+def _cursor(stream: StreamConfig) -> CursorChoice | None:
+    return None if stream.cursor is None else CursorChoice(stream.cursor, stream.lookback or ())
+
+
+def stream_need(stream: StreamConfig, *, by_pattern: bool) -> StreamNeed:
     identity = "full" if stream.replica_identity == "full" else "default"
-    return StreamNeed(stream.id, stream.mode, stream.write, identity, rename=dict(stream.rename))
+    return StreamNeed(
+        stream.id,
+        stream.mode,
+        stream.write,
+        identity,
+        rename=dict(stream.rename),
+        types=dict(stream.types),
+        by_pattern=by_pattern,
+        columns=tuple(stream.columns or ()),
+        where=stream.where,
+        cursor=_cursor(stream),
+    )
 
 
 def _unfit(findings: Sequence[Finding]) -> SourceError:
-    first, *others = findings
-    detail = "\n".join(f"{each.stream}: {each.message} {each.remedy}" for each in others)
-    return SourceError(first.message, remedy=first.remedy, stream=first.stream, detail=detail)
+    if len(findings) == 1:
+        [only] = findings
+        return SourceError(only.message, remedy=only.remedy, stream=only.stream)
+    # Each remedy under its own stream: they are seldom the same.
+    detail = "\n".join(f"{each.stream}: {each.message}\n  What to do: {each.remedy}" for each in findings)
+    count = len({each.stream for each in findings})
+    what = f"{count} streams" if count > 1 else "A stream"
+    return SourceError(
+        f"{what} cannot be synced as the source is now.",
+        detail=detail,
+        remedy="Mend each as said above, or leave it out of `streams`; `penstock check` shows all at once.",
+    )

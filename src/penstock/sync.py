@@ -7,7 +7,10 @@ The order that makes it exact:
    before and after: equal columns and file nodes on both sides of the snapshot mean that no ALTER or
    VACUUM FULL fell in between, which the snapshot would show as missing rows or values;
 3. the target is noted after P, so that the log read in this run covers every snapshot of this run;
-4. loads run while capture reads, and so do rounds of what is sealed; then the log is applied to its end;
+4. loads run while capture reads, and so do rounds of what is sealed. Streams that are loaded already are
+   followed beside the loads as the source goes on, and each stream joins them when its own load is done; a
+   stream is in the hands of a load or of rounds, never of both, and enters and leaves the global position
+   between rounds only (`LakeLane.beside_rounds`). Then the log is applied to its end;
 5. only when the state is durable is the lane's position reported, and capture acknowledges it.
 
 A stream that must be loaded again (its columns changed beyond repair, it was rewritten while it was
@@ -20,8 +23,10 @@ import fcntl
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 
 from penstock import failpoints
@@ -32,11 +37,11 @@ from penstock.core.errors import ConfigError, SourceBusyError, SourceError, Stat
 from penstock.core.position import Lsn
 from penstock.core.report import ProgressListener, StreamReport, SyncReport
 from penstock.core.stream import StreamId
-from penstock.destinations.parquet import ParquetDestination
+from penstock.lake.cluster import checked_session
+from penstock.lake.destination import open_destination, spark_conf
 from penstock.lake.lane import LakeLane
 from penstock.lake.lane_state import LaneSettings, LaneStream
 from penstock.lake.partitions import reconcile_partitions
-from penstock.lake.session import spark_session
 from penstock.lake.spark_starter import SparkStarter
 from penstock.ledger.ledger import Ledger
 from penstock.ledger.load_record import LoadPoint, LoadRecords
@@ -51,6 +56,8 @@ SnapshotSource = Callable[[], ExportedSnapshot]
 
 LANE = "lake"
 TURNS_MAX = 4
+ROUND_EVERY_S = 5.0  # while others are loaded: a round costs Spark jobs that the load could use
+GIVE_UP_EVERY_S = 0.5
 SNAPSHOT_TRIES_MAX = 5
 _LOOK_EVERY_S = 0.2
 
@@ -67,7 +74,12 @@ class Sync:
         self._reload = reload
         self._seen_before_start: dict[StreamId, object] | None = None
         self._spark = SparkStarter(
-            lambda: spark_session(config.spark.master, config.spark.conf, config.state / "spark.log")
+            lambda: checked_session(
+                config.spark.master,
+                spark_conf(config),
+                config.state / "spark.log",
+                (self._log_directory, config.destination.directory),
+            )
         )
 
     def run(self) -> SyncReport:
@@ -83,7 +95,7 @@ class Sync:
 
     def _run(self, capture: CaptureProcess, streams: Sequence[LaneStream]) -> LakeLane:
         ledger = Ledger(StateStore(self._config.state))
-        follows = any(stream.mode != "full_refresh" for stream in streams)
+        follows = any(stream.reads_log for stream in streams)
         # Setting up may create the slot, and with it the first snapshot.
         self._seen_before_start = fingerprints(streams)
         started = capture.start() if follows else None
@@ -94,28 +106,43 @@ class Sync:
         epoch, version = self._identify(ledger, started, capture)
         loading = self._config.loading
         lane = LakeLane(
-            LaneSettings(self._url, version, epoch, loading.method, loading.rows_per_chunk, loading.parallel),
+            LaneSettings(
+                self._url,
+                version,
+                epoch,
+                loading.method,
+                loading.rows_per_chunk,
+                loading.parallel,
+                origin=f"{ledger.document.system_id}.{self._config.source.slot}",
+                rows_per_second=loading.rows_per_second,
+                snapshot_age_max_s=age.total_seconds() if (age := loading.snapshot_age_max) else None,
+            ),
             streams,
             ledger,
             LoadRecords(self._config.state / "load"),
             ChangeLog(self._log_directory),
-            ParquetDestination(self._config.destination.path),
+            open_destination(self._config.destination, self._spark),
             self._spark,
             self._listener,
         )
+        if started is not None and not started.slot_created and started.log_end is None:
+            lane.rebuild(started.slot_position)
+        self._reload_asked(lane)  # before anything asks whether a stream may follow its source's table
         lane.recover()
-        self._reload_asked(lane)
         for stream in started.published if started is not None else ():
-            if stream not in lane.streams_to_load():
+            if lane.has_begun(stream):
                 lane.reload(stream, "it was not in the publication, so changes may be missing in the log")
         with connect(self._url) as connection:
             reconcile_partitions(connection, ledger, lane)
-        for _ in range(TURNS_MAX):
+        turns = 0
+        while turns < TURNS_MAX:
             self._turn(capture, lane, follows=follows)
-            if not lane.streams_to_load():
+            if not lane.streams_to_load() and not lane.streams_to_advance():
                 return lane
+            # A load that let its snapshot go has come further; the others were disturbed.
+            turns += not lane.was_postponed()
             lane.use_tables(self._resolve())
-        waiting = ", ".join(map(str, lane.streams_to_load()))
+        waiting = ", ".join(map(str, [*lane.streams_to_load(), *lane.streams_to_advance()]))
         raise SourceError(
             f"The source kept changing these tables while they were read: {waiting}.",
             remedy="Run sync again when no VACUUM FULL or ALTER TABLE is running on them.",
@@ -129,34 +156,75 @@ class Sync:
                     stream=str(stream),
                     remedy="Run `penstock status` to see the streams there are.",
                 )
-            lane.reload(stream, "it was asked for", replace=True)
+            lane.resync(stream)
 
     def _turn(self, capture: CaptureProcess, lane: LakeLane, *, follows: bool) -> None:
         waiting = lane.streams_to_load()
         if waiting:
             self._spark.begin()
-        followed = [stream for stream in waiting if lane.streams[stream].mode != "full_refresh"]
-        refreshed = [stream for stream in waiting if lane.streams[stream].mode == "full_refresh"]
+        followed = [stream for stream in waiting if lane.streams[stream].reads_log]
+        refreshed = [stream for stream in waiting if not lane.streams[stream].reads_log]
         snapshot = self._settled_snapshot(capture.snapshot, capture, lane, followed) if followed else None
         if follows:
             self._listener.stream_started("change log", "capture", None)
             capture.read_to(capture.note_target())
-        if snapshot is not None:
-            lane.load(followed, LoadPoint(snapshot.consistent_point, snapshot.name))
+        point = LoadPoint(snapshot.consistent_point, snapshot.name) if snapshot is not None else None
+        load = partial(self._load, capture, lane, followed, refreshed, point)
+        if follows and waiting and lane.others_follow(waiting):
+            held_from = point.consistent_point if point is not None else None
+            with lane.beside_rounds(waiting, held_from), beside(load, self._give_up) as loading:
+                self._follow_beside(loading, capture, lane)
+        else:
+            load()
+        if follows:
+            end = self._reached(capture, lane)
+            self._listener.stream_finished("change log", "capture", self._rows_captured)
+            lane.follow(end)
+            self._acknowledge(capture, lane)
+
+    def _load(
+        self,
+        capture: CaptureProcess,
+        lane: LakeLane,
+        followed: Sequence[StreamId],
+        refreshed: Sequence[StreamId],
+        point: LoadPoint | None,
+    ) -> None:
+        """All that is read from the tables themselves in this turn."""
+        if point is not None:
+            lane.load(followed, point)
             capture.release_snapshot()
         if refreshed:
             snapshot = self._settled_snapshot(capture.plain_snapshot, capture, lane, refreshed)
             lane.load(refreshed, LoadPoint(snapshot.consistent_point, snapshot.name))
             capture.release_snapshot()
-        if follows:
-            while (end := capture.reached(within_s=_LOOK_EVERY_S)) is None:
-                lane.follow_ahead()
-            self._listener.stream_finished("change log", "capture", self._rows_captured)
-            lane.follow(end)
-            flushed = lane.flushed()
-            if flushed is not None:
-                capture.acknowledge(LANE, flushed)
-                failpoints.reach("cdc.acknowledged")
+        if advanced := lane.streams_to_advance():
+            snapshot = self._settled_snapshot(capture.plain_snapshot, capture, lane, advanced)
+            lane.advance(advanced, LoadPoint(snapshot.consistent_point, snapshot.name))
+            capture.release_snapshot()
+
+    def _follow_beside(self, loading: Future[None], capture: CaptureProcess, lane: LakeLane) -> None:
+        """Rounds of the streams that are loaded, as the source goes on, for as long as the others take."""
+        while True:
+            lane.follow(self._reached(capture, lane))
+            self._acknowledge(capture, lane)
+            if wait([loading], ROUND_EVERY_S).done:
+                return
+            capture.read_to(capture.note_target())
+
+    def _reached(self, capture: CaptureProcess, lane: LakeLane) -> Lsn:
+        while (end := capture.reached(within_s=_LOOK_EVERY_S)) is None:
+            lane.follow_ahead()
+        return end
+
+    def _acknowledge(self, capture: CaptureProcess, lane: LakeLane) -> None:
+        flushed = lane.flushed()
+        if flushed is not None:
+            capture.acknowledge(LANE, flushed)
+            failpoints.reach("cdc.acknowledged")
+
+    def _give_up(self) -> None:
+        self._spark().sparkContext.cancelAllJobs()
 
     def _settled_snapshot(
         self, take: SnapshotSource, capture: CaptureProcess, lane: LakeLane, streams: Sequence[StreamId]
@@ -183,6 +251,7 @@ class Sync:
         flushed = lane.flushed()
         if flushed is not None:
             self._apply_retention(flushed)
+        lane.carried_out()
         lane.sweep(self._config.readers.grace.total_seconds())
         return str(lane.position() or "")
 
@@ -225,12 +294,13 @@ class Sync:
                 "positions may repeat.",
                 remedy="Load the tables again with a new state directory and slot.",
             )
-        ledger.write(document.identified(system_id=system_id, timeline=timeline, epoch=epoch))
+        slot = self._config.source.slot if started is not None else None
+        ledger.write(document.identified(system_id=system_id, timeline=timeline, epoch=epoch, slot=slot))
         return epoch, version
 
     def _capture_spec(self, streams: Sequence[LaneStream]) -> CaptureSpec:
         source = self._config.source
-        followed = [stream for stream in streams if stream.mode != "full_refresh"]
+        followed = [stream for stream in streams if stream.reads_log]
         return CaptureSpec(
             url=self._url,
             slot=source.slot,
@@ -249,6 +319,25 @@ class Sync:
         if progress.rows:
             self._spark.begin()
         self._listener.progressed("change log", "capture", progress.rows, progress.bytes)
+
+
+@contextmanager
+def beside(work: Callable[[], None], give_up: Callable[[], None]) -> Iterator[Future[None]]:
+    """Run `work` in a thread while the block runs; it is over when both are.
+
+    If the block fails, `give_up` is called until the work ends. The error of the first to fail is raised.
+    """
+    with ThreadPoolExecutor(1, "penstock-loads") as thread:
+        running = thread.submit(work)
+        try:
+            yield running
+        except BaseException as error:
+            if running.done() and (reason := running.exception()) is not None:
+                raise reason from error
+            while not wait([running], GIVE_UP_EVERY_S).done:
+                give_up()
+            raise
+        running.result()
 
 
 def fingerprints(streams: Iterable[LaneStream]) -> dict[StreamId, object]:

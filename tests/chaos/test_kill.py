@@ -58,7 +58,11 @@ SHORT_ROUND = {
     "destination.recorded",
 }
 WHILE_LOADING = [name for name in FAILPOINTS if name.startswith(("load.", "capture."))]
-WHILE_FOLLOWING = [name for name in FAILPOINTS if name not in WHILE_LOADING]
+WHILE_FOLLOWING = [
+    name
+    for name in FAILPOINTS
+    if name not in WHILE_LOADING and not name.startswith(("iceberg.", "incremental."))
+]
 #: Struck in the midst of several streams, so that some are done and some are not.
 NTH_TIME = {
     "cdc.written": 2,

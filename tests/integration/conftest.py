@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,14 +14,19 @@ from tests.conftest import Database
 from tests.pipelines import PipelineUnderTest
 from tests.traps import MakePipeline, Pause, PauseAt, make_tables
 
+ICEBERG = {"type": "iceberg", "warehouse": "./lake"}
+
 
 @pytest.fixture
-def make(database: Database, tmp_path: Path) -> Iterator[MakePipeline]:
+def make(database: Database, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[MakePipeline]:
+    """Parametrised by "iceberg", or told so by the environment, it makes pipelines with Iceberg tables."""
+    kind = getattr(request, "param", os.environ.get("PENSTOCK_TEST_DESTINATION", "parquet"))
+    usual = {"destination": ICEBERG} if kind == "iceberg" else {}
     made: list[PipelineUnderTest] = []
 
     def make_pipeline(streams: list[Any], url: str | None = None, **settings: Any) -> PipelineUnderTest:
         directory = tmp_path / f"pipeline{len(made)}"
-        made.append(PipelineUnderTest(directory, url or database.url, streams, settings))
+        made.append(PipelineUnderTest(directory, url or database.url, streams, usual | settings))
         return made[-1]
 
     yield make_pipeline

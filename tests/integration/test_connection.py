@@ -10,7 +10,6 @@ from penstock.core.errors import ConfigError, SourceError
 from penstock.sources.postgres.connection import (
     SESSION_SETTINGS,
     connect,
-    connection_string,
     load_connection_settings,
     query_errors,
     redact,
@@ -75,14 +74,6 @@ def test_a_load_turns_silent_row_security_into_an_error(database: Database) -> N
         query_errors("reading", stream="public.t"),
     ):
         load.execute("SELECT count(*) FROM t")
-
-
-def test_the_same_settings_reach_a_driver_of_its_own(database: Database) -> None:
-    adbc = pytest.importorskip("adbc_driver_postgresql.dbapi")
-    text = connection_string(database.url, application_name="load", settings={"row_security": "off"})
-    with adbc.connect(text) as connection, connection.cursor() as cursor:
-        cursor.execute("SELECT current_setting('IntervalStyle'), current_setting('row_security')")
-        assert cursor.fetchone() == ("iso_8601", "off")
 
 
 def test_a_wrong_password_is_named(database: Database) -> None:

@@ -1,4 +1,4 @@
-"""Values of a real Postgres come out the same on both ways in: through ADBC, and as the text of the log.
+"""Values of a real Postgres come out the same on both ways in: in binary, and as the text of the log.
 
 The oracle is Postgres itself: its own text, and its own arithmetic for days, instants and bytes.
 """
@@ -6,11 +6,11 @@ The oracle is Postgres itself: its own text, and its own arithmetic for days, in
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterator
-from contextlib import closing
+import json
+from collections.abc import Callable, Iterator
 from decimal import Decimal
+from typing import TypeVar
 
-import adbc_driver_postgresql.dbapi as adbc
 import psycopg
 import pyarrow as pa
 import pytest
@@ -19,18 +19,22 @@ from hypothesis import strategies as st
 from psycopg import sql
 
 from penstock.core.schema import SourceColumn
-from penstock.sources.postgres.connection import SESSION_SETTINGS
+from penstock.sources.postgres import binary_values
+from penstock.sources.postgres.connection import connect
+from penstock.sources.postgres.copy_binary import BLOCK_BYTES, BinaryFields, read_copy
+from penstock.sources.postgres.text_casts import CastResult
 from penstock.sources.postgres.types import (
-    CastResult,
     arrow_type,
     cast_text,
-    from_adbc,
+    from_binary,
     load_expression,
     text_expression,
 )
 from tests.conftest import Database
 
 pytestmark = pytest.mark.integration
+
+T = TypeVar("T")
 
 TYPES = """
 CREATE TYPE mood AS ENUM ('fine', 'so so', '"quoted"');
@@ -41,23 +45,13 @@ CREATE DOMAIN code AS char(4);
 
 
 class Session:
-    """One server session on each way in, with the settings Penstock gives them."""
+    """A server session with the settings Penstock gives it."""
 
     def __init__(self, url: str) -> None:
-        self.postgres = psycopg.connect(url, autocommit=True)
-        self.adbc = adbc.connect(url, autocommit=True)
-        settings_call = sql.SQL("SELECT {}").format(
-            sql.SQL(", ").join(
-                sql.SQL("set_config({}, {}, false)").format(name, value)
-                for name, value in SESSION_SETTINGS.items()
-            )
-        )
-        self.postgres.execute(settings_call)
-        self.fetch(settings_call.as_string())
+        self.postgres = connect(url)
 
     def close(self) -> None:
         self.postgres.close()
-        self.adbc.close()
 
     def printed(self, query: str) -> list[str | None]:
         """What the output function prints: the very text that logical replication sends."""
@@ -66,11 +60,25 @@ class Session:
         values = [result.get_value(row, 0) for row in range(result.ntuples)]
         return [None if value is None else value.decode() for value in values]
 
-    def fetch(self, query: str) -> pa.Array:
-        with closing(self.adbc.cursor()) as cursor:
-            cursor.execute(query)
-            column = cursor.fetch_arrow_table().column(0)
-        return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
+    def load(self, query: str, column: SourceColumn, block_bytes: int = BLOCK_BYTES) -> CastResult:
+        """What a load makes of the query's one column."""
+        results = self.copy(query, lambda fields: from_binary(fields, column), block_bytes)
+        values = pa.concat_arrays([result.values for result in results])
+        if all(result.bad is None for result in results):
+            return CastResult(values)
+        return CastResult(values, pa.concat_arrays([pa.array(marks(result)) for result in results]))
+
+    def load_text(self, query: str) -> list[str | None]:
+        printed: list[str | None] = []
+        for part in self.copy(query, binary_values.text):
+            printed += part.to_pylist()
+        return printed
+
+    def copy(
+        self, query: str, convert: Callable[[BinaryFields], T], block_bytes: int = BLOCK_BYTES
+    ) -> list[T]:
+        blocks = read_copy(self.postgres, sql.SQL(query), 1, block_bytes=block_bytes)
+        return [convert(block.column(0)) for block in blocks]
 
     def column(self, type_text: str) -> SourceColumn:
         query = f"SELECT NULL::{type_text}"
@@ -108,12 +116,12 @@ def check(session: Session, type_text: str, inputs: list[str | None]) -> tuple[C
     )
     ordered = f"FROM {values} ORDER BY n"
     printed = session.printed(f"SELECT c {ordered}")
-    as_text = session.fetch(f"SELECT {text_expression('c', column)} {ordered}")
-    assert as_text.to_pylist() == printed, "selected as text, a value reads as the log has it"
+    as_text = f"SELECT {text_expression('c', column)} {ordered}"
+    assert session.load_text(as_text) == printed, "selected as text, a value reads as the log has it"
 
     from_log = cast_text(pa.array(printed, pa.string()), column)
-    loaded = as_text if load_expression(column) == "text" else session.fetch(f"SELECT c {ordered}")
-    from_load = from_adbc(loaded, column)
+    query = as_text if load_expression(column) == "text" else f"SELECT c {ordered}"
+    from_load = session.load(query, column)
     for result in (from_log, from_load):
         result.values.validate(full=True)
         assert result.values.type == arrow_type(column)
@@ -296,6 +304,7 @@ def lists(values: st.SearchStrategy[str]) -> st.SearchStrategy[list[str | None]]
 
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=20)
 DRAWN: dict[str, st.SearchStrategy[list[str | None]]] = {
+    "bool": lists(st.sampled_from(["t", "f"])),
     "int2": lists(st.integers(-(2**15), 2**15 - 1).map(str)),
     "int4": lists(st.integers(-(2**31), 2**31 - 1).map(str)),
     "int8": lists(st.integers(-(2**63), 2**63 - 1).map(str)),
@@ -304,6 +313,11 @@ DRAWN: dict[str, st.SearchStrategy[list[str | None]]] = {
     "numeric": lists(st.decimals(allow_nan=False).map(str) | st.sampled_from(["NaN", "-Infinity"])),
     "numeric(18,6)": lists(
         st.integers(-(10**18) + 1, 10**18 - 1).map(lambda n: f"{Decimal(n).scaleb(-6):f}")
+    ),
+    "numeric(38,10)": lists(
+        st.integers(-(10**38) + 1, 10**38 - 1)
+        .map(lambda n: f"{'-' if n < 0 else ''}{abs(n):039d}")
+        .map(lambda digits: f"{digits[:-10]}.{digits[-10:]}")
     ),
     "numeric(19,0)": lists(st.integers(-(10**19) + 1, 10**19 - 1).map(str)),
     "numeric(30,20)": lists(st.decimals(-(10**9), 10**9, places=20, allow_nan=False).map(str)),
@@ -316,6 +330,11 @@ DRAWN: dict[str, st.SearchStrategy[list[str | None]]] = {
     ),
     "bytea": lists(st.binary(max_size=30).map(lambda b: "\\x" + b.hex())),
     "text": lists(TEXT),
+    "varchar(20)": lists(TEXT),
+    "char(20)": lists(TEXT),
+    "name": lists(st.text(st.characters(codec="ascii", exclude_characters="\0"), max_size=20)),
+    "json": lists(st.recursive(st.none() | st.integers() | TEXT, st.lists, max_leaves=4).map(json.dumps)),
+    "price": lists(st.decimals(-(10**7), 10**7, places=2).map(str) | st.just("NaN")),
     "jsonb": lists(st.integers().map(str) | st.floats(allow_nan=False, allow_infinity=False).map(repr)),
     "uuid": lists(st.uuids().map(str)),
     "text[]": lists(st.lists(st.integers(), max_size=3).map(lambda v: "{" + ",".join(map(str, v)) + "}")),
@@ -352,16 +371,17 @@ def test_any_value_is_the_same_on_both_ways_in(session: Session, type_text: str,
 def test_a_nan_that_was_computed_has_the_bits_of_one_that_was_written(session: Session) -> None:
     query = "SELECT 'infinity'::float8 - 'infinity'::float8 AS c"
     column = session.column("float8")
-    loaded = from_adbc(session.fetch(query), column).values
+    loaded = session.load(query, column).values
     assert bits(loaded) == bits(cast_text(pa.array(session.printed(query)), column).values)
 
 
-def test_a_table_of_many_batches_and_slices_comes_out_whole(session: Session) -> None:
-    query = (
-        "SELECT n::int8 FROM generate_series(1, 100000) AS n",
-        "SELECT CASE WHEN n % 7 > 0 THEN md5(n::text)::uuid END FROM generate_series(1, 100000) AS n",
-    )
-    for each, type_text in zip(query, ("int8", "uuid"), strict=True):
-        printed = session.printed(each)
-        values = from_adbc(session.fetch(each)[10:], session.column(type_text)).values
-        assert values.cast(pa.string()).to_pylist() == printed[10:]
+def test_a_table_of_many_blocks_comes_out_whole(session: Session) -> None:
+    queries = {
+        "int8": "SELECT CASE WHEN n % 3 > 0 THEN n::int8 END FROM generate_series(1, 100000) AS n",
+        "uuid": "SELECT CASE WHEN n % 7 > 0 THEN md5(n::text)::uuid END FROM generate_series(1, 100000) AS n",
+        "text": "SELECT CASE WHEN n % 5 > 0 THEN repeat('ü', n % 300) END FROM generate_series(1, 9999) AS n",
+    }
+    for type_text, query in queries.items():
+        values = session.load(query, session.column(type_text), block_bytes=50_000).values
+        values.validate(full=True)
+        assert values.cast(pa.string()).to_pylist() == session.printed(query)

@@ -84,7 +84,7 @@ class StandIn:
     def table(self, stream: str) -> Any:
         return SimpleNamespace(path=Path("/lake") / stream)
 
-    def teardown(self) -> list[str]:
+    def teardown(self, *, force: bool = False) -> list[str]:
         return ["slot s", "publication p"]
 
 
@@ -398,7 +398,7 @@ class TestInit:
         os.close(parent)
         config = Config.load(tmp_path / "penstock.yaml", {"SHOP_URL": "postgresql://app@db/shop"})
         assert [stream.table for stream in config.streams] == ["public.orders", "public.events"]
-        assert config.destination.path.name == "tables"
+        assert config.destination.path == tmp_path / "tables"
 
 
 class TestProgress:

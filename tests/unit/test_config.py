@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import string
 from datetime import timedelta
+from decimal import Decimal
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -162,26 +163,91 @@ class TestWhatIsSaidWhenAFileIsWrong:
         assert "lies inside" in refused(tmp_path, MINIMAL.replace("./state", "./lake/state")).detail
 
 
+class TestAPartOfATable:
+    def test_a_condition_that_cannot_be_read_is_refused_with_its_line_and_place(self, tmp_path: Path) -> None:
+        error = refused(tmp_path, MINIMAL + "  - {table: public.x, where: id = = 1}\n")
+        assert re.search(r'streams\[1\]\.where: at character 6: syntax error at or near "="', error.detail)
+
+    @pytest.mark.parametrize(
+        "where", ["id = 1; DROP TABLE x", "id = 1 ORDER BY 1", "''", "true UNION SELECT 1"]
+    )
+    def test_a_condition_is_a_condition_and_nothing_more(self, tmp_path: Path, where: str) -> None:
+        error = refused(tmp_path, MINIMAL + f'  - {{table: public.x, where: "{where.strip(chr(39))}"}}\n')
+        assert "streams[1].where: at character" in error.detail
+
+    def test_a_column_listed_twice_is_refused(self, tmp_path: Path) -> None:
+        error = refused(tmp_path, MINIMAL + "  - {table: public.x, columns: [id, id]}\n")
+        assert "names a column twice" in error.detail
+
+
+class TestCursors:
+    @pytest.mark.parametrize(
+        ("written", "names", "lookbacks"),
+        [
+            ("cursor: n", ("n",), None),
+            ('cursor: "updated_at:id"', ("updated_at", "id"), None),
+            ("cursor: n, lookback: 0", ("n",), (Decimal(0),)),
+            ("cursor: n, lookback: 1.5", ("n",), (Decimal("1.5"),)),
+            ("cursor: n, lookback: 15m", ("n",), (timedelta(minutes=15),)),
+            ('cursor: "t:n", lookback: [1h, 500]', ("t", "n"), (timedelta(hours=1), Decimal(500))),
+        ],
+    )
+    def test_a_cursor_and_its_lookback_are_read(
+        self, tmp_path: Path, written: str, names: tuple[str, ...], lookbacks: tuple[object, ...] | None
+    ) -> None:
+        config = load(tmp_path, MINIMAL + f"  - {{table: public.x, mode: incremental, {written}}}\n")
+        assert (config.streams[1].cursor, config.streams[1].lookback) == (names, lookbacks)
+
+    @pytest.mark.parametrize(
+        ("written", "said"),
+        [
+            ("mode: incremental", "needs a `cursor`"),
+            ("cursor: n", "`cursor` is for `mode: incremental` alone"),
+            ("lookback: 5m", "`lookback` is for `mode: incremental` alone"),
+            ('mode: incremental, cursor: "a:b:c"', "should be a column, or two"),
+            ('mode: incremental, cursor: "a:a"', "should be a column, or two"),
+            ("mode: incremental, cursor: n, lookback: -5", "should be a duration with a unit"),
+            ("mode: incremental, cursor: n, lookback: 5 parsecs", "should be a duration with a unit"),
+            ("mode: incremental, cursor: n, lookback: [1, 2, 3]", "should be one value, or a list"),
+        ],
+    )
+    def test_what_makes_no_sense_is_refused(self, tmp_path: Path, written: str, said: str) -> None:
+        assert said in refused(tmp_path, MINIMAL + f"  - {{table: public.x, {written}}}\n").detail
+
+
 class TestWhatIsNotThereYetIsNeverIgnored:
-    @pytest.mark.parametrize("key", ["columns: [id]", "where: id > 1", "cursor: id", "deletes: soft"])
+    @pytest.mark.parametrize("key", ["deletes: soft"])
     def test_a_stream_key_of_a_later_version_is_refused_by_name(self, tmp_path: Path, key: str) -> None:
         error = refused(tmp_path, MINIMAL + f"  - {{table: public.x, {key}}}\n")
         assert f"`{key.partition(':')[0]}` is not available yet" in error.detail
 
-    @pytest.mark.parametrize("mode", ["incremental", "strict_cdc"])
-    def test_a_mode_of_a_later_version_is_refused_by_name(self, tmp_path: Path, mode: str) -> None:
-        error = refused(tmp_path, MINIMAL + f"  - {{table: public.x, mode: {mode}}}\n")
-        assert f"streams[1].mode: `{mode}` is not available yet" in error.detail
-
-    def test_lanes_iceberg_and_other_sources_are_refused_by_name(self, tmp_path: Path) -> None:
-        text = MINIMAL.replace("parquet, path", "iceberg, warehouse").replace("type: postgres", "type: mysql")
+    def test_lanes_and_other_sources_are_refused_by_name(self, tmp_path: Path) -> None:
+        text = MINIMAL.replace("type: postgres", "type: mysql")
         detail = refused(tmp_path, text + "lanes: {shapes: {port: 3000}}\n").detail
         for said in (
             "source.type: `mysql`",
-            "destination.type: `iceberg`",
             "lanes.shapes: the lane `shapes`",
         ):
             assert said in detail
+
+
+class TestDestination:
+    def test_an_iceberg_destination_has_a_warehouse_and_a_catalog_in_it_by_default(
+        self, tmp_path: Path
+    ) -> None:
+        config = load(tmp_path, MINIMAL.replace("parquet, path", "iceberg, warehouse"))
+        assert config.destination.directory == tmp_path / "lake"
+        assert config.destination.catalog.type == "sqlite"
+
+    def test_what_one_kind_of_table_needs_is_asked_for_and_what_is_the_others_refused(
+        self, tmp_path: Path
+    ) -> None:
+        needs = refused(tmp_path, MINIMAL.replace("parquet, path", "iceberg, path"))
+        assert "needs `warehouse`" in needs.detail
+        foreign = refused(tmp_path, MINIMAL.replace("./lake", "./lake, upserts: copy_on_write"))
+        assert "`upserts` has no meaning for parquet tables" in foreign.detail
+        text = MINIMAL.replace("parquet, path: ./lake", "iceberg, warehouse: ./lake, catalog: {type: rest}")
+        assert "a catalog of type rest needs `uri`" in refused(tmp_path, text).detail
 
 
 class TestSubstitution:

@@ -686,3 +686,30 @@ def test_a_load_without_rows_gives_a_table_without_rows(table: ParquetTable) -> 
     assert len(record.files) == 1
     assert pq.read_table(table.current).schema.names == ["id", "batch"]
     assert replace(record, files=()).rows == 0
+
+
+# Tables that are read by a cursor
+
+
+def test_a_batch_from_a_stale_cursor_is_refused(table: ParquetTable) -> None:
+    table.begin_load("l1", EPOCH, SCHEMA, "upsert")
+    table.commit_chunks("l1", EPOCH, ["t1"], [write(table, [1])])
+    table.swap("l1", EPOCH, "g", None, cursor={"n": 100})
+
+    def commit(start: int, to: int, thread_id: str, added: Sequence[DataFile]) -> TableRecord:
+        after = Marker("g", EPOCH, None, None, (thread_id,), {"n": to})
+        return table.commit_changes(
+            None, after, SCHEMA, added=added, removed=(), expected_cursor={"n": start}
+        )
+
+    commit(100, 150, "from 100", [write(table, [2])])
+    with pytest.raises(CommitConflictError, match="another cursor"):
+        commit(100, 160, "from 100 again", [write(table, [3])])
+    with pytest.raises(CommitConflictError, match="another cursor"):
+        table.commit_changes(
+            None, marker(1, 2, generation="g"), SCHEMA, added=[write(table, [3])], removed=()
+        )
+    commit(150, 150, "from 100", [write(table, [4])])  # late rows: the marker stays
+    assert ids(table) == [1, 2, 4]
+    assert table.is_thread_committed("from 100")
+    assert newest(table).marker == Marker("g", EPOCH, None, None, ("from 100",), {"n": 150})

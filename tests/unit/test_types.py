@@ -11,7 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.core.errors import ConfigError
+from penstock.core.held_as import HeldAs
 from penstock.core.schema import SourceColumn
+from penstock.sources.postgres.type_table import TYPE_TABLE, TypeEntry, why_unfit
 from penstock.sources.postgres.types import arrow_type, cast_text, load_expression, text_expression
 
 
@@ -236,3 +239,147 @@ def test_no_text_whatever_raises_and_each_is_either_a_value_or_bad(texts: list[s
     of = numeric(10, 2) if type_name == "numeric" else column(type_name)
     values, bad = cast(list(texts), of)
     assert values.is_null().to_pylist() == bad
+
+
+def held(type_name: str, as_what: str, element: str = "", modifier: int = -1) -> SourceColumn:
+    return SourceColumn("c", 0, modifier, type_name, type_name, element=element, held_as=as_what)
+
+
+def test_a_column_is_held_as_the_pipeline_chooses_or_refused_with_what_is_possible() -> None:
+    assert arrow_type(held("numeric", "decimal(38,9)")) == pa.decimal128(38, 9)
+    assert arrow_type(held("time", "time")) == pa.time64("us")
+    assert arrow_type(held("_int4", "list", "int4")) == pa.list_(pa.int32())
+    assert arrow_type(held("_numeric", "list", "numeric", (10 << 16 | 2) + 4)) == pa.list_(
+        pa.decimal128(10, 2)
+    )
+    assert arrow_type(held("_mood", "list", "public.mood")) == pa.list_(pa.string())
+    for type_name in ("date", "timestamptz", "int8", "bytea", "mood"):
+        assert arrow_type(held(type_name, "text")) == pa.string()
+        assert load_expression(held(type_name, "text")) == "text"
+    for type_name, choice in (("int4", "decimal(10,2)"), ("text", "list"), ("timetz", "time")):
+        with pytest.raises(ConfigError, match="cannot be held") as refused:
+            arrow_type(held(type_name, choice))
+        assert "text" in refused.value.remedy
+
+
+def test_a_type_that_somebody_named_like_a_built_in_one_is_text() -> None:
+    assert arrow_type(SourceColumn("c", 20000, -1, "int4", "shop.int4")) == pa.string()
+    assert load_expression(SourceColumn("c", 20000, -1, "int4", "shop.int4")) == "text"
+
+
+@pytest.mark.parametrize(
+    "text", ["decimal", "decimal(39,2)", "decimal(5,6)", "decimal(0,0)", "int", "", "TIMES"]
+)
+def test_what_is_no_choice_says_what_is(text: str) -> None:
+    with pytest.raises(ValueError, match="decimal"):
+        HeldAs.parse(text)
+
+
+@given(st.integers(1, 38), st.integers(0, 38))
+def test_a_choice_reads_as_it_is_written(precision: int, scale: int) -> None:
+    if scale <= precision:
+        choice = HeldAs.parse(f" Decimal( {precision} , {scale} )")
+        assert HeldAs.parse(str(choice)) == choice == HeldAs("decimal", precision, scale)
+
+
+def test_a_chosen_decimal_never_rounds() -> None:
+    texts: list[str | None] = [
+        "1.5",
+        "1.500000",
+        "1.2345",
+        "NaN",
+        "Infinity",
+        "-Infinity",
+        "12345678.9",
+        None,
+    ]
+    values, bad = cast(texts, held("numeric", "decimal(8,3)"))
+    assert values.to_pylist() == [Decimal("1.5"), Decimal("1.5"), *[None] * 6]
+    assert bad == [False, False, True, True, True, True, True, False]
+
+
+@given(st.lists(st.times() | st.none(), max_size=20))
+@settings(max_examples=100, deadline=None)
+def test_times_agree_with_the_clock(times: list[dt.time | None]) -> None:
+    values, bad = cast([None if time is None else time.isoformat() for time in times], held("time", "time"))
+    assert values.to_pylist() == times
+    assert not any(bad)
+
+
+def test_24_o_clock_is_no_time_of_a_day() -> None:
+    texts: list[str | None] = ["24:00:00", "23:59:59.999999", "12:00", "00:00:00.1234567", "00:00:00 ", "x"]
+    values, bad = cast(texts, held("time", "time"))
+    assert values.to_pylist() == [None, dt.time(23, 59, 59, 999999), *[None] * 4]
+    assert bad == [True, False, True, True, True, True]
+
+
+def array_literal(elements: list[str | None]) -> str:
+    """As array_out prints it, with every element that may need quotes within them."""
+    quoted = [
+        "NULL"
+        if each is None
+        else each
+        if each and each.isascii() and each.isalnum() and each.upper() != "NULL"
+        else '"' + each.replace("\\", "\\\\").replace('"', '\\"') + '"'
+        for each in elements
+    ]
+    return "{" + ",".join(quoted) + "}"
+
+
+@given(st.lists(st.lists(st.text(max_size=6) | st.none(), max_size=6) | st.none(), max_size=10))
+@settings(max_examples=200, deadline=None)
+def test_lists_hold_the_elements_of_arrays(arrays: list[list[str | None] | None]) -> None:
+    texts = [None if array is None else array_literal(array) for array in arrays]
+    values, bad = cast(texts, held("_text", "list", "text"))
+    assert values.to_pylist() == arrays
+    assert not any(bad)
+
+
+def test_an_array_that_a_list_cannot_hold_is_bad_alone() -> None:
+    texts: list[str | None] = [
+        "{1,2}",
+        "{{1,2},{3,4}}",
+        "[0:1]={5,6}",
+        "{}",
+        "{99999999999}",
+        None,
+        "{NULL,-7}",
+        "{",
+        "",
+        "{1,}",
+        "{,1}",
+        "{1}2}",
+        '{"1"2}',
+        '{"1}',
+        '{"1\\}',
+        "{3}",
+    ]
+    values, bad = cast(texts, held("_int4", "list", "int4"))
+    assert [value for value, is_bad in zip(values.to_pylist(), bad, strict=True) if not is_bad] == [
+        [1, 2],
+        [],
+        None,
+        [None, -7],
+        [3],
+    ]
+    assert values.null_count == len(texts) - 4
+
+
+@given(st.lists(st.text('{}",\\ NUL[]=:1', max_size=12), min_size=1, max_size=10))
+@settings(max_examples=300, deadline=None)
+def test_no_text_whatever_breaks_the_reader_of_arrays(texts: list[str]) -> None:
+    values, bad = cast(list(texts), held("_text", "list", "text"))
+    assert values.is_null().to_pylist() == bad
+
+
+def test_lists_of_slices_are_read_like_any_other() -> None:
+    whole = pa.array(["x", None, "{1}", "{2,3}", "{4}"])
+    assert cast_text(whole[1:4], held("_int4", "list", "int4")).values.to_pylist() == [None, [1], [2, 3]]
+
+
+@pytest.mark.parametrize("entry", TYPE_TABLE, ids=lambda entry: entry.label[:40])
+def test_every_row_of_the_table_of_types_has_a_type_in_the_lake_and_a_rule(entry: TypeEntry) -> None:
+    assert entry.parquet
+    assert entry.iceberg
+    assert entry.extremes
+    assert why_unfit(entry.column)

@@ -27,7 +27,7 @@ _STOP_TIMEOUT_S = 10.0
 
 
 class CaptureProcess:
-    """One capture process; used by one thread at a time, besides `wait_reached`."""
+    """One capture process. Once it is started, several threads may ask it at the same time."""
 
     def __init__(
         self, spec: CaptureSpec, on_progress: Callable[[CaptureProgress], None] | None = None
@@ -36,6 +36,7 @@ class CaptureProcess:
         self._on_progress = on_progress
         self._process: subprocess.Popen[str] | None = None
         self._heard = threading.Condition()
+        self._asking = threading.Lock()
         self._answers: dict[int, dict[str, Any]] = {}
         self._last_id = 0
         self._reached: Lsn | None = None
@@ -126,13 +127,14 @@ class CaptureProcess:
 
     def _ask(self, request: str, *, timeout_s: float | None = None, **arguments: Any) -> Any:
         process = self._running()
-        self._last_id += 1
-        number = self._last_id
         assert process.stdin is not None
-        with contextlib.suppress(OSError):  # the process has ended: the wait below says so
+        with self._asking:
+            self._last_id += 1
+            number = self._last_id
             line = {"id": number, "request": request, "arguments": arguments}
-            process.stdin.write(json.dumps(line) + "\n")
-            process.stdin.flush()
+            with contextlib.suppress(OSError):  # the process has ended: the wait below says so
+                process.stdin.write(json.dumps(line) + "\n")
+                process.stdin.flush()
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         with self._heard:
             while number not in self._answers:

@@ -10,7 +10,6 @@ from rich.text import Text
 
 from penstock.cli.settings import Settings, open_pipeline, settings_of
 from penstock.cli.tables import plural
-from penstock.core.errors import SourceError
 
 if TYPE_CHECKING:
     from penstock.sources.postgres.finding import Finding
@@ -22,13 +21,13 @@ def check(context: typer.Context) -> None:
     """Look at everything a sync needs at the source; say what is missing and how to mend it."""
     settings = settings_of(context)
     findings = open_pipeline(settings).check()
-    errors = sum(finding.level == "error" for finding in findings)
+    errors = [finding for finding in findings if finding.level == "error"]
     if settings.json:
-        settings.emit_json({"ok": errors == 0, "findings": [finding.to_json() for finding in findings]})
+        settings.emit_json({"ok": not errors, "findings": [finding.to_json() for finding in findings]})
     else:
         _print(settings, findings)
     if errors:
-        raise typer.Exit(SourceError.exit_code)
+        raise typer.Exit(errors[0].exit_code)
 
 
 def _print(settings: Settings, findings: Sequence[Finding]) -> None:

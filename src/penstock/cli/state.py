@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.settings import Settings, settings_of
+from penstock.cli.settings import Settings, open_pipeline, settings_of
+from penstock.cli.tables import table
 from penstock.config import Config
 from penstock.core.errors import StateError
 
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
     from penstock.ledger.state import StateDocument
     from penstock.ledger.store import StateStore
 
-app = typer.Typer(no_args_is_help=True, help="Show, check or restore the state file.")
+app = typer.Typer(no_args_is_help=True, help="Show, check, restore or take over the state file.")
 
 
 @app.command()
@@ -67,6 +69,27 @@ def restore(
         settings.emit_json({"version": restored.state_version})
     else:
         settings.out.print(f"Restored; it is now version {restored.state_version}.", highlight=False)
+
+
+@app.command()
+def migrate(
+    context: typer.Context,
+    state: Annotated[Path, typer.Option("--from", metavar="FILE", help="OLake's state.json.")],
+    streams: Annotated[
+        Path | None, typer.Option("--streams", metavar="FILE", help="OLake's streams.json, to compare.")
+    ] = None,
+) -> None:
+    """Take over from OLake with its slot and publication; nothing is read or changed at the source yet.
+
+    A stream with `mode: strict_cdc` carries on where OLake's table ends; any other is loaded anew.
+    """
+    settings = settings_of(context)
+    told = open_pipeline(settings).migrate(state, streams)
+    if settings.json:
+        settings.emit_json({"streams": [stream.to_json() for stream in told]})
+        return
+    rows = [(each.stream, each.action, each.detail) for each in told]
+    settings.out.print(table(("stream", "what becomes of it", ""), rows))
 
 
 def _store(settings: Settings) -> StateStore:

@@ -18,6 +18,7 @@ _COLUMNS = (
     "committed to",
     "chunks left",
     "dead letters",
+    "dead keys",
 )
 
 
@@ -29,7 +30,7 @@ def status(context: typer.Context) -> None:
         settings.emit_json(found.to_json())
         return
     out = settings.out
-    right = ("rows", "files", "chunks left", "dead letters")
+    right = ("rows", "files", "chunks left", "dead letters", "dead keys")
     out.print(table(_COLUMNS, [_row(stream) for stream in found.streams], right=right))
     facts = {
         "position": text(found.position),
@@ -54,4 +55,5 @@ def _row(stream: StreamStatus) -> tuple[str, ...]:
         text(stream.committed_to),
         count(stream.chunks_left),
         count(stream.dead_letters),
+        count(stream.dead_keys),
     )

@@ -20,13 +20,17 @@ def _group() -> None:
 
 @app.command()
 def path(
-    context: typer.Context, stream: Annotated[str, typer.Argument(metavar="SCHEMA.TABLE", help="The stream.")]
+    context: typer.Context,
+    stream: Annotated[str, typer.Argument(metavar="SCHEMA.TABLE", help="The stream.")],
+    dead_letters: Annotated[
+        bool, typer.Option("--dead-letters", help="Of the rows that the table could not hold.")
+    ] = False,
 ) -> None:
     """Print the directory of the table's newest committed version; it never changes under a reader."""
     settings = settings_of(context)
     pipeline = open_pipeline(settings)
     try:
-        found = pipeline.table(stream).path
+        found = (pipeline.dead_letters(stream) if dead_letters else pipeline.table(stream)).path
     except DestinationError:
         if any(entry.id.matches(StreamId.parse(stream)) for entry in pipeline.config.streams):
             raise

@@ -13,6 +13,9 @@ from penstock.core.errors import ConfigError
 def teardown(
     context: typer.Context,
     yes: Annotated[bool, typer.Option("--yes", metavar="", help="Yes, drop them.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", metavar="", help="Also a slot this state directory never read from.")
+    ] = False,
 ) -> None:
     """Drop the slot and the publication. Tables and state stay; the pipeline can no longer go on."""
     settings = settings_of(context)
@@ -24,7 +27,7 @@ def teardown(
             detail="Changes made afterwards are not captured; the pipeline cannot go on from its state.",
             remedy="Add --yes if that is what you want.",
         )
-    dropped = pipeline.teardown()
+    dropped = pipeline.teardown(force=force)
     if settings.json:
         settings.emit_json({"dropped": dropped})
         return

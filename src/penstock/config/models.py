@@ -11,24 +11,38 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PositiveInt,
+    SecretStr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from penstock.config.document import Document, read_document
 from penstock.config.problems import Problem, config_error, problems_of
-from penstock.config.selection import choose, unmatched
+from penstock.config.selection import choose, not_there, unmatched
 from penstock.config.substitution import substitute_all
 from penstock.config.unavailable import REMEDY, unavailable
 from penstock.config.values import (
     ByteSize,
+    ColumnType,
+    CursorColumns,
     Duration,
     Identifier,
     LocalPath,
+    Lookbacks,
     PostgresUrl,
     SlotName,
     SparkValue,
     StreamPattern,
 )
+from penstock.core.errors import ConfigError
 from penstock.core.stream import StreamId
+from penstock.core.where import check_syntax
 
 _MIB = 1024 * 1024
 
@@ -54,13 +68,63 @@ class SourceConfig(_Section):
     """`manual`: Penstock neither creates nor changes the publication, and says what is missing in it."""
 
 
+_ICEBERG_ONLY = ("catalog", "upserts", "properties", "jars_dir")
+
+
+class CatalogConfig(_Section):
+    """The Iceberg catalog, which knows each table's newest metadata."""
+
+    type: Literal["sqlite", "hadoop", "postgres", "rest", "hive", "glue"] = "sqlite"
+    """`sqlite`: a file in the warehouse. `hadoop`: the directories themselves, for one writer on a file
+    system with atomic renames."""
+    name: Annotated[str, Field(min_length=1)] = "penstock"
+    """Readers of a SQL catalog give the same name."""
+    uri: SecretStr | None = None
+    """Where it is: `postgresql://…`, `http://…` (REST) or `thrift://…` (Hive)."""
+    properties: dict[str, SparkValue] = {}
+    """Further settings, by Iceberg's own names."""
+
+    @model_validator(mode="after")
+    def _says_where(self) -> CatalogConfig:
+        if self.type in ("postgres", "rest", "hive") and self.uri is None:
+            raise ValueError(f"a catalog of type {self.type} needs `uri`")
+        return self
+
+
 class DestinationConfig(_Section):
     """Where tables go."""
 
-    type: Literal["parquet"]
+    type: Literal["parquet", "iceberg"]
     """The kind of table."""
-    path: LocalPath
-    """A directory; a table is `<path>/<schema>/<table>`."""
+    path: LocalPath | None = None
+    """Parquet: a directory; a table is `<path>/<schema>/<table>`."""
+    warehouse: LocalPath | None = None
+    """Iceberg: a directory; a table is `<warehouse>/<schema>/<table>` unless the catalog decides."""
+    catalog: CatalogConfig = CatalogConfig()
+    upserts: Literal["merge_on_read", "copy_on_write"] = "merge_on_read"
+    """Iceberg: changed rows are marked as deleted in their files, or the files are written again without
+    them, for readers that cannot apply deletes."""
+    properties: dict[str, SparkValue] = {}
+    """Iceberg: table properties, by Iceberg's own names, set when a table is created."""
+    jars_dir: LocalPath | None = None
+    """Iceberg: a directory with the jars, for machines that cannot download them."""
+
+    @property
+    def directory(self) -> Path:
+        """Where the tables lie."""
+        directory = self.path if self.type == "parquet" else self.warehouse
+        assert directory is not None
+        return directory
+
+    @model_validator(mode="after")
+    def _says_where(self) -> DestinationConfig:
+        needed, other = ("path", "warehouse") if self.type == "parquet" else ("warehouse", "path")
+        if getattr(self, needed) is None:
+            raise ValueError(f"needs `{needed}`")
+        foreign = {other, *(_ICEBERG_ONLY if self.type == "parquet" else ())} & self.model_fields_set
+        if foreign:
+            raise ValueError(f"`{min(foreign)}` has no meaning for {self.type} tables")
+        return self
 
 
 class StreamConfig(_Section):
@@ -68,18 +132,58 @@ class StreamConfig(_Section):
 
     table: StreamPattern
     """`schema.table` as the source spells it, without quotes; the first dot separates, `*` matches."""
-    mode: Literal["cdc", "full_refresh"] = "cdc"
-    """`cdc`: loaded once, then followed through the log. `full_refresh`: read whole at every sync."""
+    mode: Literal["cdc", "strict_cdc", "full_refresh", "incremental"] = "cdc"
+    """`cdc`: loaded once, then followed through the log. `strict_cdc`: followed from where it joins the
+    publication, without its rows. `full_refresh`: read whole at every sync. `incremental`: loaded once,
+    then [read on by its cursor](../guides/incremental.md), which needs no log and does not see deletes."""
+    cursor: CursorColumns | None = None
+    """For `mode: incremental`: a column that rises with every change of a row, `updated_at`; with a second
+    one for rows in which the first is null, `"updated_at:id"`. Another cursor means that the table is loaded
+    again."""
+    lookback: Lookbacks | None = None
+    """How far behind the last cursor each sync reads again, for rows that were committed late: a duration
+    (`15m`) for a time or date, a number for a number, `0` for none; for a pair of cursors a list of two. By
+    default 10 minutes, or 1000."""
     write: Literal["upsert", "append"] = "upsert"
     """`upsert`: the last state of every row. `append`: every change as a row of its own."""
     replica_identity: Literal["none", "full"] = "none"
     """`full`: have the source send whole old rows; Penstock sets `REPLICA IDENTITY FULL` on the table."""
+    columns: Annotated[list[str], Field(min_length=1)] | None = None
+    """The columns the table holds, by the source's names; the key must be among them. All by default; another
+    list means that the table is loaded again."""
+    where: str | None = None
+    """Only rows for which this SQL condition is true: see [filters](../guides/filter.md). Another condition
+    means that the table is loaded again."""
     rename: dict[str, Annotated[str, Field(min_length=1)]] = {}
     """Source column: name in the table."""
+    types: dict[str, ColumnType] = {}
+    """Source column: what it is held as in the table, where it is not to be the type of
+    [this table](types.md): `text` (any column), `decimal(p,s)` (a `numeric`), `time` (a `time`), `list` (an
+    array of one dimension). Quote it if it has a comma. What does not fit is a dead letter; another choice
+    means that the table is loaded again."""
+    on_schema_change: Literal["evolve", "pause", "fail"] = "evolve"
+    """What happens when the source's table gets other columns, another key, or partitions that bring or take
+    rows. `evolve`: the table follows, and is loaded again where that is the only exact way. `pause`: the
+    stream stands still before the change until `penstock resume`, while the others go on. `fail`: the sync
+    ends with an error."""
 
     @property
     def id(self) -> StreamId:
         return StreamId.parse(self.table)
+
+    @field_validator("columns")
+    @classmethod
+    def _columns_are_distinct(cls, columns: list[str] | None) -> list[str] | None:
+        if columns is not None and len(set(columns)) != len(columns):
+            raise ValueError("names a column twice")
+        return columns
+
+    @field_validator("where")
+    @classmethod
+    def _condition_can_be_read(cls, where: str | None) -> str | None:
+        if where is not None:
+            check_syntax(where)
+        return where
 
     @field_validator("rename")
     @classmethod
@@ -123,13 +227,18 @@ class LoadConfig(_Section):
     """About so many rows are read by one task into one file."""
     parallel: PositiveInt | None = None
     """Chunks read at the same time, each on a connection of its own; by default one per core of Spark."""
+    rows_per_second: PositiveInt | None = None
+    """No more rows than that are read from tables in a second, over all connections; by default no limit."""
+    snapshot_age_max: Duration | None = None
+    """A snapshot that is older is let go, so that the source can vacuum; the load goes on under a new one
+    where that is exact (`method: key`, or `write: upsert`). Other loads keep theirs to the end."""
 
 
 class Config(_Section):
     source: SourceConfig
     destination: DestinationConfig
     state: LocalPath
-    """A directory for the state file, checkpoints and the change log; not inside `destination.path`."""
+    """A directory for the state file, checkpoints and the change log; not inside the destination's."""
     streams: Annotated[list[StreamConfig], Field(min_length=1)]
     """Stream ids, or mappings as below. A table named exactly is governed by that entry, else by the last
     pattern that matches it."""
@@ -174,6 +283,11 @@ class Config(_Section):
             self.streams[index].model_copy(update={"table": str(stream)}) for stream, index in chosen.items()
         ]
 
+    def missing_streams(self, available: Sequence[StreamId]) -> list[ConfigError]:
+        """An error for each stream that `streams` names exactly and that is not there."""
+        named = [stream.id for stream in self.streams if not stream.id.is_pattern]
+        return [not_there(stream, available) for stream in named if stream not in set(available)]
+
     def unmatched_patterns(self, available: Sequence[StreamId]) -> list[StreamId]:
         """Patterns of `streams` that match no table."""
         return unmatched([stream.id for stream in self.streams], available)
@@ -195,10 +309,17 @@ def _contradictions(config: Config) -> list[Problem]:
     for index, stream in enumerate(config.streams):
         if stream.table in seen:
             problems.append((("streams", index), f"{stream.table} is listed twice."))
+        if stream.mode == "incremental" and stream.cursor is None:
+            problems.append(
+                (("streams", index), "`mode: incremental` needs a `cursor`: a column that rises.")
+            )
+        for key in ("cursor", "lookback"):
+            if stream.mode != "incremental" and getattr(stream, key) is not None:
+                problems.append((("streams", index, key), f"`{key}` is for `mode: incremental` alone."))
         if stream.table in config.exclude:
             problems.append((("streams", index), f"{stream.table} is also in `exclude`."))
         seen.add(stream.table)
-    if config.state.is_relative_to(config.destination.path):
+    if config.state.is_relative_to(config.destination.directory):
         # Whoever reads all Parquet files below the destination would read the change log too.
-        problems.append((("state",), "lies inside `destination.path`; give it a directory beside it."))
+        problems.append((("state",), "lies inside the destination's directory; give it one beside it."))
     return problems

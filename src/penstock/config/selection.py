@@ -20,7 +20,7 @@ def choose(
     exact = {entry: index for index, entry in enumerate(entries) if not entry.is_pattern}
     for stream in exact:
         if stream not in set(available):
-            raise _not_there(stream, available)
+            raise not_there(stream, available)
     chosen: dict[StreamId, int] = {}
     for stream in sorted(set(available)):
         if stream in exact:
@@ -47,7 +47,8 @@ def unmatched(entries: Sequence[StreamId], available: Sequence[StreamId]) -> lis
     ]
 
 
-def _not_there(stream: StreamId, available: Sequence[StreamId]) -> ConfigError:
+def not_there(stream: StreamId, available: Sequence[StreamId]) -> ConfigError:
+    """The error for a stream that the file names and the source has not, with the nearest name it has."""
     close = nearest(str(stream), map(str, available))
     hint = f"Did you mean {close}? " if close else ""
     return ConfigError(

@@ -1,6 +1,6 @@
 """What the pipeline file may say in a later version, and must not be taken for granted in this one.
 
-Somebody who writes `where: "region = 'eu'"` and gets every region has been harmed; so each of these is
+Somebody who writes `deletes: soft` and finds rows gone has been harmed; so each of these is
 refused by name instead of being unknown, or worse, ignored.
 """
 
@@ -13,9 +13,9 @@ from penstock.config.problems import Problem
 REMEDY = "Remove it, or wait for the version that brings it; CHANGELOG.md says what there is today."
 
 LATER_SOURCES = ("mysql", "mongodb")
-LATER_DESTINATIONS = ("iceberg",)
-LATER_MODES = ("incremental", "strict_cdc")
-LATER_STREAM_KEYS = ("columns", "where", "cursor", "deletes", "on_schema_change")
+LATER_DESTINATIONS: tuple[str, ...] = ()
+LATER_MODES: tuple[str, ...] = ()
+LATER_STREAM_KEYS = ("deletes",)
 
 
 def unavailable(values: dict[str, Any]) -> list[Problem]:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import re
 from datetime import timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, ByteSize, SecretStr, ValidationInfo
+from pydantic import BeforeValidator, ByteSize, PlainValidator, SecretStr, ValidationInfo
 
+from penstock.core.held_as import HeldAs
 from penstock.core.stream import StreamId
 
 _SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 _DURATION = re.compile(r"\A\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|w)\s*\Z")
 _REMOTE = re.compile(r"\A[a-z][a-z0-9+.-]+://", re.IGNORECASE)
 _SLOT = re.compile(r"\A[a-z0-9_]{1,63}\Z")
+_PLAIN_NUMBER = re.compile(r"\A\d+(?:\.\d+)?\Z")
 _IDENTIFIER_BYTES_MAX = 63
 
 
@@ -48,6 +51,34 @@ def _stream(value: Any) -> str:
         raise ValueError("is not a stream id; write schema.table, where either part may contain *") from None
 
 
+def _column_type(value: Any) -> str:
+    return str(HeldAs.parse(value if isinstance(value, str) else ""))
+
+
+def _cursor(value: Any) -> tuple[str, ...]:
+    names = tuple(value.split(":")) if isinstance(value, str) else ()
+    if not 1 <= len(names) <= 2 or not all(names) or len(set(names)) != len(names):
+        raise ValueError('should be a column, or two: "updated_at:id"')
+    return names
+
+
+def _lookbacks(value: Any) -> tuple[timedelta | Decimal, ...]:
+    """For each cursor, a duration or a number."""
+    each = value if isinstance(value, list) else [value]
+    if not 1 <= len(each) <= 2:
+        raise ValueError("should be one value, or a list of one for each cursor")
+    return tuple(map(_lookback, each))
+
+
+def _lookback(value: Any) -> timedelta | Decimal:
+    if isinstance(value, str) and _DURATION.match(value):
+        return _duration(value)
+    is_number = isinstance(value, int | float | str) and not isinstance(value, bool)
+    if is_number and _PLAIN_NUMBER.match(str(value)):
+        return Decimal(str(value))
+    raise ValueError("should be a duration with a unit, such as 15m, or a number that is not negative")
+
+
 def _slot(value: Any) -> Any:
     if isinstance(value, str) and not _SLOT.match(value):
         raise ValueError("is not a slot name; Postgres takes 1 to 63 of a-z, 0-9 and _")
@@ -75,6 +106,9 @@ def _spark_value(value: Any) -> Any:
 Duration = Annotated[timedelta, BeforeValidator(_duration)]
 LocalPath = Annotated[Path, BeforeValidator(_path)]
 StreamPattern = Annotated[str, BeforeValidator(_stream)]
+ColumnType = Annotated[str, BeforeValidator(_column_type)]
+CursorColumns = Annotated[tuple[str, ...], BeforeValidator(_cursor)]
+Lookbacks = Annotated[tuple[timedelta | Decimal, ...], PlainValidator(_lookbacks)]
 SlotName = Annotated[str, BeforeValidator(_slot)]
 Identifier = Annotated[str, BeforeValidator(_identifier)]
 PostgresUrl = Annotated[SecretStr, BeforeValidator(_postgres_url)]
@@ -82,9 +116,12 @@ SparkValue = Annotated[str, BeforeValidator(_spark_value)]
 
 __all__ = [
     "ByteSize",
+    "ColumnType",
+    "CursorColumns",
     "Duration",
     "Identifier",
     "LocalPath",
+    "Lookbacks",
     "PostgresUrl",
     "SlotName",
     "SparkValue",

@@ -92,6 +92,12 @@ class CommitConflictError(DestinationError):
     code = "commit_conflict"
 
 
+class StaleLookupError(CommitConflictError):
+    """Somebody else changed the table's files since rows were looked up in them; look again."""
+
+    code = "stale_lookup"
+
+
 class StorageError(PenstockError):
     """A local write failed: disk full, no permission."""
 

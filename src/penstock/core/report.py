@@ -11,9 +11,9 @@ from typing import Any, Literal, Protocol
 
 #: What a sync is doing to a stream while it reports progress.
 Phase = Literal["load", "capture", "apply"]
-PlannedAction = Literal["load", "resume load", "follow", "recover"]
-#: new: nothing loaded yet; loaded: follows no log; catching up: behind the other streams.
-StreamState = Literal["new", "loading", "loaded", "following", "catching up"]
+PlannedAction = Literal["load", "resume load", "follow", "read on", "recover", "stand still"]
+#: new: nothing loaded yet; loaded: follows no log; catching up: behind the others; paused: until resumed.
+StreamState = Literal["new", "loading", "loaded", "following", "catching up", "paused"]
 
 
 class ProgressListener(Protocol):
@@ -89,9 +89,22 @@ class StreamStatus:
     committed_to: str | None = None
     chunks_left: int = 0
     dead_letters: int = 0
+    dead_keys: int | None = None  # keys whose newest version is a dead letter; None: the table has no such
+    dead_letters_path: str | None = None
+    paused: PausedStatus | None = None
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class PausedStatus:
+    """Since when and why a stream stands still, and how much of the change log waits for it."""
+
+    since: str
+    reason: str
+    log_steps_kept: int
+    log_bytes_kept: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from penstock.core.stream import StreamId
@@ -35,8 +36,15 @@ class SourceColumn:
     missing_value: str | None = None
     # Changes whenever the catalog's entry of the column does (its `xmin`); empty: not known.
     version: str = ""
+    # Of an array, its elements' type: the name of a built-in one, else `schema.name`. Empty: not an array, or
+    # one whose elements are not separated by commas.
+    element: str = ""
+    # What the pipeline file has the column held as in the table (`HeldAs`); empty: by the source's type.
+    held_as: str = ""
 
     def to_json(self) -> dict[str, Any]:
+        # What was added to the format later is left out while it says nothing: ids stay what they were.
+        added = {"element": self.element, "held_as": self.held_as}
         return {
             "name": self.name,
             "type_oid": self.type_oid,
@@ -48,6 +56,7 @@ class SourceColumn:
             "toastable": self.toastable,
             "missing_value": self.missing_value,
             "version": self.version,
+            **{name: value for name, value in added.items() if value},
         }
 
     @classmethod
@@ -64,6 +73,9 @@ class TableSchema:
     `deferrable_key`: uniqueness is checked at commit, so a key may be held twice in mid-transaction.
     `storage` names the files that held the rows when the schema was read: it changes when the source
     rewrites the table, which writes values without a single event in the log. Empty: not known.
+
+    Of a stream that holds a part of its table (`core/selection.py`): `columns` are those it holds, `chosen`
+    the names it lists (empty: all), `where` is its filter, `hidden` are the columns that only that reads.
     """
 
     stream: StreamId
@@ -73,6 +85,9 @@ class TableSchema:
     deferrable_key: bool = False
     relation_oid: int = 0
     storage: str = ""
+    chosen: tuple[str, ...] = ()
+    where: str = ""
+    hidden: tuple[SourceColumn, ...] = ()
     id: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -80,6 +95,11 @@ class TableSchema:
         object.__setattr__(self, "id", hashlib.sha256(content.encode()).hexdigest()[:16])
 
     def _content(self) -> dict[str, Any]:
+        selection: dict[str, Any] = {
+            "chosen": list(self.chosen),
+            "where": self.where,
+            "hidden": [column.to_json() for column in self.hidden],
+        }
         return {
             "stream": {"namespace": self.stream.namespace, "name": self.stream.name},
             "columns": [column.to_json() for column in self.columns],
@@ -88,6 +108,7 @@ class TableSchema:
             "deferrable_key": self.deferrable_key,
             "relation_oid": self.relation_oid,
             "storage": self.storage,
+            **{name: value for name, value in selection.items() if value},
         }
 
     def to_json(self) -> dict[str, Any]:
@@ -103,11 +124,28 @@ class TableSchema:
             deferrable_key=fields["deferrable_key"],
             relation_oid=fields["relation_oid"],
             storage=fields.get("storage", ""),
+            chosen=tuple(fields.get("chosen", ())),
+            where=fields.get("where", ""),
+            hidden=tuple(SourceColumn.from_json(column) for column in fields.get("hidden", ())),
         )
 
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(column.name for column in self.columns)
+
+    @property
+    def shape(self) -> str:
+        """A fingerprint of which columns there are and what identifies a row; equal for equal tables."""
+        columns = [
+            (each.attribute_number, each.name, each.type_oid, each.type_modifier) for each in self.columns
+        ]
+        content = json.dumps([self.relation_oid, columns, self.key], separators=(",", ":"))
+        return hashlib.sha256(content.encode()).hexdigest()[:16]
+
+    def held_as(self, choices: Mapping[str, str]) -> TableSchema:
+        """The same table with these columns held as chosen, and all others by their source's type."""
+        columns = tuple(replace(column, held_as=choices.get(column.name, "")) for column in self.columns)
+        return self if columns == self.columns else replace(self, columns=columns)
 
     def column(self, name: str) -> SourceColumn:
         return next(column for column in self.columns if column.name == name)

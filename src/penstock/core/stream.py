@@ -53,5 +53,7 @@ def unescape_file_name(text: str) -> str:
 
 
 def _matches(pattern: str, text: str) -> bool:
+    if "*" not in pattern:
+        return pattern == text
     regex = ".*".join(re.escape(part) for part in pattern.split("*"))
     return re.fullmatch(regex, text, re.DOTALL) is not None

@@ -13,6 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+import pyarrow as pa
+
+from penstock.core.cursor import Cursors, cursors_from_json, cursors_to_json
 from penstock.core.position import Lsn
 from penstock.core.schema import TableSchema
 from penstock.core.stream import StreamId
@@ -22,6 +25,7 @@ FORMAT_VERSION = 1
 WriteMode = Literal["upsert", "append"]
 RecordKind = Literal["load", "chunks", "swap", "publish", "changes"]
 KeyBound = int | float | str | None
+SETTLED = "settled-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +37,7 @@ class DataFile:
     bytes: int
     key_min: KeyBound = None
     key_max: KeyBound = None
+    deletes: tuple[str, ...] = ()  # files of positions in it that are deleted
 
     def to_json(self) -> dict[str, Any]:
         fields: dict[str, Any] = {"name": self.name, "rows": self.rows, "bytes": self.bytes}
@@ -47,10 +52,22 @@ class DataFile:
 
 
 @dataclass(frozen=True, slots=True)
+class PositionDeletes:
+    """A file of positions of rows that are deleted from one data file."""
+
+    file: DataFile
+    of: str  # the data file's name
+
+
+@dataclass(frozen=True, slots=True)
 class Marker:
     """What the table's rows are: all changes up to `to`, the last of them written by `thread_ids`.
 
     `start` is None for a table that was just loaded; `to` is None for one that follows no log.
+
+    `cursor` is for tables that are read by a cursor, and None for all others: every row up to these values is
+    in the table. Such a table has neither `start` nor `to`; its batches name the cursors they start from
+    instead of a position (`commit_changes`), and one that advances no cursor leaves the marker as it is.
     """
 
     generation: str
@@ -58,45 +75,59 @@ class Marker:
     start: Lsn | None
     to: Lsn | None
     thread_ids: tuple[str, ...]
+    cursor: Cursors | None = None
 
     def to_json(self) -> dict[str, Any]:
+        cursor = {} if self.cursor is None else {"cursor": cursors_to_json(self.cursor)}
         return {
             "generation": self.generation,
             "epoch": str(self.epoch),
             "from": _text(self.start),
             "to": _text(self.to),
             "thread_ids": list(self.thread_ids),
+            **cursor,
         }
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> Marker:
         start, to = _lsn(fields["from"]), _lsn(fields["to"])
-        return cls(fields["generation"], Lsn.parse(fields["epoch"]), start, to, tuple(fields["thread_ids"]))
+        cursor = cursors_from_json(fields["cursor"]) if "cursor" in fields else None
+        epoch, thread_ids = Lsn.parse(fields["epoch"]), tuple(fields["thread_ids"])
+        return cls(fields["generation"], epoch, start, to, thread_ids, cursor)
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetters:
-    """Rows the destination cannot hold, kept beside the table."""
+    """Rows the destination cannot hold, kept beside the table.
+
+    `settled` are files of keys whose dead letter a later change has made history; they are told from files
+    of dead letters by their names, which begin with `SETTLED`.
+    """
 
     count: int = 0
     files: tuple[str, ...] = ()
+    settled: tuple[str, ...] = ()
 
     def with_files(self, files: Sequence[DataFile]) -> DeadLetters:
+        letters = [file for file in files if not file.name.startswith(SETTLED)]
+        settled = [file.name for file in files if file.name.startswith(SETTLED)]
         return DeadLetters(
-            self.count + sum(file.rows for file in files),
-            (*self.files, *(file.name for file in files)),
+            self.count + sum(file.rows for file in letters),
+            (*self.files, *(file.name for file in letters)),
+            (*self.settled, *settled),
         )
 
     def and_of(self, load: PendingLoad) -> DeadLetters:
         letters = load.dead_letters
-        return DeadLetters(self.count + letters.count, (*self.files, *letters.files))
+        return DeadLetters(self.count + letters.count, (*self.files, *letters.files), self.settled)
 
     def to_json(self) -> dict[str, Any]:
-        return {"count": self.count, "files": list(self.files)}
+        settled = {"settled": list(self.settled)} if self.settled else {}
+        return {"count": self.count, "files": list(self.files), **settled}
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> DeadLetters:
-        return cls(fields["count"], tuple(fields["files"]))
+        return cls(fields["count"], tuple(fields["files"]), tuple(fields.get("settled", ())))
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +140,7 @@ class PendingLoad:
     thread_ids: tuple[str, ...] = ()
     files: tuple[DataFile, ...] = ()
     dead_letters: DeadLetters = field(default_factory=DeadLetters)
+    columns: pa.Schema | None = None  # with the ids that its files carry, where columns have ids
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -153,11 +185,21 @@ class TableRecord:
     load: PendingLoad | None = None
     last_load_id: str | None = None
     dead_letters: DeadLetters = field(default_factory=DeadLetters)
+    letters_directory: str | None = None  # the version of the dead letters that readers see
     readable_from: Lsn | None = None
+    # Of tables whose columns have ids: the columns, the greatest id ever given, and the snapshot read.
+    columns: pa.Schema | None = None
+    last_field_id: int = 0
+    snapshot_id: int | None = None
+    counts: tuple[int, int] | None = None  # rows and files, where `files` is not read with the record
 
     @property
     def rows(self) -> int:
-        return sum(file.rows for file in self.files)
+        return sum(file.rows for file in self.files) if self.counts is None else self.counts[0]
+
+    @property
+    def file_count(self) -> int:
+        return len(self.files) if self.counts is None else self.counts[1]
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -174,6 +216,7 @@ class TableRecord:
             "load": None if self.load is None else self.load.to_json(),
             "last_load_id": self.last_load_id,
             "dead_letters": self.dead_letters.to_json(),
+            "letters_directory": self.letters_directory,
             "readable_from": _text(self.readable_from),
         }
 
@@ -195,6 +238,7 @@ class TableRecord:
             load=None if load is None else PendingLoad.from_json(load),
             last_load_id=fields["last_load_id"],
             dead_letters=DeadLetters.from_json(fields["dead_letters"]),
+            letters_directory=fields.get("letters_directory"),
             readable_from=_lsn(fields.get("readable_from")),
         )
 
@@ -218,16 +262,66 @@ class DestinationTable(Protocol):
         """Where tasks write rows that the table cannot hold."""
         ...
 
+    def dead_letter_paths(self) -> tuple[Path, ...]:
+        """The committed files of dead letters and of settled keys, in the order of their commits."""
+        ...
+
+    @property
+    def deletes_rows(self) -> bool:
+        """Whether rows go by files of their positions (else by writing the files that hold them anew)."""
+        ...
+
+    @property
+    def rewrites_rows(self) -> bool:
+        """Whether, of tables that could delete by positions, readers want files without deletes."""
+        ...
+
+    @property
+    def key_secret(self) -> bytes:
+        """16 bytes for hashes of keys, of this table alone."""
+        ...
+
+    @property
+    def index_directory(self) -> Path:
+        """Where tasks keep what they know of data files; a cache, and safe to delete."""
+        ...
+
+    def file_location(self, name: str) -> str:
+        """A data file's place as the table's own metadata spells it."""
+        ...
+
     def path(self, file: DataFile) -> Path:
         """Where a file of the table is."""
+        ...
+
+    def version_path(self) -> Path | None:
+        """Where readers find the table as of now; None if there is none to see."""
+        ...
+
+    def dead_letters_path(self) -> Path | None:
+        """Where people find the rows that the table could not hold; None if there are none."""
         ...
 
     def new_staging_directory(self) -> Path:
         """A directory for what tasks of one round hand to each other; the caller removes it."""
         ...
 
-    def begin_load(self, load_id: str, epoch: Lsn, schema: TableSchema, write: WriteMode) -> TableRecord:
-        """Open a load; another one that was pending is given up. Nothing if this one is open or done."""
+    def files(self, record: TableRecord) -> tuple[DataFile, ...]:
+        """The table's files as of a record."""
+        ...
+
+    def begin_load(
+        self,
+        load_id: str,
+        epoch: Lsn,
+        schema: TableSchema,
+        write: WriteMode,
+        columns: pa.Schema | None = None,
+    ) -> TableRecord:
+        """Open a load; another one that was pending is given up. Nothing if this one is open or done.
+
+        `columns`: what the data files will hold; a table whose columns have ids needs it.
+        """
         ...
 
     def commit_chunks(
@@ -250,10 +344,12 @@ class DestinationTable(Protocol):
         readable_from: Lsn | None = None,
         *,
         keep_files: bool = False,
+        cursor: Cursors | None = None,
     ) -> TableRecord:
         """Let the load be the table. Nothing if it is. Readers see it once it has reached `readable_from`.
 
         `keep_files`: the load is added to the table's rows instead (the history of an append table).
+        `cursor`: the marker's, for a table that is read by a cursor.
         """
         ...
 
@@ -270,8 +366,19 @@ class DestinationTable(Protocol):
         added: Sequence[DataFile],
         removed: Sequence[str],
         dead_letter_files: Sequence[DataFile] = (),
+        deletes: Sequence[PositionDeletes] = (),
+        columns: pa.Schema | None = None,
+        read_from: int | None = None,
+        expected_cursor: Cursors | None = None,
     ) -> TableRecord:
-        """Take a batch if the table is at `expected_to`, of the same generation, under no newer epoch."""
+        """Take a batch if the table is at `expected_to`, of the same generation, under no newer epoch.
+
+        A table that is read by a cursor is at no position: it must be at `expected_cursor`, and the marker's
+        `cursor` says where it is then. If that is the same, `marker` has the thread ids of the one before.
+
+        `read_from`: the snapshot in which the rows to replace were looked up. `StaleLookupError`: somebody
+        changed the table's files since, so that they must be looked up again.
+        """
         ...
 
     def sweep(self, grace_s: float) -> object:
@@ -289,6 +396,15 @@ class Destination(Protocol):
     def streams(self) -> list[StreamId]:
         """Every stream that has a table here."""
         ...
+
+
+def follows(marker: Marker, expected_to: Lsn | None) -> bool:
+    """Whether a batch's marker goes on from a table at `expected_to`; one with a cursor has no positions."""
+    if marker.cursor is not None:
+        return marker.start is None and marker.to is None and expected_to is None
+    if marker.start is None or marker.to is None:
+        return False
+    return (expected_to or 0) <= marker.start < marker.to
 
 
 def _text(position: Lsn | None) -> str | None:

@@ -16,12 +16,23 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from penstock import failpoints
+from penstock.core.cursor import Cursors
 from penstock.core.errors import CommitConflictError
 from penstock.core.position import Lsn
 from penstock.core.schema import TableSchema
 from penstock.core.stream import StreamId, unescape_file_name
-from penstock.destinations.base import DataFile, Marker, PendingLoad, TableRecord, WriteMode
+from penstock.destinations.base import (
+    DataFile,
+    Marker,
+    PendingLoad,
+    PositionDeletes,
+    TableRecord,
+    WriteMode,
+    follows,
+)
 from penstock.destinations.parquet_files import new_file_name, write_empty_like
 from penstock.destinations.parquet_layout import TableLayout
 from penstock.destinations.parquet_sweep import RECORDS_KEPT, Swept, drop, sweep
@@ -57,6 +68,39 @@ class ParquetTable:
     def dead_letters_directory(self) -> Path:
         return self.layout.dead_letters
 
+    def dead_letter_paths(self) -> tuple[Path, ...]:
+        record = self.record()
+        if record is None:
+            return ()
+        letters = record.dead_letters
+        return tuple(self.layout.dead_letters / name for name in (*letters.files, *letters.settled))
+
+    def dead_letters_path(self) -> Path | None:
+        """The directory of the dead letters that readers see now; None: there are none."""
+        record = self.record()
+        if record is None or record.letters_directory is None:
+            return None
+        return self.layout.directory / record.letters_directory
+
+    @property
+    def deletes_rows(self) -> bool:
+        return False
+
+    @property
+    def rewrites_rows(self) -> bool:
+        return True
+
+    @property
+    def key_secret(self) -> bytes:
+        return bytes(16)
+
+    @property
+    def index_directory(self) -> Path:
+        return self.layout.staging
+
+    def file_location(self, name: str) -> str:
+        return str(self.layout.files / name)
+
     def path(self, file: DataFile) -> Path:
         return self.layout.files / file.name
 
@@ -87,7 +131,17 @@ class ParquetTable:
         in_marker = record.marker is not None and thread_id in record.marker.thread_ids
         return in_marker or (record.load is not None and thread_id in record.load.thread_ids)
 
-    def begin_load(self, load_id: str, epoch: Lsn, schema: TableSchema, write: WriteMode) -> TableRecord:
+    def files(self, record: TableRecord) -> tuple[DataFile, ...]:
+        return record.files
+
+    def begin_load(
+        self,
+        load_id: str,
+        epoch: Lsn,
+        schema: TableSchema,
+        write: WriteMode,
+        columns: pa.Schema | None = None,
+    ) -> TableRecord:
         base = self._base(epoch)
         if base is not None and load_id in (base.last_load_id, base.load.load_id if base.load else None):
             return base
@@ -130,6 +184,7 @@ class ParquetTable:
         readable_from: Lsn | None = None,
         *,
         keep_files: bool = False,
+        cursor: Cursors | None = None,
     ) -> TableRecord:
         base = self._base(epoch)
         if base is not None and base.last_load_id == load_id:
@@ -145,7 +200,7 @@ class ParquetTable:
             schema=base.load.schema,
             files=_without_needless((*(base.files if keep_files else ()), *base.load.files)),
             # The chunks' thread ids stay answerable until the state knows of the swap.
-            marker=Marker(generation, epoch, None, to, base.load.thread_ids),
+            marker=Marker(generation, epoch, None, to, base.load.thread_ids, cursor),
             load=None,
             last_load_id=load_id,
             dead_letters=base.dead_letters.and_of(base.load) if keep_files else base.load.dead_letters,
@@ -170,7 +225,12 @@ class ParquetTable:
         added: Sequence[DataFile],
         removed: Sequence[str],
         dead_letter_files: Sequence[DataFile] = (),
+        deletes: Sequence[PositionDeletes] = (),
+        columns: pa.Schema | None = None,
+        read_from: int | None = None,
+        expected_cursor: Cursors | None = None,
     ) -> TableRecord:
+        assert not deletes, "rows of these tables go by rewriting their files"
         base = self._base(marker.epoch)
         if base is None or base.marker is None:
             raise self._conflict("there is no table to change; it was never loaded")
@@ -178,13 +238,15 @@ class ParquetTable:
             raise self._conflict("the table was loaded anew since this batch was prepared")
         if base.marker.to != expected_to:
             raise self._conflict(f"the table is at {base.marker.to}, this batch follows {expected_to}")
-        if marker.start is None or marker.to is None or not (expected_to or 0) <= marker.start < marker.to:
+        if base.marker.cursor != expected_cursor:
+            raise self._conflict("the table is at another cursor than the one this batch starts from")
+        if not follows(marker, expected_to):
             raise ValueError("a batch goes on from where the table is, or later, and advances")
         missing = set(removed) - {file.name for file in base.files}
         if missing:
             raise self._conflict(f"{len(missing)} of the files to replace are not in the table")
         kept = tuple(file for file in base.files if file.name not in set(removed))
-        reached = base.readable_from is not None and marker.to >= base.readable_from
+        reached = base.readable_from is not None and (marker.to or 0) >= base.readable_from
         record = self._next(
             base,
             marker.epoch,
@@ -220,6 +282,7 @@ class ParquetTable:
         self.layout.make_directories()
         self.layout.sync_files()
         built = None
+        record, letters = self._with_letters(record, base)
         if self._is_visible_change(record, base):
             built = self.layout.build_version(record.version, (file.name for file in record.files))
             record = replace(record, directory=built)
@@ -227,13 +290,13 @@ class ParquetTable:
         try:
             created = self.layout.create_record(record)
         except Exception:
-            self._discard(built, record)
+            self._discard((built, letters), record)
             raise
         if not created or self.layout.versions()[-1] - record.version >= RECORDS_KEPT:
             # Taken; or we slept so long that the number had been taken and pruned again.
             if created:
                 self.layout.record_path(record.version).unlink(missing_ok=True)
-            self._discard(built, record)
+            self._discard((built, letters), record)
             raise self._conflict("another writer committed first")
         if built is not None:
             failpoints.reach("destination.recorded")
@@ -241,14 +304,28 @@ class ParquetTable:
             failpoints.reach("destination.switched")
         return record
 
-    def _discard(self, built: str | None, record: TableRecord) -> None:
+    def _with_letters(self, record: TableRecord, base: TableRecord | None) -> tuple[TableRecord, str | None]:
+        """The record with a version of its dead letters, if those are not what they were; and its name."""
+        names = record.dead_letters.files
+        before = base.dead_letters.files if base is not None and base.letters_directory is not None else ()
+        if names == before:
+            return record, None
+        if not names:
+            return replace(record, letters_directory=None), None
+        built = self.layout.build_version(record.version, names, self.layout.dead_letters)
+        return replace(record, letters_directory=built), built
+
+    def _discard(self, built: Sequence[str | None], record: TableRecord) -> None:
         # Never a version that a record names: an error while syncing leaves that open.
         recorded = self.layout.record_path(record.version).exists()
-        if built is not None and not (recorded and self._names(record.version, built)):
-            self.layout.remove_version(built)
+        named = self._names(record.version) if recorded else set()
+        for name in built:
+            if name is not None and name not in named:
+                self.layout.remove_version(name)
 
-    def _names(self, version: int, directory: str) -> bool:
-        return self.layout.read_record(version).directory == directory
+    def _names(self, version: int) -> set[str | None]:
+        record = self.layout.read_record(version)
+        return {record.directory, record.letters_directory}
 
     @staticmethod
     def _is_visible_change(record: TableRecord, base: TableRecord | None) -> bool:

@@ -5,7 +5,8 @@
       _dead_letters/              rows the table could not hold
       _staging/                   what tasks of a round hand to each other; empty between rounds
       _commits/<n>.json           commit records; creating one exclusively is the commit
-      v<n>-<random>/              an immutable version: hard links to its files, nothing else
+      v<n>-<random>/              an immutable version, of the table or of its dead letters: hard links to
+                                  its files, nothing else
       current -> v<n>-<random>    the newest version, for readers; replaced by rename
 
 `current` is a copy of what the newest record says, never the other way round. A version directory is
@@ -99,14 +100,14 @@ class TableLayout:
         matches = (_VERSION_NAME.match(path.name) for path in self.directory.iterdir())
         return {match[0]: int(match[1]) for match in matches if match is not None}
 
-    def build_version(self, version: int, file_names: Iterable[str]) -> str:
-        """A durable directory with these files; nothing refers to it yet."""
+    def build_version(self, version: int, file_names: Iterable[str], source: Path | None = None) -> str:
+        """A durable directory with these files (of `source`, else data files); nothing refers to it yet."""
         name = f"v{version:020d}-{secrets.token_hex(4)}"
         directory = self.directory / name
         with durable.storage_errors(f"Could not make a version of the table in {self.directory}."):
             directory.mkdir()
             for file_name in file_names:
-                _link_or_copy(self.files / file_name, directory / f"{version}-{file_name}")
+                _link_or_copy((source or self.files) / file_name, directory / f"{version}-{file_name}")
             durable.sync_directory(directory)
             durable.sync_directory(self.directory)
         return name

@@ -69,7 +69,8 @@ def _sweep_versions(
     grace_s: float,
     abandoned_after_s: float,
 ) -> int:
-    kept = {record.directory for record in in_use} | {layout.current_version()}
+    kept = {name for record in in_use for name in (record.directory, record.letters_directory)}
+    kept.add(layout.current_version())
     removed = 0
     for name, number in layout.version_directories().items():
         if name in kept:
@@ -89,7 +90,7 @@ def _sweep_files(layout: TableLayout, in_use: list[TableRecord], modified_before
     named: set[str] = set()
     for record in in_use:
         named.update(file.name for file in record.files)
-        named.update(record.dead_letters.files)
+        named.update(record.dead_letters.files, record.dead_letters.settled)
         if record.load is not None:
             named.update(file.name for file in record.load.files)
             named.update(record.load.dead_letters.files)

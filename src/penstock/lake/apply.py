@@ -1,9 +1,10 @@
-"""Runs the three stages of a round on Spark for all its streams at once.
+"""Runs the stages of a round on Spark for all its streams at once.
 
 `fold_task` makes rows and touched keys of each stream's changes, `rewrite_task` takes the touched rows out
-of the table, `complete_task` finishes rows that needed the table. However many tables a round has, it costs
-at most three Spark jobs. What comes back is, per stream, the files to add and the names to remove; nothing
-is visible to anyone until the caller commits them.
+of the table, `complete_task` finishes rows that needed the table, `settle_task` looks after dead letters
+where there are some. However many tables a round has, it costs at most four Spark jobs. What comes back is,
+per stream, the files to add and the names to remove; nothing is visible to anyone until the caller commits
+them.
 """
 
 from __future__ import annotations
@@ -12,30 +13,31 @@ import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
 
 from pyspark.sql import SparkSession
 
 from penstock.core.position import Lsn
 from penstock.core.stream import StreamId
-from penstock.destinations.base import DataFile, DestinationTable
+from penstock.destinations.base import DataFile, DestinationTable, PositionDeletes
 from penstock.destinations.parquet_files import new_file_name
 from penstock.lake.buckets import WHOLE, Bucket
 from penstock.lake.complete_task import CompleteTask, complete_rows
+from penstock.lake.delete_stage import delete_touched
 from penstock.lake.evolve import ColumnSource
 from penstock.lake.fold_task import FoldResult, FoldTask, Staged, fold_changes, stands_alone
 from penstock.lake.output import OutputFile
 from penstock.lake.rewrite_task import RewriteResult, RewriteTask, rewrite_files
-from penstock.lake.session import run_tasks
+from penstock.lake.session import balanced, run_tasks
+from penstock.lake.settle_task import SettleTask, settle_letters
 from penstock.lake.skip import SkipRule
 from penstock.lake.target import Target
 from penstock.log.reader import LogFile
 
-Item = TypeVar("Item")
-
 ROWS_PER_TASK_MIN = 200_000
 ROWS_PER_BUCKET_MAX = 1_000_000
 BYTES_PER_BUCKET_MAX = 256 * 1024 * 1024
+#: From each stream's staging directory to what its tasks made: rows, and the keys that they replace.
+FirstStage = Callable[[Mapping[StreamId, Path]], Mapping[StreamId, Sequence[FoldResult]]]
 EXPANSION = 4  # rows in memory against rows in Parquet, roughly
 
 
@@ -54,6 +56,7 @@ class StreamWork:
     columns: Mapping[str, Sequence[ColumnSource]]  # by schema id of the log's files
     rewrite: tuple[ColumnSource, ...] | None  # the table's own columns change
     skip: SkipRule | None = None
+    read_from: int | None = None  # the snapshot whose files these are
 
 
 @dataclass(slots=True)
@@ -65,7 +68,9 @@ class Outcome:
 
     added: list[DataFile] = field(default_factory=list)
     removed: set[str] = field(default_factory=set)
+    deletes: list[PositionDeletes] = field(default_factory=list)
     dead_letters: list[DataFile] = field(default_factory=list)
+    settled: list[DataFile] = field(default_factory=list)  # keys whose dead letters are history now
     operations: dict[str, int] = field(default_factory=dict)
     unresolved: int = 0
 
@@ -76,13 +81,20 @@ class Outcome:
 
 def apply(spark: SparkSession, works: Sequence[StreamWork]) -> dict[StreamId, Outcome]:
     """Write the files of a round; nothing is visible until the caller commits them."""
+    return merge(spark, works, lambda staging: fold(spark, works, staging))
+
+
+def merge(spark: SparkSession, works: Sequence[StreamWork], make_rows: FirstStage) -> dict[StreamId, Outcome]:
+    """Put what a first stage makes, rows and the keys they replace, into the tables of `works`."""
     cores = spark.sparkContext.defaultParallelism
     outcomes = {work.stream: Outcome() for work in works}
     staging = {work.stream: work.table.new_staging_directory() for work in works}
     try:
-        folded = _fold(spark, works, staging, outcomes, cores)
-        rewritten = _rewrite(spark, works, folded, staging, outcomes, cores)
+        folded = make_rows(staging)
+        _gather(folded, outcomes)
+        rewritten = _take_out_touched(spark, works, folded, staging, outcomes, cores)
         _complete(spark, works, folded, rewritten, outcomes)
+        _settle(spark, works, outcomes)
         for work in works:
             _keep_columns_of_empty_table(work, outcomes[work.stream])
     finally:
@@ -93,6 +105,8 @@ def apply(spark: SparkSession, works: Sequence[StreamWork]) -> dict[StreamId, Ou
 
 def _keep_columns_of_empty_table(work: StreamWork, outcome: Outcome) -> None:
     """A table without rows keeps one file, so that readers find its columns."""
+    if work.table.deletes_rows:
+        return
     if not outcome.added and outcome.removed >= {file.name for file in work.files}:
         path = work.table.files_directory / new_file_name("empty")
         with OutputFile(path, work.target.arrow_schema(), even_if_empty=True) as output:
@@ -100,19 +114,18 @@ def _keep_columns_of_empty_table(work: StreamWork, outcome: Outcome) -> None:
         outcome.added += _present(output.data_file)
 
 
-def _fold(
-    spark: SparkSession,
-    works: Sequence[StreamWork],
-    staging: Mapping[StreamId, Path],
-    outcomes: Mapping[StreamId, Outcome],
-    cores: int,
+def fold(
+    spark: SparkSession, works: Sequence[StreamWork], staging: Mapping[StreamId, Path]
 ) -> dict[StreamId, list[FoldResult]]:
+    """The first stage of a round of the log."""
+    cores = spark.sparkContext.defaultParallelism
     tasks = [
         (work, task)
         for work in works
         for task in _fold_tasks(work, staging[work.stream], _parts(work, cores))
     ]
-    results = run_tasks(spark, fold_changes, [task for _, task in tasks], "fold changes")
+    rows = [sum(file.rows for file in task.files) for _, task in tasks]
+    results = run_tasks(spark, fold_changes, [task for _, task in tasks], "fold changes", weights=rows)
     found: dict[StreamId, list[FoldResult | None]] = {work.stream: [] for work in works}
     for (work, _), result in zip(tasks, results, strict=True):
         found[work.stream].append(result)
@@ -122,15 +135,17 @@ def _fold(
         indivisible, run_tasks(spark, fold_changes, whole, "fold changes whole"), strict=True
     ):
         found[work.stream] = [result]
-    folded = {stream: [result for result in results if result] for stream, results in found.items()}
-    for stream, stream_results in folded.items():
+    return {stream: [result for result in results if result] for stream, results in found.items()}
+
+
+def _gather(folded: Mapping[StreamId, Sequence[FoldResult]], outcomes: Mapping[StreamId, Outcome]) -> None:
+    for stream, results in folded.items():
         outcome = outcomes[stream]
-        for result in stream_results:
+        for result in results:
             outcome.added += _present(result.file)
             outcome.dead_letters += _present(result.dead_letters)
             for operation, count in result.operations.items():
                 outcome.operations[operation] = outcome.operations.get(operation, 0) + count
-    return folded
 
 
 def _parts(work: StreamWork, cores: int) -> int:
@@ -166,6 +181,34 @@ def _fold_tasks(work: StreamWork, staging: Path, parts: int) -> list[FoldTask]:
     ]
 
 
+def _take_out_touched(
+    spark: SparkSession,
+    works: Sequence[StreamWork],
+    folded: Mapping[StreamId, Sequence[FoldResult]],
+    staging: Mapping[StreamId, Path],
+    outcomes: Mapping[StreamId, Outcome],
+    cores: int,
+) -> dict[StreamId, list[tuple[Path | None, ...]]]:
+    """Stage 2, by each table's way. What comes back is where the rows are that pending ones need."""
+    left = []
+    for work in works:
+        if any(result.truncated for result in folded[work.stream]):
+            outcomes[work.stream].removed |= {file.name for file in work.files}
+        else:
+            left.append(work)
+    picked: dict[StreamId, list[tuple[Path | None, ...]]] = {work.stream: [] for work in works}
+    by_files = [work for work in left if not work.table.deletes_rows]
+    for stream, rewritten in _rewrite(spark, by_files, folded, staging, outcomes, cores).items():
+        picked[stream] += [result.picked for result in rewritten]
+    by_rows = [work for work in left if work.table.deletes_rows]
+    for stream, deleted in delete_touched(spark, by_rows, folded, staging).items():
+        for result in deleted:
+            picked[stream].append(result.picked)
+            outcomes[stream].deletes += result.deletes
+            _replace_files(outcomes[stream], result.replaced)
+    return picked
+
+
 def _rewrite(
     spark: SparkSession,
     works: Sequence[StreamWork],
@@ -174,15 +217,13 @@ def _rewrite(
     outcomes: Mapping[StreamId, Outcome],
     cores: int,
 ) -> dict[StreamId, list[RewriteResult]]:
-    tasks: list[tuple[StreamId, RewriteTask]] = []
+    tasks: list[tuple[StreamId, RewriteTask, int]] = []
     for work in works:
         results = folded[work.stream]
-        if any(result.truncated for result in results):
-            outcomes[work.stream].removed |= {file.name for file in work.files}
-            continue
         touched = [file for file in work.files if work.rewrite is not None or _may_hold(file, results)]
-        shares = _balanced(touched, min(2 * cores, len(touched)), lambda file: file.bytes)
-        for number, share in enumerate(shares):
+        shares = balanced([file.bytes for file in touched], min(2 * cores, len(touched)))
+        for number, indices in enumerate(shares):
+            share = [touched[index] for index in indices]
             task = RewriteTask(
                 target=work.target,
                 files=tuple(_successor(work, file) for file in share),
@@ -192,15 +233,22 @@ def _rewrite(
                     staging[work.stream] / f"{number}-{bucket}.picked.arrow" for bucket in range(len(results))
                 ),
             )
-            tasks.append((work.stream, task))
-    done = run_tasks(spark, rewrite_files, [task for _, task in tasks], "rewrite touched files")
+            tasks.append((work.stream, task, sum(file.bytes for file in share)))
+    sizes = [size for _, _, size in tasks]
+    done = run_tasks(
+        spark, rewrite_files, [task for _, task, _ in tasks], "rewrite touched files", weights=sizes
+    )
     rewritten: dict[StreamId, list[RewriteResult]] = {work.stream: [] for work in works}
-    for (stream, _), result in zip(tasks, done, strict=True):
+    for (stream, _, _), result in zip(tasks, done, strict=True):
         rewritten[stream].append(result)
-        for name, successor in result.replaced.items():
-            outcomes[stream].removed.add(name)
-            outcomes[stream].added += _present(successor)
+        _replace_files(outcomes[stream], result.replaced)
     return rewritten
+
+
+def _replace_files(outcome: Outcome, replaced: Mapping[str, DataFile | None]) -> None:
+    for name, successor in replaced.items():
+        outcome.removed.add(name)
+        outcome.added += _present(successor)
 
 
 def _successor(work: StreamWork, file: DataFile) -> tuple[str, Path, Path]:
@@ -212,7 +260,7 @@ def _complete(
     spark: SparkSession,
     works: Sequence[StreamWork],
     folded: Mapping[StreamId, Sequence[FoldResult]],
-    rewritten: Mapping[StreamId, Sequence[RewriteResult]],
+    found: Mapping[StreamId, Sequence[tuple[Path | None, ...]]],
     outcomes: Mapping[StreamId, Outcome],
 ) -> None:
     tasks: list[tuple[StreamId, CompleteTask]] = []
@@ -220,7 +268,7 @@ def _complete(
         for bucket, result in enumerate(folded[work.stream]):
             if result.staged.pending is None:
                 continue
-            picked = (rewrite.picked[bucket] for rewrite in rewritten[work.stream])
+            picked = (paths[bucket] for paths in found[work.stream])
             task = CompleteTask(
                 target=work.target,
                 pending=result.staged.pending,
@@ -237,6 +285,32 @@ def _complete(
         outcomes[stream].unresolved += completed.dead_letters.rows if completed.dead_letters else 0
 
 
+def _settle(spark: SparkSession, works: Sequence[StreamWork], outcomes: Mapping[StreamId, Outcome]) -> None:
+    """Streams with dead letters learn which of them a later change has made history."""
+    tasks: list[tuple[StreamId, SettleTask]] = []
+    for work in works:
+        before = work.table.dead_letter_paths() if work.target.write == "upsert" else ()
+        directory = work.table.dead_letters_directory
+        written = tuple(directory / file.name for file in outcomes[work.stream].dead_letters)
+        if work.target.write == "append" or not work.changes or not (before or written):
+            continue
+        task = SettleTask(
+            target=work.target,
+            files=work.changes,
+            after=work.after,
+            to=work.to,
+            columns=work.columns,
+            truncates=work.truncates,
+            before=before,
+            written=written,
+            path=directory / new_file_name("settled"),
+        )
+        tasks.append((work.stream, task))
+    done = run_tasks(spark, settle_letters, [task for _, task in tasks], "settle dead letters")
+    for (stream, _), settled in zip(tasks, done, strict=True):
+        outcomes[stream].settled += _present(settled)
+
+
 def _may_hold(file: DataFile, results: Iterable[FoldResult]) -> bool:
     """Whether the file's key range overlaps that of any touched keys; unknown bounds overlap."""
     return any(_overlap(file, result.staged) for result in results if result.staged.keys is not None)
@@ -247,17 +321,6 @@ def _overlap(file: DataFile, touched: Staged) -> bool:
     if any(bound is None or type(bound) is not type(file.key_min) for bound in bounds):
         return True
     return file.key_min <= touched.key_max and touched.key_min <= file.key_max  # type: ignore[operator]
-
-
-def _balanced(items: Sequence[Item], count: int, weight: Callable[[Item], int]) -> list[list[Item]]:
-    """`items` in `count` shares of about equal weight, the heaviest first; order inside a share is kept."""
-    shares: list[list[int]] = [[] for _ in range(count)]
-    weights = [0] * count
-    for index in sorted(range(len(items)), key=lambda index: -weight(items[index])):
-        lightest = weights.index(min(weights))
-        shares[lightest].append(index)
-        weights[lightest] += weight(items[index])
-    return [[items[index] for index in sorted(share)] for share in shares if share]
 
 
 def _present(file: DataFile | None) -> list[DataFile]:

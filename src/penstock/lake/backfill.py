@@ -9,31 +9,41 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from penstock import failpoints
+from penstock.core.schema import TableSchema
+from penstock.core.selection import SelectionError
 from penstock.core.stream import StreamId
+from penstock.lake.joining import Joining
 from penstock.lake.lane_state import LaneState, LaneStream
 from penstock.lake.leaves import with_leaves
-from penstock.lake.load import Loader, StreamLoad, can_resume, columns_of, is_as_planned
+from penstock.lake.load import Loader, LoadOutcome, StreamLoad, can_resume, columns_of, is_as_planned
 from penstock.lake.load_progress import LoadProgress
-from penstock.ledger import two_phase
+from penstock.ledger import incremental, two_phase
 from penstock.ledger.load_record import LoadPoint, LoadRecord
 from penstock.ledger.recovery import recover_chunks
 from penstock.sources.postgres.catalog import discover
 from penstock.sources.postgres.chunks import ChunkMethod
-from penstock.sources.postgres.connection import connect
+from penstock.sources.postgres.connection import Connection, connect
 
 
 class Backfill:
     def __init__(self, lane: LaneState) -> None:
         self._lane = lane
+        self._joining = Joining(lane)
         self._swapped: set[StreamId] = set()
+        self._postponed = False
         self._recovered: set[StreamId] = set()  # their loads were complete before this run began
 
     def streams_to_load(self) -> list[StreamId]:
-        """Streams without a complete backfill, those whose table must be loaded again, and full refreshes."""
+        """Streams without a complete backfill, those whose table must be loaded again, and full refreshes.
+
+        Not those that are paused: their loads wait with them.
+        """
         return [stream for stream in self._lane.streams if self._needs_load(stream)]
 
     def _needs_load(self, stream: StreamId) -> bool:
         state = self._lane.ledger.document.stream(stream)
+        if self._lane.is_paused(stream):
+            return False
         if self._lane.streams[stream].mode == "full_refresh":
             return stream not in self._swapped
         return state is None or not state.has_completed_backfill or stream in self._lane.to_reload
@@ -41,6 +51,12 @@ class Backfill:
     def load(self, streams: Iterable[StreamId], point: LoadPoint) -> None:
         """Load these streams under one snapshot. Those that must be tried again stay in `streams_to_load`."""
         names = list(streams)
+        joining = [stream for stream in names if self._lane.streams[stream].mode == "strict_cdc"]
+        for stream in joining:
+            self._join(stream, point)
+        if joining == names:
+            return
+        names = [stream for stream in names if stream not in joining]
         with LoadProgress(self._lane.settings.url, self._lane.listener) as progress:
             loader = Loader(
                 self._lane.settings.url,
@@ -52,11 +68,31 @@ class Backfill:
                 self._lane.settings.server_version,
                 progress,
                 self._lane.settings.chunks_at_once,
+                self._lane.settings.origin,
+                self._lane.settings.rows_per_second,
+                self._lane.settings.snapshot_age_max_s,
             )
-            loads = [self._plan_load(loader, stream) for stream in names]
+            with loader.connect() as connection:
+                loads = [self._plan_load(loader, connection, stream) for stream in names]
             for load in loads:
                 self._lane.listener.stream_started(str(load.stream), "load", load.info.estimated_rows)
-            outcome = loader.run([load for load in loads if load.to_read])
+            self._complete([load for load in loads if not load.to_read], LoadOutcome({}, {}, frozenset()))
+            for stream in loader.run([load for load in loads if load.to_read], self._complete):
+                self._postpone(stream)
+
+    def _postpone(self, stream: StreamId) -> None:
+        """The rest of a load is read under another snapshot: it goes on like one that was cut short."""
+        self._lane.to_reload.discard(stream)
+        self._postponed = True
+        self._lane.listener.note(f"{stream}: its snapshot was held long enough; going on under a new one.")
+
+    def was_postponed(self) -> bool:
+        """Whether a load has chunks left only because its snapshot was let go, since this was last asked."""
+        postponed, self._postponed = self._postponed, False
+        return postponed
+
+    def _complete(self, loads: Sequence[StreamLoad], outcome: LoadOutcome) -> None:
+        """Show what is read to its end, whatever else is still being read."""
         altered = self._altered_since(loads)
         for load in loads:
             if load.stream in outcome.rewritten | altered:
@@ -72,21 +108,33 @@ class Backfill:
             self._swap(load.stream, load.record)
             self._lane.listener.stream_finished(str(load.stream), "load", totals.rows_loaded)
 
+    def _join(self, stream: StreamId, point: LoadPoint) -> None:
+        record = self._joining.begin(stream, point)
+        if record is not None:
+            self._lane.to_reload.discard(stream)
+            self._swap(stream, record)
+
     def _altered_since(self, loads: Sequence[StreamLoad]) -> set[StreamId]:
         """Tables whose columns changed while they were read: a name may have stood for another column."""
+        if not any(load.to_read for load in loads):
+            return set()
         with connect(self._lane.settings.url) as connection:
             present = {table.stream: table for table in discover(connection, [load.stream for load in loads])}
         return {
             load.stream
             for load in loads
             if load.to_read
-            and (
-                load.stream not in present
-                or columns_of(present[load.stream].schema) != columns_of(load.info.schema)
-            )
+            and (load.stream not in present or not self._has_columns(present[load.stream].schema, load))
         }
 
-    def _plan_load(self, loader: Loader, stream: StreamId) -> StreamLoad:
+    def _has_columns(self, present: TableSchema, load: StreamLoad) -> bool:
+        try:
+            part = self._lane.streams[load.stream].selection.of(present)
+        except SelectionError:
+            return False
+        return columns_of(part) == columns_of(load.info.schema)
+
+    def _plan_load(self, loader: Loader, connection: Connection, stream: StreamId) -> StreamLoad:
         configured = self._lane.streams[stream]
         configured.target().arrow_schema()  # a clash of names is said before anything is read
         going_on = self._go_on_with_load(loader, stream, configured)
@@ -95,12 +143,14 @@ class Backfill:
         if stream in self._lane.ledger.document.global_streams:
             self._lane.ledger.write(two_phase.leave_global(self._lane.ledger.document, stream))
         return loader.plan(
+            connection,
             configured.info,
             configured.mode,
             configured.target(),
             self._lane.table(stream),
             self._method(configured),
             self._lane.settings.rows_per_chunk,
+            loader.note(configured.info, configured.cursors()) if configured.cursor is not None else None,
         )
 
     def _go_on_with_load(self, loader: Loader, stream: StreamId, configured: LaneStream) -> StreamLoad | None:
@@ -109,7 +159,7 @@ class Backfill:
         state = self._lane.ledger.document.stream(stream)
         if record is None or state is None or not state.is_loading or state.load_id != record.load_id:
             return None
-        if stream in self._lane.to_reload:
+        if stream in self._lane.to_reload or not self._reads_by_same_cursor(stream, configured):
             return None
         target, table = configured.target(), self._lane.table(stream)
         recovery = recover_chunks(self._lane.ledger.document, stream, self._lane.is_thread_committed)
@@ -124,6 +174,10 @@ class Backfill:
         self._lane.listener.note(f"{stream}: the load starts again, because {reason}.")
         return None
 
+    def _reads_by_same_cursor(self, stream: StreamId, configured: LaneStream) -> bool:
+        names = None if configured.cursor is None else configured.cursor.names
+        return incremental.load_cursor_names(self._lane.ledger.document, stream) == names
+
     def _method(self, configured: LaneStream) -> ChunkMethod:
         return self._lane.settings.method if configured.info.schema.key else "ctid"
 
@@ -133,7 +187,9 @@ class Backfill:
         A resumed load mixes moments of the source: it is shown once the log has passed the newest of them.
         """
         failpoints.reach("load.before_swap")
-        follows = self._lane.streams[stream].mode != "full_refresh"
+        mode = self._lane.streams[stream].mode
+        follows = self._lane.streams[stream].reads_log
+        by_cursor = mode == "incremental"
         table = self._lane.table(stream)
         swapped = table.swap(
             record.load_id,
@@ -141,28 +197,36 @@ class Backfill:
             record.generation,
             record.oldest_point if follows else None,
             record.newest_point if follows else None,
-            keep_files=follows and self._keeps_history(stream, record),
+            keep_files=mode != "full_refresh" and self._keeps_history(stream, record),
+            cursor=incremental.noted_by_load(self._lane.ledger.document, stream) if by_cursor else None,
         )
         failpoints.reach("load.swapped")
         assert swapped.marker is not None
         document = two_phase.load_done(self._lane.ledger.document, stream, swapped.marker.to)
-        if follows:
+        if follows and not self._lane.beside_rounds:
             document = two_phase.join_global(document, stream)
-        self._lane.ledger.write(
-            with_leaves(document, self._lane.streams[stream].info) if follows else document
-        )
+        document = (incremental.load_moved if by_cursor else incremental.forget)(document, stream)
+        if mode != "full_refresh":
+            document = with_leaves(document, self._lane.streams[stream].info)
+        self._lane.ledger.write(document)
         if follows or stream not in self._recovered:
             self._swapped.add(stream)
+            self._lane.read_on.add(stream)
         self._recovered.discard(stream)
         failpoints.reach("load.done")
         self.forget_load(stream, record)
+        self._lane.being_loaded.discard(stream)
 
     def _keeps_history(self, stream: StreamId, record: LoadRecord) -> bool:
         """Whether a reload adds to an append table: its rows are history, and its columns are the same."""
         configured = self._lane.streams[stream]
         before = self._lane.table(stream).record()
-        if configured.write != "append" or stream in self._lane.to_replace or before is None:
+        state = self._lane.ledger.document.stream(stream)
+        replaces = stream in self._lane.to_replace or (state is not None and state.load_replaces)
+        if configured.write != "append" or replaces or before is None:
             return False
+        if configured.cursor is not None and state is not None and state.load_generation == state.generation:
+            return False  # to this state the table is new: its rows would be the same again
         return before.directory is not None and self._lane.has_layout(stream, record.schema)
 
     def forget_load(self, stream: StreamId, record: LoadRecord) -> None:

@@ -72,9 +72,6 @@ class Changes:
     def with_operations(self, op: Operations, op_index: Numbers) -> Changes:
         return replace(self, op=op, op_index=op_index)
 
-    def with_bad(self, bad: Flags) -> Changes:
-        return replace(self, bad=bad)
-
     @staticmethod
     def concatenate(parts: Sequence[Changes]) -> Changes | None:
         """The parts one after the other; None if there are none."""

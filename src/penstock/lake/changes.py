@@ -34,6 +34,11 @@ class ConformedChanges:
     def op(self) -> Operations:
         return _codes(self.log.column("_op"))
 
+    @property
+    def old_kind(self) -> Operations:
+        """What the source sent of the old row: n (nothing), k (the key), f (all of it)."""
+        return _codes(self.log.column("_old_kind"))
+
     def filter(self, keep: Flags) -> ConformedChanges:
         if keep.all():
             return self
@@ -59,6 +64,7 @@ class ConformedChanges:
 
 
 def conform(log: pa.Table, columns: Sequence[ColumnSource], schema: TableSchema) -> ConformedChanges:
+    """The table's columns, then those that only the stream's filter reads."""
     old = log.column("_old").combine_chunks()
     new_arrays, old_arrays = [], []
     for source in columns:
@@ -69,7 +75,7 @@ def conform(log: pa.Table, columns: Sequence[ColumnSource], schema: TableSchema)
         else:
             new_arrays.append(_filled(log, source.fill))
             old_arrays.append(pa.nulls(log.num_rows, pa.string()))
-    names = list(schema.names)
+    names = [column.name for column in (*schema.columns, *schema.hidden)]
     renamed = {source.from_name: source.name for source in columns if source.from_name is not None}
     return ConformedChanges(
         pa.table(new_arrays, names=names), pa.table(old_arrays, names=names), log, renamed

@@ -8,15 +8,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 from pyarrow import feather
 
 from penstock.core.position import Lsn
 from penstock.destinations.base import DataFile
+from penstock.lake.dead_letters import DEAD_LETTERS, letters
 from penstock.lake.fold import Completed, complete
 from penstock.lake.output import OutputFile
 from penstock.lake.pending import Pending
+from penstock.lake.printing import print_values
 from penstock.lake.target import Target
+
+#: Why a row was left incomplete, after the column's name.
+_NOWHERE = "was not sent again by the source (unchanged TOAST), and neither the log nor the table has it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,31 +46,26 @@ def complete_rows(task: CompleteTask) -> CompleteResult:
     schema = target.arrow_schema()
     picked = [feather.read_table(path) for path in task.picked]
     rows = pa.concat_tables(picked) if picked else schema.empty_table()
-    dead_letters = OutputFile(task.dead_letter_path, target.dead_letter_schema())
+    dead_letters = OutputFile(task.dead_letter_path, DEAD_LETTERS)
     with OutputFile(task.path, schema, target.key[0]) as output, dead_letters:
         completed = complete(Pending.read(task.pending), rows)
         output.write_table(completed.rows)
-        dead_letters.write_batch(_unresolved_letters(completed, task))
+        if completed.unresolved.num_rows:
+            dead_letters.write_batch(_unresolved_letters(completed, task))
     return CompleteResult(output.data_file, dead_letters.data_file)
 
 
 def _unresolved_letters(completed: Completed, task: CompleteTask) -> pa.RecordBatch:
-    rows = completed.unresolved
+    rows, target = completed.unresolved, task.target
     count = rows.num_rows
-    arrays = [_as_text(rows.column(name)) for name in task.target.names]
-    arrays += [
+    missing = [set(names) for names in rows.column("_missing").to_pylist()]
+    names = [name for name in target.schema.names if any(target.name(name) in each for each in missing)]
+    masks = np.array([[target.name(name) in each for each in missing] for name in names], np.bool_)
+    marks = [
         pa.repeat(pa.scalar("u"), count),
         pa.repeat(pa.scalar(int(task.position), pa.int64()), count),
         pa.repeat(pa.scalar(0, pa.int64()), count),
-        rows.column("_missing").combine_chunks(),
+        pa.nulls(count, pa.timestamp("us", "UTC")),
     ]
-    return pa.RecordBatch.from_arrays(arrays, schema=task.target.dead_letter_schema())
-
-
-def _as_text(column: pa.ChunkedArray) -> pa.Array:
-    flat = column.combine_chunks()
-    if pa.types.is_binary(flat.type):
-        return pa.array(
-            [None if value is None else f"\\x{value.hex()}" for value in flat.to_pylist()], pa.string()
-        )
-    return flat.cast(pa.string())
+    texts = [print_values(rows.column(target.name(name))) for name in target.schema.names]
+    return letters(texts, target, marks, masks.reshape(len(names), count), dict.fromkeys(names, _NOWHERE))

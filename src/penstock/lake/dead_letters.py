@@ -1,19 +1,54 @@
 """Rows that hold a value their table cannot: kept in the source's own words, never dropped in silence.
 
-A row goes here whole, every column as text, with the names of the columns that did not fit, and is
-committed together with the batch it came in. The pipeline goes on; `penstock status` shows the count.
+A row goes here whole, every column as text, with what did not fit and why, and is committed together with
+the batch it came in, so it is here once whatever crashes. The pipeline goes on; `penstock status` counts.
 An upsert table does not show an older version of such a row instead: the row is gone until one fits.
+
+All dead letters of all streams have the same columns (`DEAD_LETTERS`), so that no change of a source's
+columns changes theirs. Where they stand in the log is their offset (`_tx`, `_op_index`); that of a row that
+was loaded is 0, and of a row for which a value was nowhere to be found the end of its batch.
+
+A letter is *open* while it is the newest version of its key. A change that comes after it settles it, and
+is written down by key and offset (`settle_task`), so that open letters can be told from the files here alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
-from penstock.lake.change_set import Flags
+from penstock.destinations.base import SETTLED
+from penstock.lake.change_set import Flags, Numbers
+from penstock.lake.keys import KeySet
 from penstock.lake.target import Target
+from penstock.sources.postgres.type_table import why_unfit
+
+_TIMESTAMP = pa.timestamp("us", "UTC")
+_ENTRY = pa.struct([pa.field("column", pa.string()), pa.field("value", pa.string())])
+_MARKS = ("_op", "_tx", "_op_index", "_commit_ts")
+
+#: `_row` holds the source's columns with their text; `_key` the key's text, in the order of the key.
+DEAD_LETTERS = pa.schema(
+    [
+        pa.field("_op", pa.string()),
+        pa.field("_tx", pa.int64()),
+        pa.field("_op_index", pa.int64()),
+        pa.field("_commit_ts", _TIMESTAMP),
+        pa.field("_dead_at", _TIMESTAMP),
+        pa.field("_bad_columns", pa.list_(pa.string())),
+        pa.field("_reason", pa.string()),
+        pa.field("_key", pa.list_(pa.string())),
+        pa.field("_row", pa.list_(_ENTRY)),
+    ]
+)
+#: Keys that are no longer dead letters, and the change that made them so.
+SETTLED_KEYS = pa.schema([DEAD_LETTERS.field(name) for name in ("_op", "_tx", "_op_index", "_key")])
 
 
 def any_bad(bad: Mapping[str, Flags]) -> Flags:
@@ -32,20 +67,139 @@ def dead_letter_rows(
     target: Target,
     marks: Mapping[str, pa.Array] | None = None,
 ) -> pa.RecordBatch:
-    """The bad rows of `text` (the source's columns); `marks` has `_op`, `_tx`, `_op_index` of changes."""
+    """The bad rows of `text` (the source's columns); `marks` are the log's columns of changes."""
     rows = pa.array(np.flatnonzero(any_bad(bad)))
-    names = np.array(list(bad))
-    masks = np.stack([bad[name] for name in names])[:, rows.to_numpy()]
-    arrays = [_flat(text.column(index).take(rows)) for index in range(len(target.schema.columns))]
+    columns = [_flat(text.column(index).take(rows)) for index in range(len(target.schema.columns))]
+    reasons = {name: why_unfit(target.schema.column(name)) for name in bad}
+    masks = np.stack([mask[rows.to_numpy()] for mask in bad.values()])
     if marks is None:
-        arrays += [
-            pa.repeat(pa.scalar("r"), len(rows)),
-            *[pa.repeat(pa.scalar(0, pa.int64()), len(rows))] * 2,
-        ]
+        zeros = pa.repeat(pa.scalar(0, pa.int64()), len(rows))
+        taken = [pa.repeat(pa.scalar("r"), len(rows)), zeros, zeros, pa.nulls(len(rows), _TIMESTAMP)]
     else:
-        arrays += [_flat(marks[name].take(rows)) for name in ("_op", "_tx", "_op_index")]
-    arrays.append(pa.array([names[mask].tolist() for mask in masks.T], pa.list_(pa.string())))
-    return pa.RecordBatch.from_arrays(arrays, schema=target.dead_letter_schema())
+        taken = [_flat(marks[name].take(rows)) for name in _MARKS]
+    return letters(columns, target, taken, masks, reasons)
+
+
+def letters(
+    columns: Sequence[pa.Array],
+    target: Target,
+    marks: Sequence[pa.Array],
+    masks: Flags,
+    reasons: Mapping[str, str],
+) -> pa.RecordBatch:
+    """Rows of text as dead letters; `masks` tells for each column of `reasons` in which rows it is unfit."""
+    rows = masks.shape[1]
+    # Few combinations of columns are unfit together, however many rows are.
+    patterns, pattern_of = np.unique(masks, axis=1, return_inverse=True)
+    unfit = [[name for name, hit in zip(reasons, pattern, strict=True) if hit] for pattern in patterns.T]
+    of_row = pa.array(pattern_of.reshape(-1))
+    said = ["; ".join(f"{name} {reasons[name]}" for name in names) for names in unfit]
+    key = [columns[target.schema.names.index(name)] for name in target.schema.key]
+    arrays = [
+        *marks,
+        pa.repeat(pa.scalar(datetime.now(UTC), _TIMESTAMP), rows),
+        pa.array(unfit, pa.list_(pa.string())).take(of_row),
+        pa.array(said, pa.string()).take(of_row),
+        key_lists(key, rows),
+        _entries(target.schema.names, columns, rows),
+    ]
+    cast = [array.cast(field.type) for array, field in zip(arrays, DEAD_LETTERS, strict=True)]
+    return pa.RecordBatch.from_arrays(cast, schema=DEAD_LETTERS)
+
+
+def key_lists(key: Sequence[pa.Array], rows: int) -> pa.ListArray:
+    """The columns of a key, row by row."""
+    return pa.ListArray.from_arrays(_offsets(rows, len(key)), _row_by_row(key, rows))
+
+
+def key_columns(lists: pa.Array, width: int) -> pa.Table:
+    """The inverse of `key_lists`; keys of another width become null, which matches nothing."""
+    fits = pc.equal(pc.list_value_length(lists), width)
+    whole = pc.if_else(fits, lists, pa.scalar([None] * width, lists.type))
+    return pa.table([pc.list_element(whole, index) for index in range(width)], names=key_names(width))
+
+
+def key_names(width: int) -> list[str]:
+    return [str(index) for index in range(width)]
+
+
+def _entries(names: Sequence[str], columns: Sequence[pa.Array], rows: int) -> pa.ListArray:
+    repeated = pa.array(names, pa.string()).take(pa.array(np.tile(np.arange(len(names)), rows)))
+    entries = pa.StructArray.from_arrays([repeated, _row_by_row(columns, rows)], fields=list(_ENTRY))
+    return pa.ListArray.from_arrays(_offsets(rows, len(names)), entries)
+
+
+def _row_by_row(columns: Sequence[pa.Array], rows: int) -> pa.Array:
+    if not columns:
+        return pa.array([], pa.string())
+    index = (np.arange(len(columns))[None, :] * rows + np.arange(rows)[:, None]).reshape(-1)
+    return pa.concat_arrays([column.cast(pa.string()) for column in columns]).take(pa.array(index))
+
+
+def _offsets(rows: int, width: int) -> pa.Array:
+    return pa.array(np.arange(rows + 1, dtype=np.int32) * width)
+
+
+def read_dead_letters(paths: Sequence[Path], columns: Sequence[str] | None = None) -> pa.Table:
+    """The letters in these files, in their order; files of settled keys are passed over."""
+    names = list(columns or DEAD_LETTERS.names)
+    schema = pa.schema([DEAD_LETTERS.field(name) for name in names])
+    tables = [_read(path, schema) for path in paths if not is_settled(path)]
+    return pa.concat_tables(tables) if tables else schema.empty_table()
+
+
+def open_letters(paths: Sequence[Path], width: int) -> pa.Table:
+    """The letters that are the newest version of their key: `_key`, `_tx`, `_op_index` of each.
+
+    `width` is that of the key. A letter without a key of that width is left out: nothing can settle it.
+    """
+    names = list(SETTLED_KEYS.names)[1:]
+    parts = [_read(path, pa.schema([SETTLED_KEYS.field(name) for name in names])) for path in paths]
+    if not parts or not width:
+        return pa.table({name: pa.array([], SETTLED_KEYS.field(name).type) for name in names})
+    settles = np.concatenate(
+        [np.full(part.num_rows, is_settled(path)) for path, part in zip(paths, parts, strict=True)]
+    )
+    whole = pa.concat_tables(parts).combine_chunks()
+    newest = newest_of_each(
+        KeySet(keys := key_columns(_flat(whole.column("_key")), width)).index(keys),
+        whole.column("_tx").to_numpy(),
+        whole.column("_op_index").to_numpy(),
+    )
+    return whole.take(pa.array(newest[~settles[newest]]))
+
+
+def newest_of_each(number: Numbers, tx: Numbers, op_index: Numbers) -> Numbers:
+    """Positions of the row with the greatest offset for each number, the later one of two; -1 has none."""
+    order = np.lexsort((np.arange(number.size), op_index, tx, number))
+    ordered = number[order]
+    last = np.append(ordered[1:] != ordered[:-1], True) if ordered.size else np.empty(0, np.bool_)
+    return order[last & (ordered >= 0)]
+
+
+def is_settled(path: Path) -> bool:
+    return path.name.startswith(SETTLED)
+
+
+def _read(path: Path, schema: pa.Schema) -> pa.Table:
+    with pq.ParquetFile(path) as file:
+        if "_key" in file.schema_arrow.names:
+            return file.read(columns=schema.names).select(schema.names).cast(schema)
+        return _of_first_format(file.read()).select(schema.names)
+
+
+def _of_first_format(table: pa.Table) -> pa.Table:
+    """Files of version 0.1 had a column of text for each of the source's, and no reason and no key."""
+    names = [name for name in table.column_names if name not in (*_MARKS, "_bad_columns")]
+    rows = table.num_rows
+    columns: dict[str, pa.Array] = {
+        **{name: _flat(table.column(name)) for name in ("_op", "_tx", "_op_index", "_bad_columns")},
+        "_key": pa.nulls(rows, pa.list_(pa.string())),
+        "_row": _entries(names, [_flat(table.column(name)) for name in names], rows),
+    }
+    return pa.table(
+        [columns.get(each.name, pa.nulls(rows, each.type)) for each in DEAD_LETTERS], DEAD_LETTERS
+    )
 
 
 def _flat(array: pa.Array | pa.ChunkedArray) -> pa.Array:

@@ -16,7 +16,7 @@ when the change was read, where a rename and a drop with an addition look alike,
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from penstock.core.schema import SourceColumn, TableSchema
@@ -41,14 +41,34 @@ class ColumnSource:
 
 @dataclass(frozen=True, slots=True)
 class Evolution:
-    """`rewrite`: existing rows change shape by `columns`. `resync`, `unsure`: `reason` says why."""
+    """`rewrite`: existing rows change shape by `columns`. `resync`, `unsure`: `reason` says why.
+
+    `hidden` are the columns that only the stream's filter reads: the log has them, the table does not.
+    """
 
     kind: Kind
     columns: tuple[ColumnSource, ...]
     reason: str = ""
+    hidden: tuple[ColumnSource, ...] = ()
 
 
 def plan_evolution(old: TableSchema, new: TableSchema) -> Evolution:
+    """A hidden column that changed its values is as good as one of the table: rows went in or out with it."""
+    if not old.hidden and not new.hidden:
+        return _plan(old, new)
+    whole = _plan(_with_hidden(old), _with_hidden(new))
+    held = len(new.columns)
+    columns, hidden = whole.columns[:held], whole.columns[held:]
+    same = [source.from_name for source in columns] == list(old.names) == list(new.names)
+    kind: Kind = "same" if whole.kind == "rewrite" and same else whole.kind
+    return Evolution(kind, columns, whole.reason, hidden)
+
+
+def _with_hidden(schema: TableSchema) -> TableSchema:
+    return replace(schema, columns=(*schema.columns, *schema.hidden), hidden=())
+
+
+def _plan(old: TableSchema, new: TableSchema) -> Evolution:
     if old.relation_oid and new.relation_oid and old.relation_oid != new.relation_oid:
         return Evolution("resync", (), "the table was dropped and created anew")
     if any(column.attribute_number == 0 for column in (*old.columns, *new.columns)):
@@ -132,7 +152,8 @@ def _was_altered(before: SourceColumn, now: SourceColumn) -> bool:
 
 def keeps_values(before: SourceColumn, now: SourceColumn) -> bool:
     """Whether a change of type leaves every value, its text and its Arrow type as they are."""
-    if arrow_type(before) != arrow_type(now):
+    # By their own types: what a pipeline has a column held as stays the same when its source changes.
+    if arrow_type(replace(before, held_as="")) != arrow_type(replace(now, held_as="")):
         return False
     if before.type_name != now.type_name:
         # varchar(n) → varchar or text, text → varchar: the same bytes under another name.

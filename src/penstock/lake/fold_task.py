@@ -24,10 +24,12 @@ from penstock.destinations.parquet_files import key_bound
 from penstock.lake.buckets import WHOLE, Bucket, IndivisibleError, Membership
 from penstock.lake.change_set import DELETE, INSERT, UPDATE, Changes, Flags
 from penstock.lake.changes import ConformedChanges, conform, in_log_order
-from penstock.lake.dead_letters import any_bad, dead_letter_rows
+from penstock.lake.dead_letters import DEAD_LETTERS, any_bad, dead_letter_rows
 from penstock.lake.evolve import ColumnSource
+from penstock.lake.filtering import only_inside
 from penstock.lake.fold import Pending, append_rows, fold
 from penstock.lake.output import OutputFile
+from penstock.lake.session import of_this_attempt
 from penstock.lake.skip import SkipRule
 from penstock.lake.target import Target
 from penstock.log.reader import LogFile, read_rows
@@ -86,7 +88,7 @@ def _fold_changes(task: FoldTask) -> FoldResult:
     target = task.target
     key = target.key[0] if target.key else None
     output = OutputFile(task.path, target.arrow_schema(), key)
-    dead_letters = OutputFile(task.dead_letter_path, target.dead_letter_schema())
+    dead_letters = OutputFile(task.dead_letter_path, DEAD_LETTERS)
     operations: dict[str, int] = {}
     staged, truncated = Staged(), False
     with output, dead_letters:
@@ -95,13 +97,13 @@ def _fold_changes(task: FoldTask) -> FoldResult:
             for part in parts:
                 output.write_table(append_rows(part, target.key))
         elif stands_alone(target, task.files, task.skip):
-            staged = _stage(task, _take_inserts(task, parts, output), None)
+            staged = stage(task.staging, _take_inserts(task, parts, output), None)
         else:
             changes = in_log_order(list(parts))
             if changes is not None:
                 folded = fold(changes, target.key, target.schema.deferrable_key)
                 output.write_table(folded.rows)
-                staged, truncated = _stage(task, folded.keys, folded.pending), folded.truncated
+                staged, truncated = stage(task.staging, folded.keys, folded.pending), folded.truncated
     return FoldResult(output.data_file, dead_letters.data_file, staged, truncated, operations)
 
 
@@ -119,7 +121,9 @@ def _read_changes(task: FoldTask, dead_letters: OutputFile, operations: dict[str
     """The range's changes in order, typed, without those that are in the load already."""
     for file in task.files:
         for table in read_rows([file], task.after, task.to, share=task.share):
-            conformed = conform(table, task.columns[file.schema_id], task.target.schema)
+            conformed = _selected(
+                conform(table, task.columns[file.schema_id], task.target.schema), task.target
+            )
             here = task.bucket.membership(conformed.text, conformed.old, task.target.schema.key, conformed.op)
             changes = _typed(conformed.filter(here.any), here, task, dead_letters)
             left = _whole_truncates(changes, task.truncates)
@@ -131,6 +135,12 @@ def _read_changes(task: FoldTask, dead_letters: OutputFile, operations: dict[str
                 operations[chr(operation)] = operations.get(chr(operation), 0) + int(count)
             if len(changes):
                 yield changes
+
+
+def _selected(changes: ConformedChanges, target: Target) -> ConformedChanges:
+    if target.condition is None:
+        return changes
+    return only_inside(changes, target.condition, target.schema.key, str(target.schema.stream))
 
 
 def _whole_truncates(changes: Changes, truncates: Sequence[tuple[int, int]]) -> Flags:
@@ -158,7 +168,8 @@ def _typed(
         letters = {name: mask & unfit for name, mask in bad.items()}
         if unfit.any():
             marks = {
-                name: conformed.log.column(name).combine_chunks() for name in ("_op", "_tx", "_op_index")
+                name: conformed.log.column(name).combine_chunks()
+                for name in ("_op", "_tx", "_op_index", "_commit_ts")
             }
             dead_letters.write_batch(dead_letter_rows(conformed.text, letters, task.target, marks))
         changes, fits = _without_unfit_rows(changes, unfit, task.target)
@@ -207,14 +218,16 @@ def _without_unfit_rows(changes: Changes, unfit: Flags, target: Target) -> tuple
     return replace(changes, op=op, old_key=old_key), held | ~unfit
 
 
-def _stage(task: FoldTask, keys: pa.Table, pending: Pending | None) -> Staged:
+def stage(prefix: Path, keys: pa.Table, pending: Pending | None = None) -> Staged:
+    """Write down what the next stages need to know."""
     if keys.num_rows == 0 and pending is None:
         return Staged()
-    key_path = task.staging.with_suffix(".keys.arrow")
+    staging = of_this_attempt(prefix)
+    key_path = staging.with_suffix(".keys.arrow")
     feather.write_feather(keys, str(key_path), compression="uncompressed")
     pending_path = None
     if pending is not None:
-        pending_path = task.staging.with_suffix(".pending.arrow")
+        pending_path = staging.with_suffix(".pending.arrow")
         pending.write(pending_path)
     bounds = pc.min_max(keys.column(0)) if keys.num_rows else {"min": pa.scalar(None), "max": pa.scalar(None)}
     return Staged(key_path, pending_path, _bound(bounds["min"]), _bound(bounds["max"]))

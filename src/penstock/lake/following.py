@@ -10,22 +10,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from penstock import failpoints
-from penstock.core.errors import StateError
+from penstock.core.errors import StaleLookupError, StateError
 from penstock.core.position import Lsn
 from penstock.core.stream import StreamId
+from penstock.core.where import WhereError
 from penstock.destinations.base import Marker
-from penstock.lake.apply import Outcome, StreamWork, apply
+from penstock.lake.apply import Outcome, StreamWork, apply, fold, merge
 from penstock.lake.backfill import Backfill
+from penstock.lake.column_ids import evolved_columns
+from penstock.lake.fold_task import FoldResult
 from penstock.lake.lane_state import LaneState
 from penstock.lake.load import owns_keys
 from penstock.lake.skip import skip_rule
-from penstock.lake.work import MustReload, plan_schema
+from penstock.lake.work import MustReload, plan_schema, unfit_default, words_of
 from penstock.ledger import two_phase
 from penstock.ledger.threads import cdc_thread_id
 from penstock.log.reader import LogRange
 
 ROUND_BYTES_MAX = 256 * 1024 * 1024
 EARLY_ROUND_BYTES = 16 * 1024 * 1024
+LOOKUPS_MAX = 5  # while somebody else changes the table's files
 
 
 class Following:
@@ -39,10 +43,14 @@ class Following:
             self._global_round(end)
         for stream in self._lane.streams:
             state = self._lane.ledger.document.stream(stream)
+            if stream in self._lane.being_loaded or (state is not None and state.paused is not None):
+                continue
             if state is not None and state.cdc_from is not None and state.has_completed_backfill:
                 for end in self._batches(state.cdc_from, to):
                     if not self._stream_round(stream, end):
                         break
+                if self._lane.is_paused(stream):
+                    continue
                 self._lane.ledger.write(two_phase.join_global(self._lane.ledger.document, stream))
             record = self._lane.records.load(stream)
             if record is not None and state is not None and state.has_completed_backfill:
@@ -86,7 +94,8 @@ class Following:
         assert start is not None
         changed = set(self._lane.log.streams_with_changes(start, to))
         for stream in sorted(changed & set(self._lane.ledger.document.global_streams)):
-            if not self._can_go_on(stream, start, to):
+            goes_on = self._can_go_on(stream, start, to)
+            if not goes_on and stream in self._lane.ledger.document.global_streams:
                 self._lane.ledger.write(two_phase.leave_global(self._lane.ledger.document, stream))
         streams = sorted(changed & set(self._lane.ledger.document.global_streams))
         failpoints.reach("cdc.preparing")
@@ -97,7 +106,7 @@ class Following:
     def finish_global_round(self, streams: Sequence[StreamId], start: Lsn, to: Lsn) -> None:
         for work, outcome in self._apply([self._work(stream, start, to) for stream in streams]):
             failpoints.reach("cdc.written")
-            if self._is_gap_in_resumed_load(work, outcome):
+            if self._lacks_values(work, outcome):
                 continue
             self._commit(work, outcome)
             failpoints.reach("cdc.committed")
@@ -123,7 +132,7 @@ class Following:
         has_changes = bool(self._lane.log.files(stream, start, to).files)
         if has_changes:
             [(work, outcome)] = self._apply([self._work(stream, start, to)])
-            if self._is_gap_in_resumed_load(work, outcome):
+            if self._lacks_values(work, outcome):
                 return
             self._commit(work, outcome)
         self._lane.ledger.write(
@@ -133,9 +142,18 @@ class Following:
     def _can_go_on(self, stream: StreamId, start: Lsn, to: Lsn) -> bool:
         """Whether the table can take the range; if not, the stream is set aside with its reason."""
         plan = self._plan_work(stream, start, to)
+        change = self._schema_change(stream, plan)
+        if change is not None and not self._lane.may_follow(stream, change):
+            return False
         if isinstance(plan, MustReload):
             self._lane.reload(stream, plan.reason)
         return isinstance(plan, StreamWork)
+
+    def _schema_change(self, stream: StreamId, plan: StreamWork | MustReload) -> str | None:
+        if isinstance(plan, MustReload):
+            return plan.reason if plan.by_schema else None
+        record = self._lane.table(stream).record()
+        return None if plan.rewrite is None or record is None else words_of(record.schema, plan.rewrite)
 
     def _work(self, stream: StreamId, start: Lsn, to: Lsn) -> StreamWork:
         work = self._plan_work(stream, start, to)
@@ -149,24 +167,36 @@ class Following:
         assert record is not None, "only a loaded table follows the log"
         assert record.marker is not None, "only a loaded table follows the log"
         changes = self._lane.log.files(stream, start, to)
-        plan = plan_schema(record.schema, changes.files, self._lane.log.schema)
+        part = self._lane.streams[stream].selection
+        plan = plan_schema(
+            record.schema, changes.files, lambda schema_id: part.of(self._lane.log.schema(schema_id))
+        )
         if isinstance(plan, MustReload):
             return plan
         if truncated_in_part(changes) and self._lane.streams[stream].write == "upsert":
-            return MustReload("a single partition was truncated")
+            return MustReload("a single partition was truncated", by_schema=False)
+        try:
+            target = self._lane.streams[stream].target(plan.schema)
+        except WhereError:
+            return MustReload("columns of its filter had other types")
+        target = target.with_ids_of(evolved_columns(record, target, plan.rewrite))
+        unfit = unfit_default(plan, target.schema) if target.write == "upsert" else None
+        if unfit is not None:
+            return MustReload(f"rows read column {unfit} as a default that its type cannot hold")
         load = self._lane.records.load(stream)
         skip = None
         if load is not None and len(load.points) > 1 and owns_keys(load):
             skip = skip_rule(load, self._lane.streams[stream].target())
             if changes.truncates and start < load.newest_point:
-                return MustReload("the table was truncated while it was being loaded")
+                return MustReload("the table was truncated while it was being loaded", by_schema=False)
         if truncated_in_part(changes):
             self._lane.reload(stream, "a single partition was truncated")
         return StreamWork(
             stream=stream,
             table=table,
-            target=self._lane.streams[stream].target(plan.schema),
-            files=record.files,
+            target=target,
+            files=table.files(record),
+            read_from=record.snapshot_id,
             changes=changes.files,
             truncates=changes.truncates,
             after=start,
@@ -183,36 +213,67 @@ class Following:
             self._lane.listener.stream_started(
                 str(work.stream), "apply", sum(file.rows for file in work.changes)
             )
-        outcomes = apply(self._lane.spark(), works)
+        spark = self._lane.spark()
+        # In one pool jobs wait for each other; a round must not wait for the chunks of a load.
+        spark.sparkContext.setLocalProperty("spark.scheduler.pool", "rounds")
+        outcomes = merge(spark, works, lambda staging: self._told(works, fold(spark, works, staging)))
         for stream, outcome in outcomes.items():
             self._lane.totals[stream].add(outcome)
             self._lane.listener.stream_finished(str(stream), "apply", sum(outcome.operations.values()))
         return [(work, outcomes[work.stream]) for work in works]
 
-    def _is_gap_in_resumed_load(self, work: StreamWork, outcome: Outcome) -> bool:
-        """Whether a row that was read by neither part of a resumed load lacks values: then load again.
+    def _told(
+        self, works: Sequence[StreamWork], folded: dict[StreamId, list[FoldResult]]
+    ) -> dict[StreamId, list[FoldResult]]:
+        """What was folded, once the listener knows; finding and replacing rows of the tables comes after."""
+        for work in works:
+            rows = sum(sum(result.operations.values()) for result in folded[work.stream])
+            size = sum(file.bytes for file in work.changes)
+            self._lane.listener.progressed(str(work.stream), "apply", rows, size)
+        return folded
+
+    def _lacks_values(self, work: StreamWork, outcome: Outcome) -> bool:
+        """Whether a row that the table does not have lacks values: then load again.
 
         Between two reads by pages a row may move to a page that was read before. Its change is in the log,
-        but large values that did not change are not. Nobody has seen the table yet.
+        but large values that did not change are not. Nobody has seen the table yet. A row that an update
+        brings into the stream's filter was not in the table either.
         """
-        if not outcome.unresolved or self._lane.records.load(work.stream) is None:
+        resumed = self._lane.records.load(work.stream) is not None
+        if not outcome.unresolved or not (resumed or work.target.condition is not None):
             return False
+        if self._lane.streams[work.stream].mode == "strict_cdc":
+            return False  # rows that the table never had are what it expects
         self._lane.ledger.write(two_phase.set_aside(self._lane.ledger.document, work.stream))
-        self._lane.reload(work.stream, "rows with large values moved while its load was cut short")
+        reason = "rows with large values moved while its load was cut short"
+        if not resumed:
+            reason = "rows came into its filter and the log lacks large values of theirs"
+        self._lane.reload(work.stream, reason)
         return True
 
     def _commit(self, work: StreamWork, outcome: Outcome) -> None:
         state = self._lane.ledger.document.stream(work.stream)
         assert state is not None
         assert state.generation is not None
-        work.table.commit_changes(
-            expected_to=state.committed_to,
-            marker=self._marker(work.stream, state.generation, work.after, work.to),
-            schema=work.target.schema,
-            added=outcome.added,
-            removed=sorted(outcome.removed),
-            dead_letter_files=outcome.dead_letters,
-        )
+        for turn in range(1, LOOKUPS_MAX + 1):
+            try:
+                work.table.commit_changes(
+                    expected_to=state.committed_to,
+                    marker=self._marker(work.stream, state.generation, work.after, work.to),
+                    schema=work.target.schema,
+                    added=outcome.added,
+                    removed=sorted(outcome.removed),
+                    dead_letter_files=[*outcome.dead_letters, *outcome.settled],
+                    deletes=outcome.deletes,
+                    columns=work.target.arrow_schema(),
+                    read_from=work.read_from,
+                )
+                return
+            except StaleLookupError:
+                if turn == LOOKUPS_MAX:
+                    raise
+            work = self._work(work.stream, work.after, work.to)
+            outcome = apply(self._lane.spark(), [work])[work.stream]
 
     def _marker(self, stream: StreamId, generation: str, start: Lsn, to: Lsn) -> Marker:
         thread_id = cdc_thread_id(stream, generation, start)

@@ -104,7 +104,7 @@ class _ColumnCodes:
     def __init__(self, values: pa.Array) -> None:
         assert values.null_count == 0, "a key has no nulls"
         self._type = values.type
-        words = _words(values)
+        words = words_of(values)
         self._words = None if words is None else _WordCodes(words)
         self.codes: Words
         self.count: int
@@ -123,7 +123,7 @@ class _ColumnCodes:
             found = pc.index_in(values, value_set=self._values, skip_nulls=True)
             numbers: Words = found.fill_null(NOT_FOUND).to_numpy().astype(np.int64)
             return numbers
-        words = _words(values)
+        words = words_of(values)
         assert words is not None
         codes = self._words.find(words)
         if values.null_count:
@@ -158,7 +158,7 @@ class _WordCodes:
         return _find(words, self._hashed, self._slots, self._shift)
 
 
-def _words(values: pa.Array) -> Words | None:
+def words_of(values: pa.Array) -> Words | None:
     """The values as 64-bit words, equal where the values are (anything where null); None: they are longer."""
     kind = values.type
     if pa.types.is_floating(kind):

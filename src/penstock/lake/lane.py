@@ -7,7 +7,8 @@ believes about a table it has asked the destination.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from pyspark.sql import SparkSession
 
@@ -18,8 +19,11 @@ from penstock.destinations.base import Destination
 from penstock.lake.backfill import Backfill
 from penstock.lake.evolve import plan_evolution
 from penstock.lake.following import Following
+from penstock.lake.increment_recovery import IncrementRecovery
+from penstock.lake.increments import Increments
 from penstock.lake.lane_state import LaneSettings, LaneState, LaneStream, StreamTotals
-from penstock.ledger import two_phase
+from penstock.lake.rebuild import rebuild_state
+from penstock.ledger import pausing, two_phase
 from penstock.ledger.ledger import Ledger
 from penstock.ledger.load_record import LoadPoint, LoadRecords
 from penstock.ledger.recovery import recover_round, recover_stream_round
@@ -43,6 +47,8 @@ class LakeLane:
         self._lane = LaneState(settings, by_name, ledger, records, log, destination, spark, listener, totals)
         self._backfill = Backfill(self._lane)
         self._following = Following(self._lane, self._backfill)
+        self._increments = Increments(self._lane)
+        self._increment_recovery = IncrementRecovery(self._lane)
 
     @property
     def streams(self) -> Mapping[StreamId, LaneStream]:
@@ -56,9 +62,27 @@ class LakeLane:
         """The same streams, with their tables as the catalog has them now."""
         self._lane.use_tables(streams)
 
-    def reload(self, stream: StreamId, reason: str, *, replace: bool = False) -> None:
-        """Have a stream loaded again in this run; with `replace` also the history of an append table."""
-        self._lane.reload(stream, reason, replace=replace)
+    def reload(self, stream: StreamId, reason: str) -> None:
+        """Have a stream loaded again in this run; an append table keeps its history besides."""
+        self._lane.reload(stream, reason)
+
+    def follow_source(self, stream: StreamId, change: str) -> None:
+        """The source's table is another now: load it again, unless the stream is not to follow that."""
+        if self._lane.may_follow(stream, change):
+            self._lane.reload(stream, change)
+
+    def carried_out(self) -> None:
+        """What somebody accepted by resuming a stream has been followed."""
+        self._lane.ledger.write(pausing.carried_out(self._lane.ledger.document))
+
+    def resync(self, stream: StreamId) -> None:
+        """Have a stream loaded anew because somebody asked for it; nothing of its table is kept."""
+        self._lane.resync(stream)
+
+    def has_begun(self, stream: StreamId) -> bool:
+        """Whether the log was followed for this stream before, or is to be from a load's point on."""
+        state = self._lane.ledger.document.stream(stream)
+        return state is not None and state.chunks is not None
 
     def streams_to_load(self) -> list[StreamId]:
         return self._backfill.streams_to_load()
@@ -66,6 +90,47 @@ class LakeLane:
     def load(self, streams: Iterable[StreamId], point: LoadPoint) -> None:
         """Load these streams under one snapshot. Those that must be tried again stay in `streams_to_load`."""
         self._backfill.load(streams, point)
+
+    def was_postponed(self) -> bool:
+        """Whether a load has chunks left only because its snapshot was let go, since this was last asked."""
+        return self._backfill.was_postponed()
+
+    def others_follow(self, loading: Sequence[StreamId]) -> bool:
+        """Whether there are streams that follow the log and are not among these."""
+        return any(
+            self._lane.streams[state.stream].reads_log
+            and state.has_completed_backfill
+            and state.paused is None
+            and state.stream not in loading
+            for state in self._lane.ledger.document.stream_states
+            if state.stream in self._lane.streams
+        )
+
+    @contextmanager
+    def beside_rounds(self, loading: Sequence[StreamId], point: Lsn | None) -> Iterator[None]:
+        """While these streams are loaded by another thread, rounds leave them alone.
+
+        They leave the global position here, between rounds, and come back to it by a round of their own: so
+        no round is prepared with a stream that comes or goes meanwhile.
+        """
+        for stream in loading:
+            if stream in self._lane.ledger.document.global_streams:
+                self._lane.ledger.write(two_phase.leave_global(self._lane.ledger.document, stream))
+        self._lane.being_loaded |= set(loading)
+        self._lane.beside_rounds, self._lane.held_from = True, point
+        try:
+            yield
+        finally:
+            self._lane.being_loaded.clear()
+            self._lane.beside_rounds, self._lane.held_from = False, None
+
+    def streams_to_advance(self) -> list[StreamId]:
+        """Incremental streams that are loaded and were not read on in this run."""
+        return self._increments.streams_to_advance()
+
+    def advance(self, streams: Sequence[StreamId], point: LoadPoint) -> None:
+        """Read these streams on to one snapshot. Those that must be tried again stay to be advanced."""
+        self._increments.advance(streams, point)
 
     def follow(self, to: Lsn) -> None:
         """Apply the log up to `to` to every stream that is loaded; those that cannot go on are set aside."""
@@ -83,12 +148,17 @@ class LakeLane:
         """Up to where neither log nor source is needed by this lane."""
         document = self._lane.ledger.document
         loading = {state.stream for state in document.stream_states if state.is_loading}
-        return two_phase.flushed_position(document, self._lane.records.open_points(loading))
+        held = [self._lane.held_from] if self._lane.held_from is not None else []
+        return two_phase.flushed_position(document, [*held, *self._lane.records.open_points(loading)])
 
     def sweep(self, grace_s: float) -> None:
         """Remove versions that no reader can still be reading, and files that belong to none."""
         for stream in self._lane.streams:
             self._lane.table(stream).sweep(grace_s)
+
+    def rebuild(self, slot_position: Lsn) -> None:
+        """Make the state anew from the tables' markers if there is none; the log begins at the slot."""
+        rebuild_state(self._lane, self._lane.settings.origin, slot_position)
 
     def recover(self) -> None:
         """Settle what an earlier run left open: roll forward what the destination has, repeat the rest."""
@@ -116,31 +186,52 @@ class LakeLane:
                 assert own.to is not None
                 self._following.finish_stream_round(stream, own.start, own.to)
         self._forget_removed_streams()
+        self._lane.ledger.write(pausing.stand_aside(self._lane.ledger.document))
+        self._increment_recovery.recover()
         for stream, configured in self._lane.streams.items():
+            self._recall_decisions(stream)
             self._adopt_position(stream)
             self._reload_if_replaced(stream, configured)
 
+    def _recall_decisions(self, stream: StreamId) -> None:
+        """What an earlier run decided about a stream and could not carry out."""
+        state = self._lane.ledger.document.stream(stream)
+        if state is not None and state.reload is not None:
+            self._lane.reload(stream, state.reload.reason, replace=state.reload.replace, asked=True)
+        if state is not None and state.paused is not None:
+            self._lane.listener.note(f"{stream} is paused since {state.paused.since}; its changes are kept.")
+
     def _adopt_position(self, stream: StreamId) -> None:
-        """A table that is ahead of the state, with no round open, tells that the state was put back."""
+        """The table knows best where it is, when no round is open.
+
+        Ahead of the state: the state was put back. Behind it: somebody rolled the table back, and what was
+        taken from it is written again, from the log if that still has it.
+        """
         state = self._lane.ledger.document.stream(stream)
         record = self._lane.table(stream).record()
         marker = record.marker if record is not None else None
         if state is None or state.committed_to is None or marker is None or marker.to is None:
             return
-        if marker.generation == state.generation and marker.to > state.committed_to:
-            self._lane.listener.note(f"{stream}: the table is ahead of the state; going on from {marker.to}.")
-            self._lane.ledger.write(two_phase.adopt(self._lane.ledger.document, stream, marker.to))
+        if marker.generation != state.generation or marker.to == state.committed_to:
+            return
+        begins = self._lane.log.start()
+        if marker.to < state.committed_to and (begins is None or begins > marker.to):
+            self._lane.reload(stream, "the table was rolled back to before the change log begins")
+            return
+        side = "ahead of the state" if marker.to > state.committed_to else "rolled back"
+        self._lane.listener.note(f"{stream}: the table is {side}; going on from {marker.to}.")
+        self._lane.ledger.write(two_phase.adopt(self._lane.ledger.document, stream, marker.to))
 
     def _reload_if_replaced(self, stream: StreamId, configured: LaneStream) -> None:
         """Rows may have been replaced without a single event: the catalog tells, the log may not for long."""
         state = self._lane.ledger.document.stream(stream)
         record = self._lane.table(stream).record()
         follows = state is not None and state.has_completed_backfill and configured.mode != "full_refresh"
-        if not follows or record is None or stream in self._lane.to_reload:
+        if not follows or record is None or stream in self._lane.to_reload or self._lane.is_paused(stream):
             return
         evolution = plan_evolution(record.schema, configured.info.schema)
         if evolution.kind in ("resync", "unsure"):
-            self._lane.reload(stream, evolution.reason)
+            self.follow_source(stream, evolution.reason)
 
     def _reload_changed_layouts(self) -> None:
         """A table that is configured otherwise than it was written cannot go on as it is."""
@@ -150,11 +241,22 @@ class LakeLane:
                 continue
             if state.sync_mode == "full_refresh":
                 self._lane.reload(stream, "its changes are to be followed from now on", replace=True)
+            elif state.sync_mode == "strict_cdc" and configured.mode == "cdc":
+                self._lane.reload(stream, "it is to hold all rows from now on")
+            elif state.sync_mode != configured.mode and "incremental" in (state.sync_mode, configured.mode):
+                self._set_aside(stream)
+                self._lane.reload(stream, "it is to be read in another way from now on", replace=True)
             elif not self._lane.has_layout(stream):
-                self._lane.ledger.write(two_phase.set_aside(self._lane.ledger.document, stream))
+                self._set_aside(stream)
                 self._lane.reload(
-                    stream, "`write` or `rename` is not what the table was written with", replace=True
+                    stream, "its settings are not what the table was written with", replace=True
                 )
+
+    def _set_aside(self, stream: StreamId) -> None:
+        document = self._lane.ledger.document
+        state = document.stream(stream)
+        if stream in document.global_streams or (state is not None and state.cdc_from is not None):
+            self._lane.ledger.write(two_phase.set_aside(document, stream))
 
     def _forget_removed_streams(self) -> None:
         document = self._lane.ledger.document

@@ -8,23 +8,33 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Literal
 
 import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
+from penstock.core.errors import ConfigError, SourceError
 from penstock.core.position import Lsn
 from penstock.core.report import ProgressListener
 from penstock.core.schema import TableSchema
+from penstock.core.selection import WHOLE_TABLE, Selection
 from penstock.core.stream import StreamId
+from penstock.core.where import WhereError
 from penstock.destinations.base import Destination, DestinationTable, WriteMode
 from penstock.lake.apply import Outcome
 from penstock.lake.target import Target
+from penstock.ledger import pausing
 from penstock.ledger.ledger import Ledger
 from penstock.ledger.load_record import LoadRecords
 from penstock.ledger.state import SyncMode
 from penstock.log.reader import ChangeLog
-from penstock.sources.postgres.catalog import TableInfo
+from penstock.sources.postgres.catalog import TableInfo, discover
 from penstock.sources.postgres.chunks import ChunkMethod
+from penstock.sources.postgres.connection import connect
+from penstock.sources.postgres.cursor import Cursor, CursorChoice
+
+SchemaChangePolicy = Literal["evolve", "pause", "fail"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +46,23 @@ class LaneStream:
     write: WriteMode
     rename: Mapping[str, str]
     full_identity: bool = False
+    types: Mapping[str, str] = field(default_factory=dict)
+    selection: Selection = WHOLE_TABLE  # `info` has the schema of that part
+    cursor: CursorChoice | None = None  # of an incremental stream
+    on_schema_change: SchemaChangePolicy = "evolve"
+
+    @property
+    def reads_log(self) -> bool:
+        return self.mode in ("cdc", "strict_cdc")
 
     def target(self, schema: TableSchema | None = None) -> Target:
-        return Target(schema or self.info.schema, self.write, self.rename)
+        """`schema`: of the part of the table that the stream holds, in another version."""
+        held = (schema or self.info.schema).held_as(self.types)
+        condition = self.selection.condition if schema is None else self.selection.condition_on(schema)
+        return Target(held, self.write, self.rename, condition)
+
+    def cursors(self) -> tuple[Cursor, ...]:
+        return self.cursor.cursors(self.info.schema) if self.cursor is not None else ()
 
 
 @dataclass(slots=True)
@@ -63,6 +87,9 @@ class LaneSettings:
     method: ChunkMethod
     rows_per_chunk: int
     chunks_at_once: int | None
+    origin: str  # the source and the slot, for the generations of loads
+    rows_per_second: int | None = None
+    snapshot_age_max_s: float | None = None
 
 
 @dataclass(slots=True)
@@ -78,6 +105,11 @@ class LaneState:
     totals: dict[StreamId, StreamTotals] = field(default_factory=dict)
     to_reload: set[StreamId] = field(default_factory=set)
     to_replace: set[StreamId] = field(default_factory=set)
+    read_on: set[StreamId] = field(default_factory=set)  # read up to a snapshot of this run
+    #: Loads run beside rounds: a stream is in the hands of one or the other, never of both.
+    being_loaded: set[StreamId] = field(default_factory=set)
+    beside_rounds: bool = False
+    held_from: Lsn | None = None  # the log is needed from here on by loads that the state may not name yet
 
     def use_tables(self, streams: Sequence[LaneStream]) -> None:
         """The same streams, with their tables as the catalog has them now."""
@@ -85,16 +117,74 @@ class LaneState:
             stream.info.stream: stream for stream in streams if stream.info.stream in self.streams
         }
 
-    def reload(self, stream: StreamId, reason: str, *, replace: bool = False) -> None:
+    def reload(self, stream: StreamId, reason: str, *, replace: bool = False, asked: bool = False) -> None:
         """Have a stream loaded again in this run.
 
         An append table keeps its history and gets the loaded rows besides, unless it is to be replaced.
+        The decision is durable: what led to it may never be seen again. A paused stream waits with it.
         """
+        if self.streams[stream].mode == "strict_cdc" and not asked:
+            # Its rows are nowhere but in its table: beginning anew would lose them.
+            self.pause(stream, f"it cannot go on ({reason}); `penstock resync` begins it anew, empty")
+            return
         if replace:
             self.to_replace.add(stream)
+        self.ledger.write(pausing.to_be_loaded(self.ledger.document, stream, reason, replace=replace))
         if stream not in self.to_reload:
             self.to_reload.add(stream)
-            self.listener.note(f"{stream} is loaded again: {reason}.")
+            when = "will be loaded again when it is resumed" if self.is_paused(stream) else "is loaded again"
+            self.listener.note(f"{stream} {when}: {reason}.")
+
+    def resync(self, stream: StreamId) -> None:
+        """Have a stream loaded anew because somebody asked for it; one that was paused goes on with that."""
+        self.ledger.write(pausing.resumed(self.ledger.document, stream))
+        self.reload(stream, "it was asked for", replace=True, asked=True)
+
+    def may_follow(self, stream: StreamId, change: str) -> bool:
+        """Whether a stream may follow a change of its source's table; if not, it is paused or an error.
+
+        One that is loaded again in any case takes the table as it is; so does one that was resumed, if the
+        table is still what it was when the stream was paused.
+        """
+        policy = self.streams[stream].on_schema_change
+        if policy == "evolve" or stream in self.to_reload:
+            return True
+        if policy == "fail":
+            raise SourceError(
+                f"The table changed at the source: {change}.",
+                stream=str(stream),
+                remedy="Set `on_schema_change: evolve` for this stream to let its table follow, or run "
+                f"`penstock resync {stream}` to load it as it is now.",
+            )
+        columns = self._columns_at_source(stream)
+        state = self.ledger.document.stream(stream)
+        if state is not None and columns == state.accepted_columns:
+            return True
+        self.pause(stream, f"{change}, and `on_schema_change` is `pause`", columns)
+        return False
+
+    def _columns_at_source(self, stream: StreamId) -> str:
+        """A fingerprint of the table as it is now: what the catalog said before may be what has changed."""
+        with connect(self.settings.url) as connection:
+            found = discover(connection, [stream])
+        return found[0].schema.shape if found else ""
+
+    def pause(self, stream: StreamId, reason: str, columns: str = "") -> None:
+        """Let a stream stand still from here on, until somebody resumes it; the others go on."""
+        if self.is_paused(stream):
+            return
+        since = datetime.now(UTC).isoformat(timespec="seconds")
+        mode = self.streams[stream].mode
+        self.ledger.write(
+            pausing.paused(
+                self.ledger.document, stream, since=since, reason=reason, sync_mode=mode, columns=columns
+            )
+        )
+        self.listener.note(f"{stream} is paused: {reason}. `penstock resume {stream}` lets it go on.")
+
+    def is_paused(self, stream: StreamId) -> bool:
+        state = self.ledger.document.stream(stream)
+        return state is not None and state.paused is not None
 
     def table(self, stream: StreamId) -> DestinationTable:
         return self.destination.table(stream)
@@ -106,8 +196,14 @@ class LaneState:
         """Whether the table's columns are those that the stream's settings ask for."""
         table = self.table(stream)
         record = table.record()
-        if record is None or not record.files:
+        if record is None or (record.columns is None and not record.files):
             return False
-        written: list[str] = pq.read_schema(table.path(record.files[0])).names
-        configured = self.streams[stream].target(schema or record.schema)
-        return written == list(configured.arrow_schema().names)
+        if not self.streams[stream].selection.is_of(schema or record.schema):
+            return False
+        held = record.columns
+        written = held if held is not None else pq.read_schema(table.path(record.files[0]))
+        try:
+            configured = self.streams[stream].target(schema or record.schema).arrow_schema()
+        except (ConfigError, WhereError):
+            return False  # the settings fit the table as it is at the source now, and not as it was written
+        return bool(written.names == configured.names and written.types == configured.types)

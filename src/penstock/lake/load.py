@@ -5,6 +5,13 @@ consistent point P, so the load holds exactly the transactions that committed be
 applied from P on. Chunks commit invisibly (thread ids `stream + load id + bounds`), several per commit;
 one swap publishes them. Until then readers see the old table.
 
+Writers never wait, and what they do around P cannot be torn. The slot's creation waits for every transaction
+that runs when it begins, so each is wholly before P or wholly after it. A commit that stands in the log while
+no snapshot shows it yet (it waits for a synchronous standby) still counts as running: P comes after it, and
+the snapshot shows it. A transaction that is open while chunks are read commits after P: no chunk shows it,
+however late that chunk is read, and the log brings it once. A row that moves between chunks meanwhile moves
+in a version that the snapshot does not see.
+
 A load that was cut short goes on under a new snapshot with a later point P', if that is exact:
 
 - *key ranges*: a key stays in its range, so each chunk is right as of its own point, and changes below the
@@ -14,15 +21,17 @@ A load that was cut short goes on under a new snapshot with a later point P', if
   for each key that changed. If a row that was not read lacks a value in the log as well (unchanged TOAST),
   that shows when it is applied, before anyone sees the table, and the load starts again;
 - *ctid ranges, append*: applying again would double; the load starts again;
-- *no log* (`full_refresh`): nothing would repair rows that moved; the load starts again.
+- *no log* (`full_refresh`, `incremental`): nothing would repair rows that moved; the load starts again.
 
-A resumed table mixes two moments until the log has passed P', so it is shown to readers after that.
+A resumed table mixes two moments until the log has passed P', so it is shown to readers after that. A load
+whose snapshot has been held for `snapshot_age_max` goes on in the same way, in the same sync.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -33,23 +42,29 @@ from penstock import failpoints
 from penstock.core.position import Lsn
 from penstock.core.schema import TableSchema
 from penstock.core.stream import StreamId
-from penstock.destinations.base import DestinationTable
+from penstock.destinations.base import DestinationTable, TableRecord
 from penstock.destinations.parquet_files import new_file_name
 from penstock.lake.load_progress import LoadProgress
-from penstock.lake.load_task import LoadResult, LoadTask, load_chunk
+from penstock.lake.load_task import LoadResult, LoadTask, load_chunk, take_over_snapshot
+from penstock.lake.pace import share
 from penstock.lake.session import run_tasks
 from penstock.lake.target import Target
-from penstock.ledger import two_phase
+from penstock.ledger import incremental, two_phase
 from penstock.ledger.ledger import Ledger
 from penstock.ledger.load_record import LoadChunk, LoadPoint, LoadRecord, LoadRecords
 from penstock.ledger.state import Chunk, ChunkBound, SyncMode
 from penstock.ledger.threads import chunk_thread_id, new_generation, new_load_id
 from penstock.sources.postgres.catalog import TableInfo
 from penstock.sources.postgres.chunks import ChunkMethod, PlannedChunk, plan_chunks
-from penstock.sources.postgres.connection import connect, connection_string, load_connection_settings
-from penstock.sources.postgres.types import arrow_type
+from penstock.sources.postgres.connection import Connection, connect, load_connection_settings
+from penstock.sources.postgres.cursor import Cursor
+from penstock.sources.postgres.cursor_windows import Noted, note
+from penstock.sources.postgres.types import arrow_type, cast_text
 
 CHUNKS_PER_COMMIT_MAX = 16
+#: So many tables of one small chunk count as one chunk: each costs its commit and little else.
+SMALL_TABLES_PER_CHUNK = 16
+SMALL_TABLE_BYTES_MAX = 4 * 1024 * 1024
 JOBS_AT_ONCE = 2  # while one job's last tasks finish, the next one's use the free cores
 
 
@@ -64,6 +79,7 @@ class StreamLoad:
     info: TableInfo
     record: LoadRecord
     to_read: tuple[LoadChunk, ...]
+    noted: Noted | None = None  # of a table that is read by a cursor: how far it is read
 
     def state_chunk(self, chunk: LoadChunk) -> Chunk:
         leaf = chunk.leaf if chunk.leaf != str(self.stream) else None
@@ -80,6 +96,9 @@ class LoadOutcome:
     rewritten: frozenset[StreamId]  # the source rewrote the table meanwhile: the load must start again
 
 
+OnRead = Callable[[Sequence[StreamLoad], LoadOutcome], None]
+
+
 class Loader:
     """Plans loads and runs them. One instance serves one snapshot."""
 
@@ -94,6 +113,9 @@ class Loader:
         server_version: int,
         progress: LoadProgress,
         at_once: int | None,
+        origin: str = "",
+        rows_per_second: int | None = None,
+        snapshot_age_max_s: float | None = None,
     ) -> None:
         self._url = url
         self._spark = spark
@@ -104,50 +126,55 @@ class Loader:
         self._settings = load_connection_settings(server_version)
         self._progress = progress
         self._at_once = at_once
+        self._origin = origin
+        self._rows_per_second = share(rows_per_second, at_once or spark.sparkContext.defaultParallelism)
+        self._let_go_at = None if snapshot_age_max_s is None else time.monotonic() + snapshot_age_max_s
         self._lock = threading.Lock()
+
+    def connect(self) -> Connection:
+        """A connection for `plan`."""
+        return connect(self._url, application_name="penstock plan", settings=self._settings)
+
+    def note(self, info: TableInfo, cursors: Sequence[Cursor]) -> Noted:
+        """How far a table is to be read by its cursors: to the greatest values of this loader's snapshot."""
+        with self.connect() as connection:
+            take_over_snapshot(connection, self._point.snapshot)
+            return note(connection, info, cursors, {})
 
     def plan(
         self,
+        connection: Connection,
         info: TableInfo,
         sync_mode: SyncMode,
         target: Target,
         table: DestinationTable,
         method: ChunkMethod,
         rows: int,
+        noted: Noted | None = None,
     ) -> StreamLoad:
-        """A new load: record durable, then the destination, then the state."""
-        with connect(self._url, application_name="penstock plan", settings=self._settings) as connection:
-            planned = plan_chunks(connection, info, method, rows_per_chunk=rows)
+        """A new load: its record is durable, then the destination knows it; `run` writes the state."""
+        planned = plan_chunks(connection, info, method, rows_per_chunk=rows)
         nodes = {str(leaf.stream): leaf.filenode for leaf in info.leaves}
         record = LoadRecord(
             load_id=new_load_id(),
-            generation=new_generation(),
+            generation=new_generation(self._origin),
             stream=info.stream,
             method=method,
             key_column=info.schema.key[0] if method == "key" else None,
-            schema=info.schema,
+            schema=target.schema,
             settings=settings_of(sync_mode, target),
             points=(self._point,),
             # The file nodes that the settled catalog had, not those found while planning: in between the
             # table may have been rewritten, and the snapshot would show it empty.
             chunks=tuple(LoadChunk(each.leaf, each.min, each.max, nodes[each.leaf]) for each in planned),
         )
-        load = StreamLoad(info.stream, sync_mode, target, table, info, record, record.chunks)
         self._records.save(record)
         failpoints.reach("load.recorded")
-        table.begin_load(record.load_id, self._epoch, info.schema, target.write)
-        self._ledger.write(
-            two_phase.plan_load(
-                self._ledger.document,
-                info.stream,
-                sync_mode=sync_mode,
-                load_id=record.load_id,
-                generation=record.generation,
-                chunks=[load.state_chunk(chunk) for chunk in record.chunks],
-            )
+        begun = table.begin_load(
+            record.load_id, self._epoch, target.schema, target.write, target.arrow_schema()
         )
-        failpoints.reach("load.planned")
-        return load
+        target = as_begun(target, begun)
+        return StreamLoad(info.stream, sync_mode, target, table, info, record, record.chunks, noted)
 
     def resume(
         self,
@@ -162,36 +189,55 @@ class Loader:
         left = frozenset(record.chunk(chunk) for chunk in to_read)
         record = record.resumed(self._point, left)
         self._records.save(record)
+        target = as_begun(target, table.record())
         latest = len(record.points) - 1
         remaining = tuple(chunk for chunk in record.chunks if chunk.point == latest)
         return StreamLoad(info.stream, sync_mode, target, table, info, record, remaining)
 
-    def run(self, loads: Sequence[StreamLoad]) -> LoadOutcome:
-        """Read and commit every chunk; the swap is the caller's."""
+    def run(self, loads: Sequence[StreamLoad], on_read: OnRead) -> frozenset[StreamId]:
+        """Read and commit every chunk. `on_read` hears of each load when it is read to its end.
+
+        Once the snapshot is too old, no more chunks are begun of loads that can go on under another: those
+        come back. The first ones are read in any case, so that every snapshot brings a load further.
+        """
+        self._list_chunks(loads)
         rows = {load.stream: 0 for load in loads}
         dead_letters = {load.stream: 0 for load in loads}
+        left = {load.stream: len(load.to_read) for load in loads}
         rewritten: set[StreamId] = set()
+        postponed: set[StreamId] = set()
 
-        def run_group(group: Sequence[tuple[StreamLoad, LoadChunk]]) -> None:
+        def run_group(number: int, group: Sequence[tuple[StreamLoad, LoadChunk]]) -> None:
+            if number >= JOBS_AT_ONCE and self._may_wait(group):
+                postponed.update(load.stream for load, _ in group)
+                return
             results = self._read_group(group)
             with self._lock:
-                for load in {id(load): load for load, _ in group}.values():
-                    done = [
-                        (chunk, result)
-                        for (each, chunk), result in zip(group, results, strict=True)
-                        if each is load
-                    ]
+                by_load: dict[StreamId, tuple[StreamLoad, list[tuple[LoadChunk, LoadResult]]]] = {}
+                for (load, chunk), result in zip(group, results, strict=True):
+                    by_load.setdefault(load.stream, (load, []))[1].append((chunk, result))
+                document = self._ledger.document
+                for load, done in by_load.values():
                     if any(result.table_rewritten for _, result in done):
                         rewritten.add(load.stream)
                     if load.stream in rewritten:
                         continue
                     self._commit(load, done)
+                    chunks = [load.state_chunk(chunk) for chunk, _ in done]
+                    document = two_phase.chunks_committed(document, load.stream, chunks)
                     rows[load.stream] += sum(result.rows for _, result in done)
                     dead_letters[load.stream] += sum(r.dead_letters.rows for _, r in done if r.dead_letters)
                     self._progress.committed(load.stream, rows[load.stream])
+                self._ledger.write(document)
+                failpoints.reach("load.chunks_removed")
+                for load, done in by_load.values():
+                    left[load.stream] -= len(done)
+                whole = [load for load, _ in by_load.values() if not left[load.stream]]
+                if whole:
+                    on_read(whole, LoadOutcome(rows, dead_letters, frozenset(rewritten)))
 
         with ThreadPoolExecutor(1 if self._at_once else JOBS_AT_ONCE, "penstock-load") as pool:
-            futures = [pool.submit(run_group, group) for group in _groups(loads)]
+            futures = [pool.submit(run_group, *each) for each in enumerate(_groups(loads))]
             try:
                 for future in futures:
                     future.result()
@@ -199,7 +245,36 @@ class Loader:
                 pool.shutdown(wait=False, cancel_futures=True)
                 self._spark.sparkContext.cancelAllJobs()
                 raise
-        return LoadOutcome(rows, dead_letters, frozenset(rewritten))
+        return frozenset(postponed)
+
+    def _may_wait(self, group: Sequence[tuple[StreamLoad, LoadChunk]]) -> bool:
+        """Whether the snapshot has been held for long enough, and these chunks are as exact under another."""
+        if self._let_go_at is None or time.monotonic() < self._let_go_at:
+            return False
+        loads = {load.stream: load for load, _ in group}.values()
+        return all(can_resume(each.record, each.info, each.sync_mode, each.target) is None for each in loads)
+
+    def _list_chunks(self, loads: Sequence[StreamLoad]) -> None:
+        """New loads' chunks into the state, in one write: a write for each would rewrite all of them each."""
+        document = self._ledger.document
+        for load in loads:
+            state = document.stream(load.stream)
+            if state is None or state.load_id != load.record.load_id:
+                document = two_phase.plan_load(
+                    document,
+                    load.stream,
+                    sync_mode=load.sync_mode,
+                    load_id=load.record.load_id,
+                    generation=load.record.generation,
+                    chunks=[load.state_chunk(chunk) for chunk in load.record.chunks],
+                )
+                noted = load.noted
+                if noted is None:
+                    document = incremental.forget(document, load.stream)
+                else:
+                    document = incremental.note_load(document, load.stream, noted.names, noted.advanced)
+        self._ledger.write(document)
+        failpoints.reach("load.planned")
 
     def _read_group(self, group: Sequence[tuple[StreamLoad, LoadChunk]]) -> list[LoadResult]:
         with self._lock:
@@ -209,15 +284,17 @@ class Loader:
             self._ledger.write(document)
             failpoints.reach("load.preparing")
         tasks = [self._task(*each) for each in group]
-        results = run_tasks(self._spark, load_chunk, tasks, "load chunks", self._at_once)
+        sizes = [_bytes(load) // len(load.record.chunks) for load, _ in group]
+        results = run_tasks(self._spark, load_chunk, tasks, "load chunks", self._at_once, sizes)
         failpoints.reach("load.written")
         return results
 
     def _task(self, load: StreamLoad, chunk: LoadChunk) -> LoadTask:
         leaf = next(leaf for leaf in load.info.leaves if str(leaf.stream) == chunk.leaf)
-        name = self._progress.application_name(load.stream)
         return LoadTask(
-            connection=connection_string(self._url, application_name=name, settings=self._settings),
+            url=self._url,
+            application_name=self._progress.application_name(load.stream),
+            settings=self._settings,
             snapshot=self._point.snapshot,
             chunk=PlannedChunk(chunk.leaf, _bound(chunk.min), _bound(chunk.max), chunk.filenode, 0),
             leaf_oid=leaf.oid,
@@ -225,6 +302,8 @@ class Loader:
             target=load.target,
             path=load.table.files_directory / new_file_name("load"),
             dead_letter_path=load.table.dead_letters_directory / new_file_name("load"),
+            condition="" if load.noted is None else load.noted.condition().as_string(None),
+            rows_per_second=self._rows_per_second,
         )
 
     def _commit(self, load: StreamLoad, done: Sequence[tuple[LoadChunk, LoadResult]]) -> None:
@@ -236,28 +315,43 @@ class Loader:
             [result.dead_letters for _, result in done if result.dead_letters is not None],
         )
         failpoints.reach("load.committed")
-        chunks = [load.state_chunk(chunk) for chunk, _ in done]
-        self._ledger.write(two_phase.chunks_committed(self._ledger.document, load.stream, chunks))
-        failpoints.reach("load.chunks_removed")
 
 
 def _groups(loads: Sequence[StreamLoad]) -> list[list[tuple[StreamLoad, LoadChunk]]]:
     """Chunks of all streams in order, cut into commits; small tables share a Spark job."""
-    work = [(load, chunk) for load in loads for chunk in load.to_read]
-    return [
-        work[start : start + CHUNKS_PER_COMMIT_MAX] for start in range(0, len(work), CHUNKS_PER_COMMIT_MAX)
-    ]
+    groups: list[list[tuple[StreamLoad, LoadChunk]]] = []
+    room = 0
+    for load in loads:
+        size = 1 if _is_small(load) else SMALL_TABLES_PER_CHUNK
+        for chunk in load.to_read:
+            if room < size:
+                groups.append([])
+                room = CHUNKS_PER_COMMIT_MAX * SMALL_TABLES_PER_CHUNK
+            groups[-1].append((load, chunk))
+            room -= size
+    return groups
+
+
+def _is_small(load: StreamLoad) -> bool:
+    return len(load.record.chunks) == 1 and _bytes(load) <= SMALL_TABLE_BYTES_MAX
+
+
+def _bytes(load: StreamLoad) -> int:
+    return sum(leaf.bytes for leaf in load.info.leaves)
 
 
 def settings_of(sync_mode: SyncMode, target: Target) -> dict[str, str]:
     """What a load is written by, besides the table's schema."""
     rename = {f"rename {name}": renamed for name, renamed in target.rename.items()}
-    return {"mode": sync_mode, "write": target.write, **rename}
+    types = {f"type {each.name}": each.held_as for each in target.schema.columns if each.held_as}
+    chosen = {f"column {name}": "held" for name in target.schema.chosen}
+    where = {"where": target.schema.where} if target.schema.where else {}
+    return {"mode": sync_mode, "write": target.write, **rename, **types, **chosen, **where}
 
 
 def columns_of(schema: TableSchema) -> list[tuple[int, str]]:
-    """Which column each name stands for."""
-    return [(column.attribute_number, column.name) for column in schema.columns]
+    """Which column each name stands for, also those that only the filter reads."""
+    return [(column.attribute_number, column.name) for column in (*schema.columns, *schema.hidden)]
 
 
 def is_as_planned(record: LoadRecord, info: TableInfo, sync_mode: SyncMode, target: Target) -> bool:
@@ -273,10 +367,10 @@ def can_resume(record: LoadRecord, info: TableInfo, sync_mode: SyncMode, target:
     nodes = {str(leaf.stream): leaf.filenode for leaf in info.leaves}
     if any(nodes.get(chunk.leaf) != chunk.filenode for chunk in record.chunks):
         return "the table was rewritten or its partitions changed"
-    if record.schema.id != info.schema.id:
+    if record.schema.id != target.schema.id:
         return "the table's columns changed"
-    if sync_mode == "full_refresh":
-        return "its snapshot is gone, and a full refresh has no log to repair rows that moved"
+    if sync_mode in ("full_refresh", "incremental"):
+        return "its snapshot is gone, and this mode has no log to repair rows that moved"
     if owns_keys(record):
         return None
     if target.write == "append":
@@ -289,7 +383,15 @@ def owns_keys(record: LoadRecord) -> bool:
     if record.key_column is None or len({chunk.leaf for chunk in record.chunks}) > 1:
         return False
     column = record.schema.column(record.key_column)
+    bounds = pa.array([str(chunk.min) for chunk in record.chunks if chunk.min is not None], pa.string())
+    if cast_text(bounds, column).bad is not None:
+        return False  # an infinite bound has no place in the order of the values we hold
     return not pa.types.is_string(arrow_type(column)) or column.type_name == "uuid"
+
+
+def as_begun(target: Target, table: TableRecord | None) -> Target:
+    """The target with the ids that the load's columns were given when it began."""
+    return target if table is None or table.load is None else target.with_ids_of(table.load.columns)
 
 
 def _bound(bound: ChunkBound) -> str | None:

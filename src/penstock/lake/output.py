@@ -1,4 +1,4 @@
-"""A file that exists only if rows were written to it."""
+"""A file that exists only if rows were written to it, and that each attempt of a task writes anew."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from penstock.destinations.base import DataFile
 from penstock.destinations.parquet_files import DataFileWriter
+from penstock.lake.session import of_this_attempt
 
 
 class OutputFile(AbstractContextManager["OutputFile"]):
@@ -20,7 +21,7 @@ class OutputFile(AbstractContextManager["OutputFile"]):
     ) -> None:
         self.schema = schema
         self.data_file: DataFile | None = None
-        self._path = path
+        self._path = of_this_attempt(path)
         self._key = key
         self._writer: DataFileWriter | None = None
         if even_if_empty:

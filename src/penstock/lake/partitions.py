@@ -42,7 +42,9 @@ def reconcile_partitions(connection: Connection, ledger: Ledger, lane: LakeLane)
         if info.kind != "partitioned" or not follows:
             continue
         known = known_leaves(ledger.document, info)
-        if known is None or _is_whole(connection, lane, stream, known, info):
+        # Without its rows, a table has nothing of what came or went beside the log.
+        beside_the_log = configured.mode != "strict_cdc"
+        if known is None or not beside_the_log or _is_whole(connection, lane, stream, known, info):
             ledger.write(with_leaves(ledger.document, info))
 
 
@@ -54,9 +56,9 @@ def _is_whole(
     gone = sorted(name for name, mark in known.items() if marks.get(name) != mark)
     added = [leaf for leaf in info.leaves if str(leaf.stream) not in known]
     if gone:
-        lane.reload(stream, f"partitions were detached, dropped or made anew ({', '.join(gone)})")
+        lane.follow_source(stream, f"partitions were detached, dropped or made anew ({', '.join(gone)})")
     elif attached := _attached(connection, added):
-        lane.reload(stream, f"partitions were attached ({', '.join(attached)})")
+        lane.follow_source(stream, f"partitions were attached ({', '.join(attached)})")
     else:
         return True
     return False

@@ -6,6 +6,7 @@ key stays as it is. Rows that stage 1 left pending are picked up on the way, for
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from penstock.lake.fold_task import Staged
 from penstock.lake.keys import KeySet
 from penstock.lake.output import OutputFile
 from penstock.lake.pending import Pending
+from penstock.lake.session import of_this_attempt
 from penstock.lake.target import Target
 from penstock.sources.postgres.types import cast_text
 
@@ -47,7 +49,8 @@ def rewrite_files(task: RewriteTask) -> RewriteResult:
     """Stage 2, for a share of the table's files. Memory: one bucket's keys and one batch of rows."""
     replaced: dict[str, DataFile | None] = {}
     with ExitStack() as stack:
-        sinks = [stack.enter_context(_Picked(path, task.target.arrow_schema())) for path in task.picked]
+        paths = [of_this_attempt(path) for path in task.picked]
+        sinks = [stack.enter_context(PickedRows(path, task.target.arrow_schema())) for path in paths]
         for name, path, successor in task.files:
             file = stack.enter_context(pq.ParquetFile(path))
             hits = _hits(file, task)
@@ -57,11 +60,11 @@ def rewrite_files(task: RewriteTask) -> RewriteResult:
                 if staged.pending is not None:
                     _pick(file, Pending.read(staged.pending).lookup_keys, sink, task)
             replaced[name] = _rewrite(file, hits, successor, task)
-    picked = (path if sink.used else None for path, sink in zip(task.picked, sinks, strict=True))
+    picked = (path if sink.used else None for path, sink in zip(paths, sinks, strict=True))
     return RewriteResult(replaced, tuple(picked))
 
 
-class _Picked(AbstractContextManager["_Picked"]):
+class PickedRows(AbstractContextManager["PickedRows"]):
     """Rows on their way to stage 3, in a file that is made with the first of them."""
 
     def __init__(self, path: Path, schema: pa.Schema) -> None:
@@ -102,7 +105,7 @@ def _hits(file: pq.ParquetFile, task: RewriteTask) -> Flags:
     return hits
 
 
-def _pick(file: pq.ParquetFile, wanted: pa.Table, sink: _Picked, task: RewriteTask) -> None:
+def _pick(file: pq.ParquetFile, wanted: pa.Table, sink: PickedRows, task: RewriteTask) -> None:
     key = _file_key(task)
     keys = KeySet(wanted)
     for batch in file.iter_batches(ROWS_PER_READ):
@@ -113,16 +116,20 @@ def _pick(file: pq.ParquetFile, wanted: pa.Table, sink: _Picked, task: RewriteTa
 
 
 def _evolve(table: pa.Table, task: RewriteTask) -> pa.Table:
+    return evolved(table, task.target, task.columns)
+
+
+def evolved(table: pa.Table, target: Target, columns: Sequence[ColumnSource] | None) -> pa.Table:
     """Rows of an older schema in the columns of the present one."""
-    schema = task.target.arrow_schema()
-    if task.columns is None:
+    schema = target.arrow_schema()
+    if columns is None:
         return table.select(schema.names).cast(schema)
     arrays = []
-    for source, column in zip(task.columns, task.target.schema.columns, strict=True):
-        field = schema.field(task.target.name(column.name))
+    for source, column in zip(columns, target.schema.columns, strict=True):
+        field = schema.field(target.name(column.name))
         if source.from_name is not None:
-            arrays.append(table.column(task.target.name(source.from_name)).cast(field.type))
-        elif source.fill is not None and task.target.write == "upsert":
+            arrays.append(table.column(target.name(source.from_name)).cast(field.type))
+        elif source.fill is not None and target.write == "upsert":
             value = cast_text(pa.array([source.fill], pa.string()), column).values[0]
             arrays.append(pa.chunked_array([pa.repeat(value, table.num_rows)]))
         else:

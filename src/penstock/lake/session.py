@@ -1,16 +1,25 @@
 """The Spark session of the lake lane, and the way work runs on it.
 
-Work is a list of task descriptions; each becomes one Spark partition. `run_tasks` ships the
-descriptions with the function, so that **rows stay in Arrow inside the task, from the source to the
-file, and never pass the JVM**: what comes back is one small result per task. Spark may run a task
-twice; a task's files carry a fresh random name, only files in a returned result are ever committed,
-and the rest are swept.
+Work is a list of task descriptions. `run_tasks` ships the descriptions with the function, so that **rows
+stay in Arrow inside the task, from the source to the file, and never pass the JVM**: what comes back is one
+small result per task. Spark may run a task twice, also at the same time on two machines: the files of each
+attempt carry names of their own (`of_this_attempt`), only files in a returned result are ever committed, and
+the rest are swept.
+
+A Spark partition costs 0.15 CPU-seconds before its first row (PySpark reads the list of its own zip file
+again and collects garbage for each; `worker` spares that from the second on), so many tasks share few
+partitions, cut to equal weight.
+
+On a cluster the executors need the package and the paths of the pipeline file, nothing else: functions are
+sent by name, tasks by value, and settings that only make sense on this machine stay with the driver.
+`cluster` asks them at the start.
 
 A Penstock error raised in a task reaches the caller as itself; any other failure is a `SparkError`.
 """
 
 from __future__ import annotations
 
+import heapq
 import os
 import pickle
 import sys
@@ -20,13 +29,14 @@ from typing import TypeVar
 
 import pyarrow as pa
 from py4j.protocol import Py4JError
-from pyspark import SparkConf, SparkContext
+from pyspark import SparkConf, SparkContext, TaskContext
 from pyspark.errors import PySparkException
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
 from penstock.core.errors import PenstockError, SparkError
 from penstock.lake.java import ensure_java
+from penstock.lake.worker import leave_little_to_do
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -41,27 +51,51 @@ _DEFAULTS = {
     "spark.sql.shuffle.partitions": "4",
     "spark.sql.session.timeZone": "UTC",
     "spark.driver.memory": "1g",
-    "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile=file:{_LOGGING}",
 }
 _ON_ONE_MACHINE = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+_JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+_PYTHON = "spark.pyspark.python"
+
+#: More partitions than that for each core would cost more than they balance.
+PARTITIONS_PER_CORE_MAX = 4
 
 
 def spark_session(master: str, conf: Mapping[str, str], log_file: Path) -> SparkSession:
     """The session of this process, started if there is none (5–10 s). The JVM prints to `log_file`."""
     ensure_java()
-    # Without this, workers run whatever `python3` is first on the PATH.
-    os.environ["PYSPARK_PYTHON"] = sys.executable
+    # Without this, workers run whatever `python3` is first on the PATH. A cluster's machines may have theirs
+    # elsewhere than this one; PySpark takes the path from the environment alone.
+    os.environ["PYSPARK_PYTHON"] = conf.get(_PYTHON, sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    settings = {**_DEFAULTS, **(_ON_ONE_MACHINE if master.startswith("local") else {}), **conf}
     spark_conf = SparkConf(loadDefaults=False).setMaster(master).setAppName("penstock")
-    for name, value in settings.items():
+    for name, value in session_settings(master, conf).items():
         spark_conf.set(name, value)
     if SparkContext._gateway is None:
         log_file.parent.mkdir(parents=True, exist_ok=True)
         with open(log_file, "wb") as log:
             gateway = launch_gateway(spark_conf, {"stdout": log, "stderr": log})  # type: ignore[no-untyped-call]
         SparkContext._ensure_initialized(gateway=gateway, conf=spark_conf)
-    return SparkSession.builder.config(conf=spark_conf).getOrCreate()
+    session = SparkSession.builder.config(conf=spark_conf).getOrCreate()
+    _register_data_source(session)
+    return session
+
+
+def _register_data_source(session: SparkSession) -> None:
+    # Here, not above: executors import this module, and need none of it.
+    from penstock.lake.data_source import PenstockSource
+
+    session.dataSource.register(PenstockSource)
+
+
+def session_settings(master: str, conf: Mapping[str, str]) -> dict[str, str]:
+    """Our defaults under what the pipeline file says. The driver's Java gets our options besides its own."""
+    options = f"-Dlog4j2.configurationFile=file:{_LOGGING} {conf.get(_JAVA_OPTIONS, '')}".strip()
+    here = _ON_ONE_MACHINE if is_on_one_machine(master) else {}
+    return {**_DEFAULTS, **here, **conf, _JAVA_OPTIONS: options}
+
+
+def is_on_one_machine(master: str) -> bool:
+    return master == "local" or master.startswith(("local[", "local-cluster["))
 
 
 def run_tasks(
@@ -70,27 +104,27 @@ def run_tasks(
     tasks: Sequence[Task],
     description: str,
     at_once: int | None = None,
+    weights: Sequence[int] | None = None,
 ) -> list[Result]:
-    """Run `function` on each task, one Spark partition each; results in the order of `tasks`.
+    """Run `function` on each task; results in the order of `tasks`.
 
-    With `at_once` no more tasks than that run at a time, whatever the cluster has.
+    With `at_once` no more tasks than that run at a time, whatever the cluster has. `weights` says how much
+    work each task is beside the others; without them they count as equal.
     """
     if not tasks:
         return []
-    payloads = [pickle.dumps(task) for task in tasks]
+    count = at_once or PARTITIONS_PER_CORE_MAX * spark.sparkContext.defaultParallelism
+    shares = balanced(weights or [1] * len(tasks), min(len(tasks), count))
+    payloads = [[(index, pickle.dumps(tasks[index])) for index in share] for share in shares]
 
     def work(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            for index in batch.column(0).to_pylist():
-                yield pa.RecordBatch.from_pydict(
-                    {"task": [index], "result": [_run(function, payloads[index])]}
-                )
+            for share in batch.column(0).to_pylist():
+                for index, payload in payloads[share]:
+                    yield pa.RecordBatch.from_pydict({"task": [index], "result": [_run(function, payload)]})
 
-    count = len(tasks)
     spark.sparkContext.setLocalProperty("spark.job.description", description)
-    frame = spark.range(0, count, 1, min(count, at_once or count)).mapInArrow(
-        work, "task long, result binary"
-    )
+    frame = spark.range(0, len(shares), 1, len(shares)).mapInArrow(work, "task long, result binary")
     try:
         collected = frame.collect()
     except (PySparkException, Py4JError) as error:
@@ -107,6 +141,25 @@ def run_tasks(
     return results
 
 
+def balanced(weights: Sequence[int], count: int) -> list[list[int]]:
+    """The indices of `weights` in at most `count` shares of about equal weight: the heaviest goes first."""
+    shares: list[list[int]] = [[] for _ in range(count)]
+    loads = [(0, share) for share in range(count)]
+    for index in sorted(range(len(weights)), key=lambda index: -weights[index]):
+        load, share = heapq.heappop(loads)
+        shares[share].append(index)
+        heapq.heappush(loads, (load + max(1, weights[index]), share))
+    return [sorted(share) for share in shares if share]
+
+
+def of_this_attempt(path: Path) -> Path:
+    """`path` with a name that no other attempt of the same task uses; outside of a task, as it is."""
+    context = TaskContext.get()
+    if context is None:
+        return path
+    return path.with_name(f"{path.stem}-{context.taskAttemptId()}{path.suffix}")
+
+
 def _run(function: Callable[[Task], Result], payload: bytes) -> bytes:
     # A task has one core: threads of its own would only take turns with the other tasks'.
     pa.set_cpu_count(1)
@@ -115,3 +168,6 @@ def _run(function: Callable[[Task], Result], payload: bytes) -> bytes:
         return pickle.dumps(function(pickle.loads(payload)))
     except PenstockError as error:
         return pickle.dumps(error)
+    finally:
+        if TaskContext.get() is not None:
+            leave_little_to_do()

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
 from penstock.core.errors import ConfigError
 from penstock.core.schema import TableSchema
+from penstock.core.where import Condition
 from penstock.destinations.base import WriteMode
+from penstock.destinations.iceberg_schema import ids_of, with_field_ids
 from penstock.sources.postgres.types import arrow_type
 
 APPEND_FIELDS = (
@@ -34,6 +36,8 @@ class Target:
     schema: TableSchema
     write: WriteMode
     rename: Mapping[str, str] = field(default_factory=dict)
+    condition: Condition | None = None  # rows for which it is not true are not in the table
+    field_ids: Mapping[str, int] = field(default_factory=dict)  # of tables whose columns have ids
 
     def name(self, source_name: str) -> str:
         return self.rename.get(source_name, source_name)
@@ -69,17 +73,8 @@ class Target:
                 stream=str(self.schema.stream),
                 remedy=f"Add to the stream in penstock.yaml: rename: {{{doubled[0]}: another_name}}",
             )
-        return pa.schema(fields)
+        return with_field_ids(pa.schema(fields), self.field_ids) if self.field_ids else pa.schema(fields)
 
-    def dead_letter_schema(self) -> pa.Schema:
-        """Rows that hold a value the table cannot: every column as the source's text, and what is wrong."""
-        fields = [pa.field(self.name(name), pa.string()) for name in self.schema.names]
-        return pa.schema(
-            [
-                *fields,
-                pa.field("_op", pa.string()),
-                pa.field("_tx", pa.int64()),
-                pa.field("_op_index", pa.int64()),
-                pa.field("_bad_columns", pa.list_(pa.string())),
-            ]
-        )
+    def with_ids_of(self, columns: pa.Schema | None) -> Target:
+        """The same table, its columns under the ids that `columns` carry; as it is if there are none."""
+        return self if columns is None else replace(self, field_ids=ids_of(columns))

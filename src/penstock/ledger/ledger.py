@@ -1,7 +1,13 @@
-"""The state in use: one document, replaced only by durable ones."""
+"""The state in use: one document, replaced only by durable ones.
+
+Loads and rounds write it from their own threads; `rebase` says why neither undoes what the other wrote.
+"""
 
 from __future__ import annotations
 
+import threading
+
+from penstock.ledger.rebase import rebased
 from penstock.ledger.state import StateDocument
 from penstock.ledger.store import StateStore
 
@@ -12,8 +18,14 @@ class Ledger:
     def __init__(self, store: StateStore) -> None:
         self.store = store
         self.document = store.load() or StateDocument.new()
+        self._lock = threading.Lock()
 
     def write(self, document: StateDocument) -> None:
-        """Make `document` the state; a document that says nothing new costs nothing."""
-        if document != self.document or document.state_version is None:
-            self.document = self.store.save(document)
+        """Make `document` the state, or what it changed a part of it, if the state has moved on meanwhile.
+
+        A document that says nothing new costs nothing.
+        """
+        with self._lock:
+            document = rebased(document, self.document)
+            if document != self.document or document.state_version is None:
+                self.document = self.store.save(document).settled()

@@ -11,7 +11,6 @@ that hold for every document made here:
 
 from __future__ import annotations
 
-import copy
 import uuid
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -19,7 +18,7 @@ from typing import Any, Literal
 from penstock.core.errors import StateError
 from penstock.core.position import Lsn
 from penstock.core.stream import StreamId
-from penstock.ledger.state_json import check_layout
+from penstock.ledger.state_json import check_layout, copied
 
 FORMAT_VERSION = 1
 SYNC_MODES = ("full_refresh", "incremental", "cdc", "strict_cdc")
@@ -54,6 +53,22 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True)
+class Paused:
+    """A stream that stands still: since when (UTC, ISO 8601), and why ("": somebody asked for it)."""
+
+    since: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reload:
+    """A load that is decided and not planned yet."""
+
+    reason: str
+    replace: bool
+
+
+@dataclass(frozen=True, slots=True)
 class StreamState:
     """One stream's entry.
 
@@ -71,6 +86,10 @@ class StreamState:
     load_generation: str | None
     load_id: str | None
     committed_to: Lsn | None
+    paused: Paused | None = None
+    accepted_columns: str | None = None  # what its source's table may become without being asked about
+    reload: Reload | None = None
+    load_replaces: bool = False  # the load under way leaves nothing of the table there was
 
     @property
     def has_completed_backfill(self) -> bool:
@@ -84,12 +103,24 @@ class StreamState:
 class StateDocument:
     """A whole state file. Equal documents hold equal JSON."""
 
-    __slots__ = ("_raw",)
+    __slots__ = ("_raw", "origin")
 
-    def __init__(self, raw: dict[str, Any]) -> None:
-        """ValueError if `raw` is not laid out as a state file at all."""
+    def __init__(self, raw: dict[str, Any], origin: StateDocument | None = None) -> None:
+        """ValueError if `raw` is not laid out as a state file at all.
+
+        `origin`: the document that this one was made from by moves (None: by none).
+        """
         check_layout(raw)
-        self._raw = copy.deepcopy(raw)
+        self._raw: dict[str, Any] = copied(raw)
+        self.origin = origin
+
+    @classmethod
+    def _of(cls, raw: dict[str, Any], origin: StateDocument | None) -> StateDocument:
+        """Of an object that nobody else holds: a save makes several documents, each as large as all."""
+        check_layout(raw)
+        document = cls.__new__(cls)
+        document._raw, document.origin = raw, origin
+        return document
 
     @classmethod
     def new(cls, pipeline_id: str | None = None) -> StateDocument:
@@ -97,10 +128,15 @@ class StateDocument:
         return cls({"type": "STREAM", "streams": [], "penstock": own})
 
     def to_json(self) -> dict[str, Any]:
-        return copy.deepcopy(self._raw)
+        document: dict[str, Any] = copied(self._raw)
+        return document
+
+    def settled(self) -> StateDocument:
+        """The same document with no past: documents are made from it, not from what it was made from."""
+        return StateDocument._of(self._raw, None)
 
     def draft(self) -> StateDraft:
-        return StateDraft(copy.deepcopy(self._raw))
+        return StateDraft(copied(self._raw), self.origin or self)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, StateDocument) and self._raw == other._raw
@@ -116,6 +152,14 @@ class StateDocument:
         return "GLOBAL" if self._global is not None else "STREAM"
 
     @property
+    def was_emptied(self) -> bool:
+        """Whether somebody asked for a state without streams, with which every table is loaded anew."""
+        return bool(self._own.get("emptied"))
+
+    def emptied(self) -> StateDocument:
+        return self._with_own(emptied=True)
+
+    @property
     def pipeline_id(self) -> str | None:
         return _text(self._own, "pipeline_id")
 
@@ -127,6 +171,11 @@ class StateDocument:
     @property
     def system_id(self) -> str | None:
         return _text(self._own, "system_id")
+
+    @property
+    def slot(self) -> str | None:
+        """The slot that the log was read from."""
+        return _text(self._own, "slot")
 
     @property
     def timeline(self) -> int | None:
@@ -165,9 +214,12 @@ class StateDocument:
         entry = _find(self._entries, stream)
         return None if entry is None else _stream_state(entry)
 
-    def identified(self, *, system_id: str, timeline: int, epoch: Lsn) -> StateDocument:
-        """The same document, bound to a source and a leader."""
-        return self._with_own(system_id=system_id, timeline=timeline, epoch=str(epoch))
+    def identified(
+        self, *, system_id: str, timeline: int, epoch: Lsn, slot: str | None = None
+    ) -> StateDocument:
+        """The same document, bound to a source, its slot (if the log is read) and a leader."""
+        bound = {} if slot is None else {"slot": slot}
+        return self._with_own(system_id=system_id, timeline=timeline, epoch=str(epoch), **bound)
 
     def numbered(self, version: int) -> StateDocument:
         return self._with_own(state_version=version)
@@ -200,8 +252,9 @@ class StateDocument:
 class StateDraft:
     """A document being changed: `done()` applies the rules of the format and gives the new one."""
 
-    def __init__(self, raw: dict[str, Any]) -> None:
+    def __init__(self, raw: dict[str, Any], origin: StateDocument) -> None:
         self.raw = raw
+        self._origin = origin
 
     def global_state(self) -> dict[str, Any]:
         return _child(self._global(), "state")
@@ -241,7 +294,8 @@ class StateDraft:
             _omit_empty(self.global_state())
         for entry in raw["streams"]:
             _omit_empty(entry.get("state") or {})
-        return StateDocument(raw)
+        self.raw = {}  # it is the document's now
+        return StateDocument._of(raw, self._origin)
 
     def _global(self) -> dict[str, Any]:
         return _child(self.raw, "global")
@@ -266,7 +320,21 @@ def _stream_state(entry: dict[str, Any]) -> StreamState:
         load_generation=_text(own, "load_generation") or generation,
         load_id=_text(own, "load_id"),
         committed_to=_position(own, "committed_to"),
+        paused=_paused(own.get("paused")),
+        accepted_columns=_text(own, "accepted_columns"),
+        reload=_reload(own.get("reload")),
+        load_replaces=bool(own.get("load_replaces")),
     )
+
+
+def _paused(mark: Any) -> Paused | None:
+    fields = mark if isinstance(mark, dict) else {}
+    return Paused(str(fields.get("since", "")), str(fields.get("reason", ""))) if mark else None
+
+
+def _reload(mark: Any) -> Reload | None:
+    fields = mark if isinstance(mark, dict) else {}
+    return Reload(str(fields.get("reason", "")), bool(fields.get("replace"))) if mark else None
 
 
 def _omit_empty(state: dict[str, Any]) -> None:

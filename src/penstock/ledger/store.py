@@ -94,8 +94,11 @@ class StateStore:
         return self.save(document.numbered(self._highest()))
 
     def reset(self) -> StateDocument:
-        """Save a state without any stream as the newest. The history stays."""
-        return self.save(StateDocument.new().numbered(self._highest()))
+        """Save a state without any stream as the newest. The history stays.
+
+        It says that the tables are to be loaded anew: a state that was merely lost says no such thing.
+        """
+        return self.save(StateDocument.new().emptied().numbered(self._highest()))
 
     def history(self) -> list[StateVersion]:
         """Every version kept, newest first."""

@@ -78,6 +78,8 @@ def plan_load(
     draft.stream_state(stream)["chunks"] = [Chunk(c.min, c.max, c.leaf).to_json() for c in chunks]
     own = draft.own(stream)
     own["load_id"] = load_id
+    if (own.pop("reload", None) or {}).get("replace"):
+        own["load_replaces"] = True
     if is_live:
         own["load_generation"] = generation
     else:
@@ -116,6 +118,7 @@ def load_done(document: StateDocument, stream: StreamId, cdc_from: Lsn | None) -
     draft = document.draft()
     state, own = draft.stream_state(stream), draft.own(stream)
     state["chunks"] = []
+    own.pop("load_replaces", None)
     own["generation"] = own.pop("load_generation", own.get("generation"))
     for fields, name in ((state, "cdc_from"), (own, "committed_to")):
         fields.pop(name, None)
@@ -208,6 +211,24 @@ def adopt(document: StateDocument, stream: StreamId, position: Lsn) -> StateDocu
     state["cdc_from"] = str(position)
     state.pop("next_cdc_pos", None)
     draft.own(stream)["committed_to"] = str(position)
+    return draft.done()
+
+
+def take_up(
+    document: StateDocument,
+    stream: StreamId,
+    *,
+    sync_mode: SyncMode,
+    generation: str,
+    committed_to: Lsn,
+    cdc_from: Lsn,
+) -> StateDocument:
+    """Know a table that the state forgot: at `committed_to`, with nothing more for it up to `cdc_from`."""
+    _require(document.stream(stream) is None, f"{stream} is in the state")
+    draft = document.draft()
+    draft.entry(stream)["sync_mode"] = sync_mode
+    draft.stream_state(stream).update({"chunks": [], "cdc_from": str(cdc_from)})
+    draft.own(stream).update({"generation": generation, "committed_to": str(committed_to)})
     return draft.done()
 
 

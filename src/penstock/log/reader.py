@@ -22,7 +22,14 @@ from penstock.core.position import Lsn
 from penstock.core.schema import TableSchema
 from penstock.core.stream import StreamId
 from penstock.log import columns as log_columns
-from penstock.log.manifest import SCHEMA_DIRECTORY, FileEntry, Manifest, list_sequence, read_manifest
+from penstock.log.manifest import (
+    SCHEMA_DIRECTORY,
+    FileEntry,
+    Manifest,
+    TableEntry,
+    list_sequence,
+    read_manifest,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,27 +103,26 @@ class ChangeLog:
 
     def files(self, stream: StreamId, after: Lsn, to: Lsn) -> LogRange:
         """What `(after, to]` holds of `stream`, in the order of the log for each leaf."""
-        return self.streams_with_changes(after, to).get(stream, LogRange())
+        tables = (manifest.table(stream) for manifest in self._overlapping(after, to))
+        return self._range([table for table in tables if table is not None], after, to)
 
     def streams_with_changes(self, after: Lsn, to: Lsn) -> dict[StreamId, LogRange]:
-        files: dict[StreamId, list[LogFile]] = {}
-        truncates: dict[StreamId, list[tuple[int, int]]] = {}
-        leaf_truncates: dict[StreamId, list[tuple[int, int, str]]] = {}
+        tables: dict[StreamId, list[TableEntry]] = {}
         for manifest in self._overlapping(after, to):
             for table in manifest.tables:
-                kept = [f for f in table.files if f.rows and f.last_tx >= after and f.first_tx < to]
-                files.setdefault(table.stream, []).extend(map(self._log_file, kept))
-                truncates.setdefault(table.stream, []).extend(
-                    at for at in table.truncates if after <= at[0] < to
-                )
-                leaf_truncates.setdefault(table.stream, []).extend(
-                    at for at in table.leaf_truncates if after <= at[0] < to
-                )
-        ranges = {
-            stream: LogRange(tuple(files[stream]), tuple(truncates[stream]), tuple(leaf_truncates[stream]))
-            for stream in files
-        }
+                tables.setdefault(table.stream, []).append(table)
+        ranges = {stream: self._range(entries, after, to) for stream, entries in tables.items()}
         return {stream: found for stream, found in ranges.items() if found}
+
+    def _range(self, tables: Sequence[TableEntry], after: Lsn, to: Lsn) -> LogRange:
+        """What `(after, to]` holds of one stream, of which these are the steps' entries."""
+        files = (file for table in tables for file in table.files)
+        kept = (file for file in files if file.rows and file.last_tx >= after and file.first_tx < to)
+        return LogRange(
+            tuple(map(self._log_file, kept)),
+            tuple(at for table in tables for at in table.truncates if after <= at[0] < to),
+            tuple(at for table in tables for at in table.leaf_truncates if after <= at[0] < to),
+        )
 
     def schema(self, schema_id: str) -> TableSchema:
         if schema_id not in self._schemas:

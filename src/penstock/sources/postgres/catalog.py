@@ -16,7 +16,7 @@ import hashlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 from psycopg.rows import dict_row
@@ -82,6 +82,7 @@ class TableInfo:
     is_partition: bool
     generated_columns: tuple[str, ...]
     publications: frozenset[str]  # those that hold every leaf
+    indexed: frozenset[str] = frozenset()  # columns whose ranges are found without reading the whole table
 
     @property
     def estimated_rows(self) -> int:
@@ -154,12 +155,16 @@ def discover(connection: Connection, patterns: Sequence[StreamId] | None = None)
         leaves = _rows(connection, catalog_queries.LEAVES, oids=oids)
         columns = _grouped(_rows(connection, catalog_queries.COLUMNS, oids=oids), "relation")
         keys = _keys(connection, oids + [leaf["oid"] for leaf in leaves])
+        indexed = _grouped(_rows(connection, catalog_queries.INDEXED, oids=oids), "relation")
         members: dict[int, set[str]] = defaultdict(set)
         for row in _rows(connection, catalog_queries.MEMBERS):
             members[row["relation"]].add(row["publication"])
     leaves_of = _grouped(leaves, "root")
     return [
-        _table(row, leaves_of.get(row["oid"], []), columns.get(row["oid"], []), keys, members)
+        replace(
+            _table(row, leaves_of.get(row["oid"], []), columns.get(row["oid"], []), keys, members),
+            indexed=frozenset(each["name"] for each in indexed.get(row["oid"], [])),
+        )
         for row in wanted
     ]
 
@@ -351,4 +356,5 @@ def _column(row: Row) -> SourceColumn:
         toastable=row["toastable"],
         missing_value=row["missing_value"],
         version=row["version"],
+        element=row["element"],
     )

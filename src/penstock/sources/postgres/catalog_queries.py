@@ -72,10 +72,14 @@ SELECT a.attrelid::bigint AS relation, a.attname AS name, a.attnum AS attribute_
        a.attlen AS length,
        a.attgenerated <> '' AS generated,
        a.xmin::text AS version,
-       CASE WHEN a.atthasmissing THEN (a.attmissingval::text::text[])[1] END AS missing_value
+       CASE WHEN a.atthasmissing THEN (a.attmissingval::text::text[])[1] END AS missing_value,
+       CASE WHEN e.typdelim = ',' THEN CASE WHEN e.oid < 16384 THEN '' ELSE en.nspname || '.' END || e.typname
+       ELSE '' END AS element
 FROM pg_attribute AS a
 LEFT JOIN base AS b ON b.oid = a.atttypid
 JOIN pg_type AS t ON t.oid = coalesce(b.type, a.atttypid)
+LEFT JOIN pg_type AS e ON e.typarray = t.oid AND e.oid = t.typelem
+LEFT JOIN pg_namespace AS en ON en.oid = e.typnamespace
 WHERE a.attrelid = ANY(%(oids)s::bigint[]::oid[]) AND a.attnum > 0 AND NOT a.attisdropped
 ORDER BY a.attrelid, a.attnum
 """
@@ -91,6 +95,17 @@ JOIN pg_attribute AS a ON a.attrelid = i.indrelid AND a.attnum = k.attribute_num
 WHERE i.indrelid = ANY(%(oids)s::bigint[]::oid[])
   AND (i.indisprimary OR i.indisreplident) AND i.indisvalid AND k.position <= i.indnkeyatts
 GROUP BY i.indexrelid, i.indrelid, i.indisprimary, i.indisreplident, i.indimmediate
+"""
+
+#: Columns that a whole index is ordered by first; text only where that is the order of its bytes ("C").
+INDEXED = """
+SELECT i.indrelid::bigint AS relation, a.attname AS name
+FROM pg_index AS i
+JOIN pg_class AS c ON c.oid = i.indexrelid
+JOIN pg_am AS m ON m.oid = c.relam AND m.amname = 'btree'
+JOIN pg_attribute AS a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[0]
+WHERE i.indrelid = ANY(%(oids)s::bigint[]::oid[]) AND i.indisvalid AND i.indpred IS NULL
+  AND i.indcollation[0] IN (0, 'pg_catalog."C"'::regcollation::oid)
 """
 
 #: What each publication holds, leaf by leaf (or the root, where it publishes via the root).

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
+from penstock.core.held_as import HeldAs
 from penstock.core.stream import StreamId
 from penstock.sources.postgres.catalog import Leaf, TableInfo
+from penstock.sources.postgres.check_cursor import check_cursor
+from penstock.sources.postgres.check_selection import check_selection
 from penstock.sources.postgres.finding import Finding, Level, StreamNeed
 from penstock.sources.postgres.publication import PublicationInfo, PublicationMode, quoted
+from penstock.sources.postgres.types import can_be_held_as, possible_types
 
 APPEND_COLUMNS = frozenset({"_op", "_tx", "_op_index", "_commit_ts", "_unchanged", "_deleted_at"})
 SOFT_DELETE_COLUMNS = frozenset({"_deleted_at"})
@@ -42,6 +46,8 @@ def check_streams(
             found = [
                 *_check_reading(table, role),
                 *_check_columns(table, need),
+                *check_selection(table, need),
+                *check_cursor(table, need),
                 *(_check_log(table, need) if need.reads_log else ()),
                 *(
                     _check_membership(table, need, publication_name, publication, mode)
@@ -128,14 +134,40 @@ def _check_columns(table: TableInfo, need: StreamNeed) -> Iterator[Finding]:
         yield _finding(table, "columns", "error")(
             "The table has no columns that could be followed.", "Leave it out, or give it a column."
         )
+    yield from _check_types(table, need)
     ours = APPEND_COLUMNS if need.write == "append" else frozenset()
     if need.deletes == "soft":
         ours |= SOFT_DELETE_COLUMNS
-    for column in table.schema.names:
+    for column in need.columns or table.schema.names:
         if need.rename.get(column, column) in ours:
             yield _finding(table, "column names", "error")(
                 f"The column {column} has the name of a column that Penstock adds to the table.",
                 f"Rename it at the destination: `rename: {{{column}: source{column}}}`.",
+            )
+
+
+def _check_types(table: TableInfo, need: StreamNeed) -> Iterator[Finding]:
+    """Whether each column that `types` names is there and can be held as it says."""
+    refused = _finding(table, "column types", "error")
+    for name, text in need.types.items():
+        column = next((column for column in table.schema.columns if column.name == name), None)
+        if column is None:
+            if not need.by_pattern:
+                yield refused(
+                    f"`types` names the column {name}, which the table does not have.",
+                    f"Correct or remove it; the columns are: {', '.join(table.schema.names)}.",
+                )
+            continue
+        choice = HeldAs.parse(text)
+        if not can_be_held_as(column, choice):
+            yield refused(
+                f"The column {name} of type {column.type_text} cannot be held as {choice}.",
+                f"Possible in `types` for this column: {', '.join(possible_types(column))}.",
+            )
+        elif choice.kind == "list" and name in table.schema.key:
+            yield refused(
+                f"The column {name} is part of the key and cannot be held as a list.",
+                "Hold it as text, which is what an array is without `types`.",
             )
 
 
@@ -162,7 +194,13 @@ def _check_log(table: TableInfo, need: StreamNeed) -> Iterator[Finding]:
         yield from _check_full_identity(table)
     elif not table.has_identity:
         yield _without_identity(table)
-    if table.deferrable_key and (full or table.has_identity):
+    if table.deferrable_key and need.mode == "strict_cdc" and need.write == "upsert":
+        yield _finding(table, "deferrable key", "error")(
+            "The primary key is deferrable: rows that trade keys can only be told apart by a table that "
+            "holds all rows, and `mode: strict_cdc` begins without any.",
+            "Set `mode: cdc` or `write: append` for this stream, or make the key not deferrable.",
+        )
+    elif table.deferrable_key and (full or table.has_identity):
         yield _finding(table, "deferrable key", "ok")(
             "The primary key is deferrable; rows that trade keys in one transaction are followed correctly.",
             "",

@@ -78,9 +78,16 @@ def page_bounds(pages: int, count: int) -> list[str]:
 
 
 def chunk_query(
-    schema: TableSchema, chunk: PlannedChunk, method: ChunkMethod, select_list: sql.Composable
+    schema: TableSchema,
+    chunk: PlannedChunk,
+    method: ChunkMethod,
+    select_list: sql.Composable,
+    condition: str = "",
 ) -> sql.Composed:
-    """SELECT of one chunk. ONLY: rows of tables that inherit from this one belong to those."""
+    """SELECT of one chunk. ONLY: rows of tables that inherit from this one belong to those.
+
+    `condition` is SQL of our own making, for a chunk of which only some rows are wanted.
+    """
     leaf = StreamId.parse(chunk.leaf)
     if method == "ctid":
         column: sql.Composable = sql.SQL("ctid")
@@ -89,29 +96,17 @@ def chunk_query(
         if not schema.key:
             raise SourceError("The table has no key to be read by.", stream=str(schema.stream))
         column, type_name = sql.Identifier(schema.key[0]), schema.column(schema.key[0]).type_name
-    conditions = [
+    conditions: list[sql.Composable] = [
         sql.SQL("{} {} {}::pg_catalog.{}").format(
             column, sql.SQL(operator), sql.Literal(bound), sql.Identifier(type_name)
         )
         for operator, bound in ((">=", chunk.min), ("<", chunk.max))
         if bound is not None
     ]
+    if condition:
+        conditions.append(sql.SQL("({})").format(sql.SQL(condition)))
     query = sql.SQL("SELECT {} FROM ONLY {}").format(select_list, sql.Identifier(leaf.namespace, leaf.name))
     return query + sql.SQL(" WHERE ") + sql.SQL(" AND ").join(conditions) if conditions else query
-
-
-def current_filenodes(connection: Connection, leaves: Sequence[StreamId]) -> dict[StreamId, int | None]:
-    """The files the leaves live in now; None for one that is gone. Asked again after a chunk is read."""
-    with query_errors("reading pg_class"):
-        rows = connection.execute(
-            "SELECT n.nspname, c.relname, pg_relation_filenode(c.oid)::bigint "
-            "FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace "
-            "JOIN unnest(%s::text[], %s::text[]) AS wanted (namespace, name) "
-            "ON n.nspname = wanted.namespace AND c.relname = wanted.name",
-            ([leaf.namespace for leaf in leaves], [leaf.name for leaf in leaves]),
-        ).fetchall()
-    found = {StreamId(namespace, name): filenode for namespace, name, filenode in rows}
-    return {leaf: found.get(leaf) for leaf in leaves}
 
 
 def _chunks(leaf: Leaf, bounds: Sequence[str], filenode: int) -> list[PlannedChunk]:

@@ -2,11 +2,11 @@
 
 Capture and load must print a value with the same characters, so every connection fixes the settings
 that shape text (`SESSION_SETTINGS`). They travel in the *start-up packet* (`options=-c …`), not as
-SET statements: they hold before the first query, they are what RESET returns to, ADBC takes them in
-the same way, and a pooler that cannot honour them refuses the connection instead of handing a later
-query to a server connection without them. Through PgBouncer this fails on purpose, with an error that
-says so: Penstock needs a connection to Postgres itself. Where a pooler is configured to ignore start-up
-options, `connect` notices by the values the server reports back, which costs no round trip.
+SET statements: they hold before the first query, they are what RESET returns to, and a pooler that cannot
+honour them refuses the connection instead of handing a later query to a server connection without them.
+Through PgBouncer this fails on purpose, with an error that says so: Penstock needs a connection to Postgres
+itself. Where a pooler is configured to ignore start-up options, `connect` notices by the values the server
+reports back, which costs no round trip.
 """
 
 from __future__ import annotations
@@ -89,13 +89,6 @@ def connection_parameters(
     if replication:
         own["replication"] = "database"
     return {**defaults, **given, **own}
-
-
-def connection_string(url: str, *, application_name: str, settings: Mapping[str, str] | None = None) -> str:
-    """The same connection for a driver of its own (ADBC); holds the password, so never print it."""
-    return conninfo.make_conninfo(
-        **connection_parameters(url, application_name=application_name, settings=settings)
-    )
 
 
 def load_connection_settings(server_version: int) -> dict[str, str]:

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from penstock.core.errors import PenstockError
+from penstock.core.errors import PenstockError, SourceError
 from penstock.core.stream import StreamId
+from penstock.sources.postgres.cursor import CursorChoice
 
 Level = Literal["ok", "warning", "error"]
 _LOG_MODES = ("cdc", "strict_cdc")
@@ -22,11 +23,12 @@ class Finding:
     message: str
     remedy: str = ""
     stream: str | None = None
+    exit_code: int = SourceError.exit_code  # what a sync would end with
 
     @classmethod
     def of_error(cls, name: str, error: PenstockError, stream: str | None = None) -> Finding:
         message = f"{error.message} {error.detail}".strip()
-        return cls(name, "error", message, error.remedy, stream or error.stream)
+        return cls(name, "error", message, error.remedy, stream or error.stream, error.exit_code)
 
     def to_json(self) -> dict[str, str]:
         fields = {
@@ -49,6 +51,12 @@ class StreamNeed:
     replica_identity: str = "default"  # default, full
     deletes: str = "hard"  # hard, soft
     rename: Mapping[str, str] = field(default_factory=dict)  # source name → name at the destination
+    columns: tuple[str, ...] = ()  # that the table holds; empty: all
+    where: str | None = None
+    types: Mapping[str, str] = field(default_factory=dict)  # source name → what it is to be held as
+    by_pattern: bool = False  # the file does not name this stream itself; not all it says concerns each table
+
+    cursor: CursorChoice | None = None  # of an incremental stream
 
     @property
     def reads_log(self) -> bool:

@@ -4,21 +4,18 @@ Two ways with the same result. `FrameInbox` asks psycopg for each message: one b
 message. `NativeInbox` calls the same functions of the same libpq from compiled code and copies each
 message to its place in the batch at once, without the GIL. Reading a million rows, system calls
 included, took 1.9 CPU-seconds the first way and 0.6 to 1.0 the second.
-It needs to find the libpq that psycopg has loaded; where it cannot, the other one is used.
+It needs the libpq that psycopg has loaded (see `libpq`); where there is none, the other one is used.
 """
 
 from __future__ import annotations
 
-import ctypes
-import re
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import psycopg
-from llvmlite import binding  # type: ignore[import-untyped]
 from numba.core import types
 
+from penstock.sources.postgres import libpq
 from penstock.sources.postgres.pgoutput import MessageBatch
 from penstock.sources.postgres.pgoutput_kernels import Bytes, Ints, compiled
 
@@ -83,7 +80,7 @@ class FrameInbox:
 class NativeInbox:
     def __init__(self, pgconn: psycopg.pq.abc.PGconn, bytes_max: int, count_max: int) -> None:
         self._pgconn = pgconn
-        self._address = _address(pgconn)
+        self._address = libpq.address_of(pgconn)
         self._bytes_max, self._count_max = bytes_max, count_max
         self._state: Ints = np.zeros(4, np.int64)
         self._begin()
@@ -125,64 +122,23 @@ class NativeInbox:
 
 def open_inbox(pgconn: psycopg.pq.abc.PGconn, bytes_max: int, count_max: int) -> Inbox:
     """The fastest inbox that works here for this connection."""
-    if _native_works(pgconn):
+    if libpq.is_usable(pgconn):
         return NativeInbox(pgconn, bytes_max, count_max)
     return FrameInbox(pgconn, bytes_max, count_max)
 
 
 def warm_up() -> None:
     """Compile, or load from the cache, what the first `drain` would otherwise wait for."""
-    if _library is not None:
+    if libpq.LIBRARY is not None:
         numbers = types.int64[::1]
         _drain.compile((types.int64, types.uint8[::1], numbers, numbers))  # type: ignore[attr-defined]
 
 
-def _native_works(pgconn: psycopg.pq.abc.PGconn) -> bool:
-    """Whether the libpq whose functions we call is the one this connection belongs to."""
-    if _library is None or not _address(pgconn):
-        return False
-    _library.PQsocket.argtypes, _library.PQsocket.restype = [ctypes.c_void_p], ctypes.c_int
-    return bool(_library.PQsocket(_address(pgconn)) == pgconn.socket)
-
-
-def _address(pgconn: psycopg.pq.abc.PGconn) -> int:
-    return int(getattr(pgconn, "pgconn_ptr", None) or 0)
-
-
-def _find_library() -> ctypes.CDLL | None:
-    """The one libpq that is loaded into this process."""
-    try:
-        mapped = Path("/proc/self/maps").read_text()
-    except OSError:
-        return None
-    found = sorted(set(re.findall(r"(/\S*/libpq[-.]\S*)", mapped)))
-    if psycopg.pq.__impl__ not in ("binary", "c") or len(found) != 1:
-        return None
-    try:
-        return ctypes.CDLL(found[0])
-    except OSError:
-        return None
-
-
-def _bind(library: ctypes.CDLL) -> None:
-    """Make libpq's functions known by name to compiled code, which can then be cached on disk."""
-    for name in ("PQgetCopyData", "PQconsumeInput", "PQfreemem"):
-        address = ctypes.cast(getattr(library, name), ctypes.c_void_p).value
-        assert address is not None
-        binding.add_symbol(name, address)
-
-
-def _external(name: str, *signature: Any) -> Any:
-    return types.ExternalFunction(name, signature[0](*signature[1:]))
-
-
-_library = _find_library()
-if _library is not None:
-    _bind(_library)
-    _get = _external("PQgetCopyData", types.int32, types.uintp, types.uintp, types.int32)
-    _consume = _external("PQconsumeInput", types.int32, types.uintp)
-    _free = _external("PQfreemem", types.void, types.uintp)
-    _copy = _external("memcpy", types.uintp, types.uintp, types.uintp, types.uintp)
+if libpq.LIBRARY is not None:
+    _get = libpq.external("PQgetCopyData", types.int32, types.uintp, types.uintp, types.int32)
+    _consume = libpq.external("PQconsumeInput", types.int32, types.uintp)
+    _free = libpq.external("PQfreemem", types.void, types.uintp)
+    _copy = libpq.external("memcpy", types.uintp, types.uintp, types.uintp, types.uintp)
 
     @compiled
     def _drain(connection: int, buffer: Bytes, ends: Ints, state: Ints) -> int:

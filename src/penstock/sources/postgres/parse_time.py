@@ -160,3 +160,21 @@ def parse_timestamps(
             bad[i] = True
             failures += 1
     return failures
+
+
+@numba.njit(cache=True, nogil=True)
+def parse_times(
+    offsets: Offsets, data: Bytes, validity: Bytes, first_bit: int, out: Words, bad: Flags
+) -> int:
+    """Microseconds since midnight of `HH:MM:SS[.ffffff]`; `24:00:00` is no time of a day, and bad."""
+    failures = 0
+    for i in range(offsets.size - 1):
+        if is_null(validity, first_bit + i):
+            continue
+        clock, position = _parse_clock(data, offsets[i], offsets[i + 1])
+        if position == offsets[i + 1]:
+            out[i] = clock
+        else:
+            bad[i] = True
+            failures += 1
+    return failures

@@ -1,0 +1,92 @@
+"""Columns of text, as Postgres prints them under our session settings, in the form each kind is compared in.
+
+Text, uuid, bytea and time of day stay text: printed in one way only, their order is the order of the bytes.
+(Hexadecimal digits sort like the bytes they stand for; a fraction of a second has no trailing zeros.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.core.where import calendar, exact
+from penstock.core.where.kinds import Kind
+
+#: One value per row, or a scalar for all rows.
+Values: TypeAlias = exact.Exact
+
+
+def read(text: pa.StringArray, kind: Kind) -> Values:
+    return _READERS[kind](text)
+
+
+def _as_is(text: pa.StringArray) -> pa.StringArray:
+    return text
+
+
+def _booleans(text: pa.StringArray) -> pa.BooleanArray:
+    return pc.equal(text, "t")
+
+
+def _integers(text: pa.StringArray) -> pa.Int64Array:
+    return text.cast(pa.int64())
+
+
+def _reals(text: pa.StringArray) -> pa.DoubleArray:
+    return text.cast(pa.float32()).cast(pa.float64())
+
+
+def _doubles(text: pa.StringArray) -> pa.DoubleArray:
+    return text.cast(pa.float64())
+
+
+def _dates(text: pa.StringArray) -> pa.Int64Array:
+    """Days. Years of five digits, BC and the infinities are told by their length, and read one by one."""
+    plain = pc.fill_null(pc.equal(pc.binary_length(text), 10), True)
+    days = pc.if_else(plain, text, pa.scalar(None, pa.string())).cast(pa.date32())
+    numbers = pc.subtract(days.cast(pa.int32()).cast(pa.int64()), calendar.DAYS_FROM_1970)
+    return _with_odd_ones(numbers, text, plain, calendar.date_number)
+
+
+def _timestamps(text: pa.StringArray) -> pa.Int64Array:
+    """Microseconds; with time zone, the text is in UTC."""
+    four_digit_year = pc.equal(pc.utf8_slice_codeunits(text, 10, 11), " ")
+    plain = pc.fill_null(pc.and_not(four_digit_year, pc.ends_with(text, " BC")), True)
+    plain_text = pc.if_else(plain, text, pa.scalar(None, pa.string()))
+    in_utc = pc.ends_with(plain_text, "+00")
+    if pc.any(in_utc).as_py():
+        plain_text = pc.if_else(in_utc, pc.utf8_slice_codeunits(plain_text, 0, -3), plain_text)
+    moments = plain_text.cast(pa.timestamp("us")).cast(pa.int64())
+    numbers = pc.subtract(moments, calendar.DAYS_FROM_1970 * calendar.DAY_US)
+    return _with_odd_ones(numbers, text, plain, calendar.timestamp_number)
+
+
+def _with_odd_ones(
+    numbers: pa.Int64Array, text: pa.StringArray, plain: pa.BooleanArray, number: Callable[[str], int]
+) -> pa.Int64Array:
+    odd = np.flatnonzero(~plain.to_numpy(zero_copy_only=False))
+    if not odd.size:
+        return numbers
+    read = pa.array([number(each) for each in text.take(pa.array(odd)).to_pylist()], pa.int64())
+    return pc.replace_with_mask(numbers, pc.invert(plain), read)
+
+
+_READERS: dict[Kind, Callable[[pa.StringArray], Values]] = {
+    Kind.BOOLEAN: _booleans,
+    Kind.INTEGER: _integers,
+    Kind.NUMERIC: exact.numerics,
+    Kind.REAL: _reals,
+    Kind.DOUBLE: _doubles,
+    Kind.TEXT: _as_is,
+    Kind.PRINTED: _as_is,
+    Kind.UUID: _as_is,
+    Kind.BYTEA: _as_is,
+    Kind.TIME: _as_is,
+    Kind.DATE: _dates,
+    Kind.TIMESTAMP: _timestamps,
+    Kind.TIMESTAMPTZ: _timestamps,
+}

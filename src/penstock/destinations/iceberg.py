@@ -1,0 +1,620 @@
+"""Iceberg tables, committed through the JVM's table API.
+
+Every operation: read the table's metadata → check epoch, generation, position against it → stage files,
+record and properties on top of it → compare-and-set against that very metadata (`iceberg_java`). Whoever
+committed in between makes it fail. If that was a foreign commit (compaction, another writer's rows), the
+checks pass again and the operation is repeated on top; if it was a newer leader, they do not. A commit whose
+outcome the catalog did not tell is looked for by its record and never repeated blindly.
+
+Each snapshot that makes a difference to the table's position carries the record of that commit, so rows and
+position become visible together, and a rollback takes both back (`iceberg_history`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from penstock import failpoints
+from penstock.core.cursor import Cursors
+from penstock.core.errors import CommitConflictError, DestinationError, StaleLookupError
+from penstock.core.position import Lsn
+from penstock.core.schema import TableSchema
+from penstock.core.stream import StreamId, escape_file_name, unescape_file_name
+from penstock.destinations import iceberg_record as text
+from penstock.destinations.base import (
+    DataFile,
+    Marker,
+    PendingLoad,
+    PositionDeletes,
+    TableRecord,
+    WriteMode,
+    follows,
+)
+from penstock.destinations.iceberg_files import IcebergFiles
+from penstock.destinations.iceberg_history import HistoryGapError, newest_commit
+from penstock.destinations.iceberg_java import (
+    Attempt,
+    ConflictingFilesError,
+    Java,
+    Metadata,
+    StaleMetadataError,
+    UnknownOutcomeError,
+    iceberg_errors,
+)
+from penstock.destinations.iceberg_schema import assign_ids, ids_of, same_columns, schema_json, with_field_ids
+from penstock.destinations.iceberg_staging import LOAD_BRANCH, MAIN, Staging, branch_of
+
+TRIES_MAX = 10
+ABANDONED_AFTER_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class IcebergSettings:
+    """Where tables go. `catalog` as Iceberg's `CatalogUtil` takes it; it may hold credentials."""
+
+    catalog_name: str
+    catalog: Mapping[str, str] = field(repr=False)
+    warehouse: Path
+    sets_location: bool = True  # some catalogs decide where a table lies
+    properties: Mapping[str, str] = field(default_factory=dict)
+    copy_on_write: bool = False
+
+
+class IcebergDestination:
+    """The JVM is asked for when the first table is."""
+
+    def __init__(self, settings: IcebergSettings, java: Callable[[], Java]) -> None:
+        self.settings = settings
+        self._start_java = java
+        self._java: Java | None = None
+        self._catalog: Any = None
+        self._tables: dict[StreamId, IcebergTable] = {}
+
+    @property
+    def java(self) -> Java:
+        if self._java is None:
+            self._java = self._start_java()
+        return self._java
+
+    @property
+    def catalog(self) -> Any:
+        if self._catalog is None:
+            self.settings.warehouse.mkdir(parents=True, exist_ok=True)
+            java = self.java
+            with iceberg_errors("opening the catalog"):
+                self._catalog = java.iceberg("CatalogUtil").buildIcebergCatalog(
+                    self.settings.catalog_name, java.map_of(self.settings.catalog), java.hadoop_configuration
+                )
+        return self._catalog
+
+    def table(self, stream: StreamId) -> IcebergTable:
+        """The table of a stream; nothing is made before its first commit."""
+        if stream not in self._tables:
+            self._tables[stream] = IcebergTable(self, stream)
+        return self._tables[stream]
+
+    def streams(self) -> list[StreamId]:
+        found = []
+        with iceberg_errors("listing the tables"):
+            for namespace in self.catalog.listNamespaces():
+                for identifier in self.catalog.listTables(namespace):
+                    name = StreamId(
+                        unescape_file_name(str(namespace.toString())),
+                        unescape_file_name(str(identifier.name())),
+                    )
+                    found.append(name)
+        return sorted(stream for stream in found if self.table(stream).record() is not None)
+
+
+class IcebergTable:
+    def __init__(self, destination: IcebergDestination, stream: StreamId) -> None:
+        self.stream = stream
+        self._destination = destination
+        self._names = escape_file_name(stream.namespace), escape_file_name(stream.name)
+        self._table: Any = None
+        self._files: IcebergFiles | None = None
+
+    # Where things are
+
+    @property
+    def location(self) -> str:
+        return str(self._opened().location())
+
+    @property
+    def directory(self) -> Path:
+        return Path(self.location.removeprefix("file:"))
+
+    @property
+    def files_directory(self) -> Path:
+        return self.directory / "data"
+
+    @property
+    def dead_letters_directory(self) -> Path:
+        return self._own_directory / "dead_letters"
+
+    @property
+    def index_directory(self) -> Path:
+        """Where tasks keep what they know of data files; a cache, and safe to delete."""
+        return self._own_directory / "index"
+
+    @property
+    def _own_directory(self) -> Path:
+        # Not inside the table's: whoever removes orphan files there would take these for some.
+        return self._destination.settings.warehouse.joinpath("_penstock", *self._names)
+
+    def dead_letter_paths(self) -> tuple[Path, ...]:
+        record = self.record()
+        if record is None:
+            return ()
+        letters = record.dead_letters
+        return tuple(self.dead_letters_directory / name for name in (*letters.files, *letters.settled))
+
+    @property
+    def deletes_rows(self) -> bool:
+        return True
+
+    @property
+    def rewrites_rows(self) -> bool:
+        return self._destination.settings.copy_on_write
+
+    @property
+    def key_secret(self) -> bytes:
+        # Made at random when the table was, and known to nobody who chooses keys.
+        return hashlib.sha256(str(self._opened().uuid()).encode()).digest()[:16]
+
+    def path(self, file: DataFile) -> Path:
+        return Path(self._known_files().location(file.name).removeprefix("file:"))
+
+    def file_location(self, name: str) -> str:
+        """A data file's name as the table's metadata has it."""
+        return self._known_files().location(name)
+
+    def version_path(self) -> Path | None:
+        record = self.record()
+        return None if record is None or record.directory is None else self.directory
+
+    def dead_letters_path(self) -> Path | None:
+        return self.dead_letters_directory if self.dead_letter_paths() else None
+
+    def metadata_location(self) -> str:
+        """The table's newest metadata file: what readers without a catalog are given."""
+        metadata = self._metadata()
+        if metadata is None:
+            raise DestinationError(
+                "There is no table yet.", stream=str(self.stream), remedy="Run `penstock sync` first."
+            )
+        return str(metadata.java.metadataFileLocation())
+
+    def new_staging_directory(self) -> Path:
+        directory = self._own_directory / "staging" / secrets.token_hex(8)
+        directory.mkdir(parents=True)
+        return directory
+
+    # What it holds
+
+    def record(self) -> TableRecord | None:
+        metadata = self._metadata()
+        return None if metadata is None else self._record(metadata)
+
+    def files(self, record: TableRecord) -> tuple[DataFile, ...]:
+        if record.snapshot_id is None:
+            return ()
+        with iceberg_errors("listing the table's files", self.stream):
+            return tuple(self._known_files().live(record.snapshot_id).values())
+
+    def is_thread_committed(self, thread_id: str) -> bool:
+        record = self.record()
+        if record is None:
+            return False
+        in_marker = record.marker is not None and thread_id in record.marker.thread_ids
+        return in_marker or (record.load is not None and thread_id in record.load.thread_ids)
+
+    # Loads
+
+    def begin_load(
+        self,
+        load_id: str,
+        epoch: Lsn,
+        schema: TableSchema,
+        write: WriteMode,
+        columns: pa.Schema | None = None,
+    ) -> TableRecord:
+        assert columns is not None, "a table of Iceberg knows its columns by ids"
+        self._create_unless_there(columns)
+
+        def prepare(attempt: Attempt, stage: Staging, base: TableRecord | None) -> TableRecord | None:
+            if base is not None and load_id in (base.last_load_id, base.load.load_id if base.load else None):
+                return None
+            if base is None and attempt.base.head(MAIN) is not None:
+                raise DestinationError(
+                    "There is a table of this name that Penstock did not write.",
+                    stream=str(self.stream),
+                    remedy="Give the pipeline a warehouse or a catalog of its own, or drop that table.",
+                )
+            held = base.columns if base is not None and base.columns is not None else pa.schema([])
+            # Ids that a load took which was given up must not come back for other columns.
+            taken = max([attempt.base.last_column_id, *(_ids(base.load) if base else ())])
+            with_ids = with_field_ids(columns, assign_ids(columns, same_columns(columns, held), taken))
+            load = PendingLoad(load_id, schema, write, columns=with_ids)
+            stage.start_load_branch()
+            record = TableRecord(1, "load", _now(), epoch, write, schema) if base is None else base
+            record = replace(record, load=load, columns=record.columns or with_ids)
+            stage.set_properties(epoch, {text.LOAD: text.load_text(load)}, schema, with_ids)
+            return record
+
+        return self._commit(epoch, prepare)
+
+    def commit_chunks(
+        self,
+        load_id: str,
+        epoch: Lsn,
+        thread_ids: Sequence[str],
+        files: Sequence[DataFile],
+        dead_letter_files: Sequence[DataFile] = (),
+    ) -> TableRecord:
+        def prepare(attempt: Attempt, stage: Staging, base: TableRecord | None) -> TableRecord | None:
+            if base is None or base.load is None or base.load.load_id != load_id:
+                raise self._conflict("this load is not the one that is open")
+            known = set(base.load.thread_ids)
+            if known.issuperset(thread_ids):
+                return None
+            if not known.isdisjoint(thread_ids):
+                raise self._conflict("some of these chunks are committed already")
+            load = replace(
+                base.load,
+                thread_ids=(*base.load.thread_ids, *thread_ids),
+                dead_letters=base.load.dead_letters.with_files(dead_letter_files),
+            )
+            stage.append(LOAD_BRANCH, files, None)
+            stage.set_properties(epoch, {text.LOAD: text.load_text(load)})
+            return replace(base, load=load)
+
+        return self._commit(epoch, prepare)
+
+    def swap(
+        self,
+        load_id: str,
+        epoch: Lsn,
+        generation: str,
+        to: Lsn | None,
+        readable_from: Lsn | None = None,
+        *,
+        keep_files: bool = False,
+        cursor: Cursors | None = None,
+    ) -> TableRecord:
+        def prepare(attempt: Attempt, stage: Staging, base: TableRecord | None) -> TableRecord | None:
+            if base is not None and base.last_load_id == load_id:
+                return None
+            if base is None or base.load is None or base.load.load_id != load_id:
+                raise self._conflict("this load is not the one that is open")
+            load = base.load
+            waits = readable_from is not None and to is not None and readable_from > to
+            record = replace(
+                self._next(base, epoch, "swap"),
+                write=load.write,
+                schema=load.schema,
+                columns=load.columns,
+                # The chunks' thread ids stay answerable until the state knows of the swap.
+                marker=Marker(generation, epoch, None, to, load.thread_ids, cursor),
+                load=None,
+                last_load_id=load_id,
+                dead_letters=base.dead_letters.and_of(load) if keep_files else load.dead_letters,
+                readable_from=readable_from if waits else None,
+            )
+            if keep_files:
+                branch = branch_of(attempt.base)
+                stage.append_load(branch, record)
+            else:
+                branch = LOAD_BRANCH
+                stage.append(branch, (), record)
+            stage.show(branch, record, ends_load=True)
+            return record
+
+        return self._commit(epoch, prepare)
+
+    def publish(self, epoch: Lsn, position: Lsn) -> TableRecord:
+        def prepare(attempt: Attempt, stage: Staging, base: TableRecord | None) -> TableRecord | None:
+            if base is None or base.marker is None:
+                raise self._conflict("there is no table to show")
+            if base.readable_from is None or position < base.readable_from:
+                return None
+            record = replace(self._next(base, epoch, "publish"), readable_from=None)
+            branch = branch_of(attempt.base)
+            stage.append(branch, (), record)
+            stage.show(branch, record)
+            return record
+
+        return self._commit(epoch, prepare)
+
+    # Changes
+
+    def commit_changes(
+        self,
+        expected_to: Lsn | None,
+        marker: Marker,
+        schema: TableSchema,
+        *,
+        added: Sequence[DataFile],
+        removed: Sequence[str],
+        dead_letter_files: Sequence[DataFile] = (),
+        deletes: Sequence[PositionDeletes] = (),
+        columns: pa.Schema | None = None,
+        read_from: int | None = None,
+        expected_cursor: Cursors | None = None,
+    ) -> TableRecord:
+        assert columns is not None, "a table of Iceberg knows its columns by ids"
+
+        def prepare(attempt: Attempt, stage: Staging, base: TableRecord | None) -> TableRecord | None:
+            base = self._check_follows(base, expected_to, expected_cursor, marker)
+            assert base.columns is not None
+            if ids_of(columns) != ids_of(base.columns):
+                self._check_new_ids(attempt, base, columns)
+            reached = (
+                base.readable_from is not None and marker.to is not None and marker.to >= base.readable_from
+            )
+            record = replace(
+                self._next(base, marker.epoch, "changes"),
+                schema=schema,
+                columns=columns,
+                marker=marker,
+                dead_letters=base.dead_letters.with_files(dead_letter_files),
+                readable_from=None if reached else base.readable_from,
+            )
+            branch = branch_of(attempt.base)
+            if deletes:
+                stage.row_delta(branch, added, deletes, record, read_from)
+            elif removed:
+                stage.overwrite(branch, added, removed, record, read_from)
+            elif base.write == "upsert":
+                stage.row_delta(branch, added, (), record, read_from)
+            else:
+                stage.append(branch, added, record)
+            stage.show(branch, record, same_columns=columns.equals(base.columns))
+            return record
+
+        before = self._known_files().snapshot_id
+        record = self._commit(marker.epoch, prepare)
+        if (
+            before is not None
+            and record.snapshot_id is not None
+            and before == self._parent(record.snapshot_id)
+        ):
+            self._known_files().advance(record.snapshot_id, added, removed, deletes)
+        return record
+
+    def _parent(self, snapshot_id: int) -> int | None:
+        """What a snapshot was made on top of: ours, unless somebody committed in between."""
+        with iceberg_errors("reading the table", self.stream):
+            snapshot = self._opened().operations().current().snapshot(snapshot_id)
+            parent = None if snapshot is None else snapshot.parentId()
+        return None if parent is None else int(parent)
+
+    def drop_all(self) -> None:
+        if self._metadata() is None:
+            return
+        directory = self.directory
+        with iceberg_errors("dropping the table", self.stream):
+            self._destination.catalog.dropTable(self._identifier(), True)
+        self._table, self._files = None, None
+        for leftover in (directory, self._own_directory):
+            shutil.rmtree(leftover, ignore_errors=True)
+
+    def sweep(self, grace_s: float) -> None:
+        """What a round that was cut short left behind, and indexes of files that are gone.
+
+        Data files that were never committed are Iceberg's orphans: removing those reads every directory.
+        """
+        record = self.record()
+        if record is None:
+            return
+        old = time.time() - max(grace_s, ABANDONED_AFTER_S)
+        for directory in (self._own_directory / "staging").glob("*"):
+            if directory.stat().st_mtime < old:
+                shutil.rmtree(directory, ignore_errors=True)
+        indexes = [path for path in self.index_directory.glob("*") if path.stat().st_mtime < old]
+        if indexes:
+            live = {f"{self.path(file).name}.keys" for file in self.files(record)}
+            for path in indexes:
+                if path.name not in live:
+                    path.unlink(missing_ok=True)
+
+    # Committing
+
+    def _commit(
+        self, epoch: Lsn, prepare: Callable[[Attempt, Staging, TableRecord | None], TableRecord | None]
+    ) -> TableRecord:
+        """Stage with `prepare` and commit; on top of newer metadata again, as long as its checks pass."""
+        with iceberg_errors("committing", self.stream):
+            operations = self._opened().operations()
+            for turn in range(TRIES_MAX):
+                attempt = Attempt(self._destination.java, ".".join(self._names), operations)
+                base = self._record(attempt.base)
+                fence = attempt.base.property(text.EPOCH)
+                if fence is not None and epoch < Lsn.parse(fence):
+                    raise self._conflict("a newer leader has taken over this table")
+                try:
+                    stage = Staging(self._destination.java, attempt, self._known_files(), self.stream)
+                    staged = prepare(attempt, stage, base)
+                except ConflictingFilesError as error:
+                    raise self._stale_lookup() from error
+                if staged is None:
+                    assert base is not None
+                    return base
+                failpoints.reach("iceberg.staged")
+                try:
+                    with iceberg_errors("committing", self.stream):
+                        attempt.commit()
+                except StaleMetadataError:
+                    time.sleep(0.01 * 2**turn)
+                    continue
+                except UnknownOutcomeError as error:
+                    return self._look_for(staged, error)
+                failpoints.reach("iceberg.committed")
+                committed = self.record()
+                assert committed is not None
+                return committed
+        raise self._conflict("other writers committed first, again and again")
+
+    def _look_for(self, staged: TableRecord, cause: UnknownOutcomeError) -> TableRecord:
+        """A commit without an answer: it was made if the table says what we staged."""
+        found = self.record()
+        if found is not None and (found.committed_at, found.marker, found.load) == (
+            staged.committed_at,
+            staged.marker,
+            staged.load,
+        ):
+            return found
+        raise DestinationError(
+            "The catalog did not say whether it took a commit, and the table does not show it.",
+            stream=str(self.stream),
+            remedy="Run the same command again when the catalog is well: it looks for the commit first.",
+        ) from cause
+
+    def _check_follows(
+        self,
+        base: TableRecord | None,
+        expected_to: Lsn | None,
+        expected_cursor: Cursors | None,
+        marker: Marker,
+    ) -> TableRecord:
+        if base is None or base.marker is None:
+            raise self._conflict("there is no table to change; it was never loaded")
+        if base.marker.generation != marker.generation:
+            raise self._conflict("the table was loaded anew since this batch was prepared")
+        if base.marker.to != expected_to:
+            raise self._conflict(f"the table is at {base.marker.to}, this batch follows {expected_to}")
+        if base.marker.cursor != expected_cursor:
+            raise self._conflict("the table is at another cursor than the one this batch starts from")
+        if not follows(marker, expected_to):
+            raise ValueError("a batch goes on from where the table is, or later, and advances")
+        return base
+
+    def _check_new_ids(self, attempt: Attempt, base: TableRecord, columns: pa.Schema) -> None:
+        held = set(ids_of(base.columns).values()) if base.columns is not None else set()
+        fresh = set(ids_of(columns).values()) - held
+        if fresh and min(fresh) <= attempt.base.last_column_id:
+            raise self._stale_lookup()  # somebody added columns: the files carry ids that are taken
+
+    # Reading
+
+    def _record(self, metadata: Metadata) -> TableRecord | None:
+        load = text.read_load(metadata.property)
+        head = metadata.head(branch_of(metadata))
+        try:
+            commit = newest_commit(head, metadata.find(text.SUMMARY), text.read_mirror(metadata.property))
+        except HistoryGapError as error:
+            raise DestinationError(
+                "Snapshots of the table expired, and whether it was rolled back before cannot be told.",
+                stream=str(self.stream),
+                remedy="Run `penstock resync` for this stream.",
+            ) from error
+        epoch = metadata.property(text.EPOCH)
+        if epoch is None or (commit is None and load is None):
+            return None
+        if commit is None:
+            assert load is not None
+            record = TableRecord(1, "load", _now(), Lsn.parse(epoch), load.write, load.schema)
+        else:
+            record = text.read_record(metadata.property, commit)
+        return replace(
+            record,
+            epoch=Lsn.parse(epoch),
+            load=load,
+            directory=metadata.location if metadata.head(MAIN) is not None else None,
+            last_field_id=metadata.last_column_id,
+            snapshot_id=head,
+            counts=_counts(metadata, head),
+        )
+
+    def _metadata(self) -> Metadata | None:
+        with iceberg_errors("reading the table", self.stream):
+            if self._table is None and not self._destination.catalog.tableExists(self._identifier()):
+                return None
+            operations = self._opened().operations()
+            return Metadata(self._destination.java, operations.refresh(), operations.io())
+
+    def _opened(self) -> Any:
+        if self._table is None:
+            with iceberg_errors("opening the table", self.stream):
+                self._table = self._destination.catalog.loadTable(self._identifier())
+        return self._table
+
+    def _known_files(self) -> IcebergFiles:
+        if self._files is None:
+            self._files = IcebergFiles(self._destination.java, self._opened())
+        return self._files
+
+    def _identifier(self) -> Any:
+        java = self._destination.java
+        namespace = java.iceberg("catalog.Namespace").of(java.strings(self._names[0]))
+        return java.iceberg("catalog.TableIdentifier").of(namespace, self._names[1])
+
+    def _create_unless_there(self, columns: pa.Schema) -> None:
+        java, settings = self._destination.java, self._destination.settings
+        catalog, identifier = self._destination.catalog, self._identifier()
+        with iceberg_errors("creating the table", self.stream):
+            if catalog.tableExists(identifier):
+                return
+            if not catalog.namespaceExists(identifier.namespace()):
+                catalog.createNamespace(identifier.namespace())
+            schema = java.iceberg("SchemaParser").fromJson(schema_json(columns, assign_ids(columns, {}, 0)))
+            builder = catalog.buildTable(identifier, schema)
+            builder.withProperties(java.map_of({**_TABLE_PROPERTIES, **settings.properties}))
+            if settings.sets_location:
+                builder.withLocation(str(settings.warehouse.joinpath(*self._names)))
+            builder.create()
+
+    def _next(self, base: TableRecord, epoch: Lsn, kind: Any) -> TableRecord:
+        return replace(base, version=base.version + 1, kind=kind, committed_at=_now(), epoch=epoch)
+
+    def _conflict(self, reason: str) -> CommitConflictError:
+        return CommitConflictError(
+            f"The commit was refused: {reason}.",
+            stream=str(self.stream),
+            remedy="Make sure that only one Penstock runs for this table, then run `penstock sync` again; "
+            "if it is refused again, run `penstock resync` for this stream.",
+        )
+
+    def _stale_lookup(self) -> StaleLookupError:
+        return StaleLookupError(
+            "The commit was refused: another writer changed the table's files meanwhile.",
+            stream=str(self.stream),
+            remedy="Run `penstock sync` again: it looks the rows up again.",
+        )
+
+
+_TABLE_PROPERTIES = {
+    "format-version": "2",
+    "write.parquet.compression-codec": "zstd",
+    "write.metadata.delete-after-commit.enabled": "true",
+    "write.metadata.previous-versions-max": "100",
+}
+
+
+def _ids(load: PendingLoad | None) -> list[int]:
+    return [] if load is None or load.columns is None else list(ids_of(load.columns).values())
+
+
+def _counts(metadata: Metadata, head: int | None) -> tuple[int, int]:
+    if head is None:
+        return 0, 0
+    summary = metadata.java.snapshot(head).summary()
+    rows, files, deleted = (
+        int(summary.get(name) or 0)
+        for name in ("total-records", "total-data-files", "total-position-deletes")
+    )
+    return rows - deleted, files
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="microseconds")

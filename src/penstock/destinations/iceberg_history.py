@@ -1,0 +1,49 @@
+"""Which of our commits a table holds: the newest one among the ancestors of its head.
+
+Every commit of ours leaves its record in the summary of the snapshot it makes. The table holds what the
+nearest such ancestor of the branch's head says, whoever committed after it:
+
+    S1 (ours) ── S2 (ours) ── S3 (compaction by someone)      head S3: the table holds S2's commit
+           └──── S4 (foreign)                                 rolled back to S1, head S4: it holds S1's
+
+So a commit that was rolled back counts as not made, and compaction changes nothing. Snapshots may have
+expired between the head and our commit. Their parents are then told by `mirror`, a table property with
+our latest commits by snapshot id, or by older metadata files, where they still stand. If neither knows,
+nobody can tell whether the table was rolled back, and `HistoryGapError` says so instead of guessing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Ancestor:
+    snapshot_id: int
+    parent_id: int | None
+    commit: str | None  # our record in its summary, if the commit was ours
+
+
+class HistoryGapError(Exception):
+    """Snapshots between the head and our newest commit are gone without a trace."""
+
+
+def newest_commit(
+    head: int | None, find: Callable[[int], Ancestor | None], mirror: Mapping[int, str]
+) -> str | None:
+    """The record of the newest commit of ours that the head contains; None if it contains none.
+
+    `find` gives a snapshot, from the table's metadata or from older ones; None: it is not known any more.
+    """
+    at = head
+    while at is not None:
+        snapshot = find(at)
+        if snapshot is None:
+            if at in mirror:
+                return mirror[at]
+            raise HistoryGapError
+        if snapshot.commit is not None:
+            return snapshot.commit
+        at = snapshot.parent_id
+    return None

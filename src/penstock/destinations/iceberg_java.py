@@ -1,0 +1,197 @@
+"""The Iceberg library inside Spark's JVM: the handful of calls that a commit is made of.
+
+A commit here is a compare-and-set against the exact metadata that was looked at: `Attempt.base` is read
+once, checked by the caller, and `Attempt.commit` succeeds only if the table's metadata is still that very
+version (correctness 16). Iceberg's own `commit()` refreshes and tries again on top of whatever came in
+between, so that a leader that slept would land on its successor's table; it is never used.
+
+How: Iceberg's transaction object gathers the updates in memory. Instead of being committed it is asked for
+the metadata it came to, which goes to the catalog with the base it must replace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from py4j.protocol import Py4JError, Py4JJavaError
+
+from penstock.core.errors import DestinationError
+from penstock.core.stream import StreamId
+from penstock.destinations.iceberg_history import Ancestor
+
+_EXCEPTIONS = "org.apache.iceberg.exceptions."
+
+
+@dataclass(frozen=True, slots=True)
+class Java:
+    """Spark's JVM, handed in by whoever started it."""
+
+    jvm: Any
+    gateway: Any
+    hadoop_configuration: Any
+
+    # Finding a class by its name takes a call for every part of it.
+    _classes: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    def iceberg(self, name: str) -> Any:
+        """A class of Iceberg, named from `org.apache.iceberg` on."""
+        if name not in self._classes:
+            found = self.jvm.org.apache.iceberg
+            for part in name.split("."):
+                found = getattr(found, part)
+            self._classes[name] = found
+        return self._classes[name]
+
+    def map_of(self, entries: Mapping[str, str]) -> Any:
+        made = self.jvm.java.util.HashMap()
+        for key, value in entries.items():
+            made.put(key, value)
+        return made
+
+    def strings(self, *texts: str) -> Any:
+        array = self.gateway.new_array(self.jvm.java.lang.String, len(texts))
+        for index, text in enumerate(texts):
+            array[index] = text
+        return array
+
+
+class StaleMetadataError(Exception):
+    """Somebody committed since we looked; nothing of ours was written."""
+
+
+class ConflictingFilesError(Exception):
+    """Somebody changed the files we looked at; nothing of ours was written."""
+
+
+class UnknownOutcomeError(Exception):
+    """The catalog did not answer: the commit may or may not have been made."""
+
+
+@contextmanager
+def iceberg_errors(doing: str, stream: StreamId | None = None) -> Iterator[None]:
+    """Java's exceptions as ours. Their messages stay in the chain: they may quote values."""
+    try:
+        yield
+    except Py4JJavaError as error:
+        name = str(error.java_exception.getClass().getName()).removeprefix(_EXCEPTIONS)
+        if name == "CommitFailedException":
+            raise StaleMetadataError from error
+        if name == "ValidationException":
+            raise ConflictingFilesError from error
+        if name == "CommitStateUnknownException":
+            raise UnknownOutcomeError from error
+        raise _failed(doing, stream, name) from error
+    except Py4JError as error:
+        raise _failed(doing, stream, type(error).__name__) from error
+
+
+def _failed(doing: str, stream: StreamId | None, name: str) -> DestinationError:
+    return DestinationError(
+        f"Iceberg failed while {doing}.",
+        stream=None if stream is None else str(stream),
+        detail=f"{name}; the Spark log in the state directory may say more.",
+        remedy="See that the catalog and the warehouse can be reached, then run the same command again.",
+    )
+
+
+class Attempt:
+    """Updates on top of one version of a table's metadata, committed against that version or not at all."""
+
+    def __init__(self, java: Java, name: str, operations: Any) -> None:
+        self._java = java
+        self._operations = operations
+        self.transaction = java.iceberg("Transactions").newTransaction(name, operations)
+        self._staged = self.transaction.table().operations()
+        self.base = Metadata(java, self._staged.current(), operations.io())
+
+    @property
+    def staged(self) -> Metadata:
+        """The table as this attempt would leave it."""
+        return Metadata(self._java, self._staged.current(), self._operations.io())
+
+    def set_properties(self, properties: Mapping[str, str | None]) -> None:
+        """Set these; those given as None are removed."""
+        update = self.transaction.updateProperties()
+        for key, value in properties.items():
+            if value is not None:
+                update.set(key, value)
+            elif self.base.property(key) is not None:
+                update.remove(key)
+        update.commit()
+
+    def set_schema(self, schema_json: str) -> None:
+        """Let the table have these columns, under the ids that they carry."""
+        schema = self._java.iceberg("SchemaParser").fromJson(schema_json)
+        before = self._staged.current()
+        if before.schema().sameSchema(schema):
+            return
+        last = max(before.lastColumnId(), schema.highestFieldId())
+        after = self._java.iceberg("TableMetadata").buildFrom(before).setCurrentSchema(schema, last).build()
+        self._staged.commit(before, after)
+
+    def commit(self) -> None:
+        self._operations.commit(self.base.java, self._staged.current())
+
+
+class Metadata:
+    """One version of a table's metadata."""
+
+    def __init__(self, java: Java, metadata: Any, io: Any) -> None:
+        self._java = java
+        self.java = metadata
+        self._io = io
+        self._older: dict[int, Ancestor] | None = None
+
+    @property
+    def location(self) -> str:
+        return str(self.java.location())
+
+    @property
+    def last_column_id(self) -> int:
+        return int(self.java.lastColumnId())
+
+    def property(self, key: str) -> str | None:
+        value = self.java.properties().get(key)
+        return None if value is None else str(value)
+
+    def head(self, branch: str) -> int | None:
+        reference = self.java.ref(branch)
+        return None if reference is None else int(reference.snapshotId())
+
+    def find(self, summary_key: str) -> Callable[[int], Ancestor | None]:
+        """Looks up a snapshot here, then in the older metadata files that are still listed."""
+
+        def find_snapshot(snapshot_id: int) -> Ancestor | None:
+            snapshot = self.java.snapshot(snapshot_id)
+            if snapshot is not None:
+                return _ancestor(snapshot, summary_key)
+            if self._older is None:
+                self._older = self._read_older(summary_key)
+            return self._older.get(snapshot_id)
+
+        return find_snapshot
+
+    def _read_older(self, summary_key: str) -> dict[int, Ancestor]:
+        found: dict[int, Ancestor] = {}
+        parser = self._java.iceberg("TableMetadataParser")
+        for entry in self.java.previousFiles():
+            try:
+                older = parser.read(self._io, entry.file())
+            except Py4JJavaError:
+                continue  # removed since; what is left may be enough
+            for snapshot in older.snapshots():
+                found[int(snapshot.snapshotId())] = _ancestor(snapshot, summary_key)
+        return found
+
+
+def _ancestor(snapshot: Any, summary_key: str) -> Ancestor:
+    parent = snapshot.parentId()
+    commit = snapshot.summary().get(summary_key)
+    return Ancestor(
+        int(snapshot.snapshotId()),
+        None if parent is None else int(parent),
+        None if commit is None else str(commit),
+    )

@@ -1,0 +1,113 @@
+"""Our records in an Iceberg table's metadata, as text.
+
+A commit's record stands in the summary of its snapshot. What would make every summary long stands in table
+properties: the source's schema and the columns under `penstock.schema.<key>`, named by key in the record; the
+pending load under `penstock.load`; the latest records by snapshot id under `penstock.commits`, for when
+their snapshots have expired; the newest epoch that wrote anything under `penstock.epoch`.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import pyarrow as pa
+
+from penstock.core.schema import TableSchema
+from penstock.destinations.base import DeadLetters, PendingLoad, TableRecord
+from penstock.destinations.iceberg_schema import FIELD_ID
+
+SUMMARY = "penstock"
+LOAD = "penstock.load"
+COMMITS = "penstock.commits"
+EPOCH = "penstock.epoch"
+SCHEMA = "penstock.schema."
+
+COMMITS_MIRRORED = 16
+
+#: The value of a table property, or None.
+Properties = Callable[[str], str | None]
+
+
+def schema_key(schema: TableSchema, columns: pa.Schema) -> str:
+    return f"{schema.id}-{hashlib.sha256(_columns_text(columns).encode()).hexdigest()[:8]}"
+
+
+def schema_text(schema: TableSchema, columns: pa.Schema) -> str:
+    return json.dumps({"schema": schema.to_json(), "columns": _columns_text(columns)})
+
+
+def read_schema(properties: Properties, key: str) -> tuple[TableSchema, pa.Schema]:
+    text = properties(SCHEMA + key)
+    if text is None:
+        raise ValueError(f"the table property {SCHEMA}{key} is missing")
+    fields = json.loads(text)
+    columns = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(fields["columns"])))
+    return TableSchema.from_json(fields["schema"]), columns
+
+
+def record_text(record: TableRecord) -> str:
+    """A record without what stands elsewhere: files in the manifests, schema and load in properties."""
+    assert record.columns is not None
+    fields = record.to_json()
+    del fields["files"], fields["load"]
+    fields["schema"] = schema_key(record.schema, record.columns)
+    return json.dumps(fields, separators=(",", ":"))
+
+
+def read_record(properties: Properties, text: str) -> TableRecord:
+    fields = json.loads(text)
+    schema, columns = read_schema(properties, fields["schema"])
+    fields |= {"files": [], "load": None, "schema": schema.to_json()}
+    return replace(TableRecord.from_json(fields), columns=columns)
+
+
+def load_text(load: PendingLoad) -> str:
+    assert load.columns is not None
+    fields = {
+        "load_id": load.load_id,
+        "schema": schema_key(load.schema, load.columns),
+        "write": load.write,
+        "thread_ids": list(load.thread_ids),
+        "dead_letters": load.dead_letters.to_json(),
+    }
+    return json.dumps(fields, separators=(",", ":"))
+
+
+def read_load(properties: Properties) -> PendingLoad | None:
+    text = properties(LOAD)
+    if text is None:
+        return None
+    fields = json.loads(text)
+    schema, columns = read_schema(properties, fields["schema"])
+    return PendingLoad(
+        load_id=fields["load_id"],
+        schema=schema,
+        write=fields["write"],
+        thread_ids=tuple(fields["thread_ids"]),
+        dead_letters=DeadLetters.from_json(fields["dead_letters"]),
+        columns=columns,
+    )
+
+
+def read_mirror(properties: Properties) -> dict[int, str]:
+    """Our latest commits by snapshot id, the oldest first."""
+    return {int(snapshot): text for snapshot, text in json.loads(properties(COMMITS) or "{}").items()}
+
+
+def mirror_text(mirror: Mapping[int, str], snapshot_id: int, record: str) -> str:
+    """The mirror with one more commit, without those that are too old to be asked for."""
+    latest = list({**mirror, snapshot_id: record}.items())[-COMMITS_MIRRORED:]
+    return json.dumps({str(snapshot): text for snapshot, text in latest}, separators=(",", ":"))
+
+
+def _columns_text(columns: pa.Schema) -> str:
+    """Names, types and ids; other metadata of the columns stands in the source's schema."""
+    return base64.b64encode(pa.schema([_plain(field) for field in columns]).serialize().to_pybytes()).decode()
+
+
+def _plain(field: pa.Field) -> pa.Field:
+    return field.with_metadata({FIELD_ID: field.metadata[FIELD_ID]})

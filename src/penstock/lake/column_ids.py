@@ -1,0 +1,32 @@
+"""The ids of a table's columns when the source's columns changed: a column keeps its own for life."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+
+from penstock.destinations.base import TableRecord
+from penstock.destinations.iceberg_schema import assign_ids, ids_of, with_field_ids
+from penstock.lake.evolve import ColumnSource
+from penstock.lake.target import Target
+
+
+def evolved_columns(
+    record: TableRecord, target: Target, sources: Sequence[ColumnSource] | None
+) -> pa.Schema | None:
+    """The target's columns with ids: those of the columns they come from, else new ones; None without ids."""
+    if record.columns is None:
+        return None
+    came_from = {name: name for name in target.arrow_schema().names}
+    for source in sources or ():
+        came_from[target.name(source.name)] = target.name(source.from_name) if source.from_name else ""
+    held = ids_of(record.columns)
+    inherited = {
+        path.replace(before, now, 1): number
+        for now, before in came_from.items()
+        for path, number in held.items()
+        if before and (path == before or path.startswith(f"{before}."))
+    }
+    columns = target.arrow_schema()
+    return with_field_ids(columns, assign_ids(columns, inherited, record.last_field_id))

@@ -1,0 +1,93 @@
+"""Runs stage 2 of a round for tables whose rows are deleted by position (see `delete_task`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pyspark.sql import SparkSession
+
+from penstock.core.stream import StreamId
+from penstock.destinations.base import DataFile
+from penstock.destinations.parquet_files import new_file_name
+from penstock.lake.delete_task import DeleteResult, DeleteTask, HeldFile, delete_rows
+from penstock.lake.fold_task import FoldResult
+from penstock.lake.key_index import KeyForm
+from penstock.lake.session import balanced, run_tasks
+from penstock.lake.target import Target
+
+if TYPE_CHECKING:
+    from penstock.lake.apply import StreamWork
+
+#: Looking keys up among so many rows is worth a task of its own.
+ROWS_PER_TASK = 2_000_000
+
+
+def delete_touched(
+    spark: SparkSession,
+    works: Sequence[StreamWork],
+    folded: Mapping[StreamId, Sequence[FoldResult]],
+    staging: Mapping[StreamId, Path],
+) -> dict[StreamId, list[DeleteResult]]:
+    """Write the files of positions (or the successors) for every data file that holds a touched key."""
+    cores = spark.sparkContext.defaultParallelism
+    tasks = [
+        (work, task)
+        for work in works
+        for task in _tasks(work, folded[work.stream], staging[work.stream], cores)
+    ]
+    sizes = [len(task.files) for _, task in tasks]
+    done = run_tasks(spark, delete_rows, [task for _, task in tasks], "find touched rows", weights=sizes)
+    results: dict[StreamId, list[DeleteResult]] = {work.stream: [] for work in works}
+    for (work, _), result in zip(tasks, done, strict=True):
+        results[work.stream].append(result)
+    return results
+
+
+def _tasks(work: StreamWork, results: Sequence[FoldResult], staging: Path, cores: int) -> list[DeleteTask]:
+    rewrites = work.table.rewrites_rows or _has_fills(work)
+    touches = any(result.staged.keys is not None for result in results)
+    if not work.files or not (touches or _has_fills(work)):
+        return []
+    rows = [file.rows for file in work.files]
+    shares = balanced(rows, min(2 * cores, len(rows), 1 + sum(rows) // ROWS_PER_TASK))
+    form = _key_form(work.target, work.table.key_secret)
+    return [
+        DeleteTask(
+            target=work.target,
+            files=tuple(_held(work, work.files[index], rewrites) for index in share),
+            staged=tuple(result.staged for result in results),
+            form=form,
+            fills=work.rewrite or (),
+            picked=tuple(staging / f"{number}-{bucket}.picked.arrow" for bucket in range(len(results))),
+            rewrites_all=_has_fills(work),
+        )
+        for number, share in enumerate(shares)
+    ]
+
+
+def _has_fills(work: StreamWork) -> bool:
+    """Whether existing rows get values in a column that was added: no metadata can give them those."""
+    return work.target.write == "upsert" and any(source.fill is not None for source in work.rewrite or ())
+
+
+def _key_form(target: Target, secret: bytes) -> KeyForm:
+    key = [target.schema.column(name) for name in target.schema.key]
+    types = tuple(str(target.arrow_schema().field(name).type) for name in target.key)
+    is_uuid = len(key) == 1 and key[0].type_name == "uuid" and types == ("string",)
+    return KeyForm(secret, exact_uuid=is_uuid, types=types)
+
+
+def _held(work: StreamWork, file: DataFile, rewrites: bool) -> HeldFile:
+    table = work.table
+    path = table.path(file)
+    return HeldFile(
+        name=file.name,
+        location=table.file_location(file.name),
+        path=path,
+        index=table.index_directory / f"{path.name}.keys",
+        deletes=tuple(table.path(DataFile(name, 0, 0)) for name in file.deletes),
+        delete_path=table.files_directory / new_file_name("deletes"),
+        successor=table.files_directory / new_file_name("rewritten") if rewrites else None,
+    )

@@ -1,0 +1,215 @@
+"""Stage 2 of a round where rows are deleted by position: finds touched keys in the table's files.
+
+Each data file has an index of its keys (`key_index`), so what this costs depends on the batch. Positions that
+the file's earlier deletes name are left out: a key that was changed before is in the index of every file it
+ever was in. What comes back is one file of positions per data file that held a touched row.
+
+Where rows must be written again (a column added with a default, or tables without deletes by choice), the
+file's successor has the remaining rows instead. Rows that stage 1 left pending are picked up on the way: only
+the row groups that hold them are read. Columns are found by their ids, whatever they were called when
+the file was written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+from pyarrow import feather
+
+from penstock.destinations.base import DataFile, PositionDeletes
+from penstock.destinations.iceberg_schema import names_by_id, with_field_ids
+from penstock.lake.evolve import ColumnSource
+from penstock.lake.fold_task import Staged
+from penstock.lake.key_index import KeyForm, KeyWords, find, key_words, no_keys, open_index, write_index
+from penstock.lake.output import OutputFile
+from penstock.lake.pending import Pending
+from penstock.lake.rewrite_task import PickedRows
+from penstock.lake.session import of_this_attempt
+from penstock.lake.target import Target
+from penstock.sources.postgres.types import cast_text
+
+ROWS_PER_READ = 128 * 1024
+#: Of a file of position deletes, as the Iceberg specification numbers them.
+DELETE_SCHEMA = with_field_ids(
+    pa.schema(
+        [pa.field("file_path", pa.string(), nullable=False), pa.field("pos", pa.int64(), nullable=False)]
+    ),
+    {"file_path": 2147483546, "pos": 2147483545},
+)
+
+Positions = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class HeldFile:
+    """A data file of the table, and where what becomes of it goes."""
+
+    name: str
+    location: str  # as the table's metadata has it
+    path: Path
+    index: Path
+    deletes: tuple[Path, ...]
+    delete_path: Path
+    successor: Path | None  # the remaining rows are written again
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteTask:
+    target: Target
+    files: tuple[HeldFile, ...]
+    staged: tuple[Staged, ...]  # one per bucket, taken one at a time
+    form: KeyForm
+    fills: tuple[ColumnSource, ...]  # what existing rows hold in columns they were written without
+    picked: tuple[Path, ...]  # per bucket, where the rows go that its pending ones need
+    rewrites_all: bool = False  # files without a touched row too
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteResult:
+    deletes: tuple[PositionDeletes, ...]
+    replaced: dict[str, DataFile | None]
+    picked: tuple[Path | None, ...]
+
+
+def delete_rows(task: DeleteTask) -> DeleteResult:
+    """Stage 2, for a share of the table's files. Memory: one bucket's keys and one row group."""
+    table = _TableFiles(task)
+    wanted = [_bucket_keys(staged, task) for staged in task.staged]
+    deletes: list[PositionDeletes] = []
+    replaced: dict[str, DataFile | None] = {}
+    with ExitStack() as stack:
+        paths = [of_this_attempt(path) for path in task.picked]
+        sinks = [stack.enter_context(PickedRows(path, task.target.arrow_schema())) for path in paths]
+        for file in task.files:
+            index = table.index(file)
+            hits = _union(find(bucket.touched, index)[1] for bucket in wanted)
+            if not hits.size and not task.rewrites_all:
+                continue
+            dead = _deleted_positions(file)
+            for bucket, sink in zip(wanted, sinks, strict=True):
+                if bucket.asked is not None:
+                    table.pick(file, _without(find(bucket.asked, index)[1], dead), sink)
+            if file.successor is not None:
+                replaced[file.name] = table.rewrite(file, np.union1d(hits, dead), file.successor)
+            elif (left := _without(hits, dead)).size:
+                deletes.append(_write_deletes(file, left))
+    picked = (path if sink.used else None for path, sink in zip(paths, sinks, strict=True))
+    return DeleteResult(tuple(deletes), replaced, tuple(picked))
+
+
+@dataclass(frozen=True, slots=True)
+class _BucketKeys:
+    touched: KeyWords
+    asked: KeyWords | None  # those whose rows pending ones need
+
+
+def _bucket_keys(staged: Staged, task: DeleteTask) -> _BucketKeys:
+    touched, asked = no_keys(), None
+    if staged.keys is not None:
+        touched = key_words(feather.read_table(staged.keys).select(task.target.key), task.form)
+    if staged.pending is not None:
+        asked = key_words(Pending.read(staged.pending).lookup_keys, task.form)
+    return _BucketKeys(touched, asked)
+
+
+class _TableFiles:
+    """Files of the table, read in the columns of today."""
+
+    def __init__(self, task: DeleteTask) -> None:
+        self._task = task
+        self._schema = task.target.arrow_schema()
+        self._key_schema = pa.schema([self._schema.field(name) for name in task.target.key])
+        self._ids = {name: int(number) for name, number in task.target.field_ids.items()}
+        self._fills = {task.target.name(source.name): source for source in task.fills}
+
+    def index(self, file: HeldFile) -> KeyWords:
+        found = open_index(file.index, self._task.form)
+        if found is None:
+            with pq.ParquetFile(file.path) as source:
+                names = names_by_id(source.schema_arrow)
+                key = [names[self._ids[name]] for name in self._task.target.key]
+                held = source.read(columns=key).select(key).rename_columns(self._task.target.key)
+                found = key_words(held.cast(self._key_schema), self._task.form)
+            write_index(file.index, found, self._task.form)
+        return found
+
+    def pick(self, file: HeldFile, positions: Positions, sink: PickedRows) -> None:
+        if not positions.size:
+            return
+        with pq.ParquetFile(file.path) as source:
+            start = 0
+            for group in range(source.num_row_groups):
+                end = start + source.metadata.row_group(group).num_rows
+                inside = positions[(positions >= start) & (positions < end)] - start
+                if inside.size:
+                    sink.write(self._of_today(source.read_row_group(group).take(pa.array(inside))))
+                start = end
+
+    def rewrite(self, file: HeldFile, without: Positions, successor: Path) -> DataFile | None:
+        key = self._task.target.key
+        start = 0
+        with (
+            pq.ParquetFile(file.path) as source,
+            OutputFile(successor, self._schema, key[0] if key else None) as output,
+        ):
+            keep = np.ones(source.metadata.num_rows, np.bool_)
+            keep[without] = False
+            for batch in source.iter_batches(ROWS_PER_READ):
+                here = keep[start : start + batch.num_rows]
+                start += batch.num_rows
+                if here.any():
+                    rows = pa.Table.from_batches([batch.filter(pa.array(here))])
+                    output.write_table(self._of_today(rows))
+        return output.data_file
+
+    def _of_today(self, rows: pa.Table) -> pa.Table:
+        names = names_by_id(rows.schema)
+        arrays = []
+        for field in self._schema:
+            held = names.get(self._ids[field.name])
+            if held is not None:
+                arrays.append(rows.column(held).cast(field.type))
+            else:
+                arrays.append(pa.chunked_array([self._missing(field, rows.num_rows)]))
+        return pa.table(arrays, schema=self._schema)
+
+    def _missing(self, field: pa.Field, rows: int) -> pa.Array:
+        source = self._fills.get(field.name)
+        if source is None or source.fill is None:
+            return pa.nulls(rows, field.type)
+        column = self._task.target.schema.column(source.name)
+        return pa.repeat(cast_text(pa.array([source.fill], pa.string()), column).values[0], rows)
+
+
+def _deleted_positions(file: HeldFile) -> Positions:
+    found = []
+    for path in file.deletes:
+        deletes = pq.read_table(path, columns=["file_path", "pos"], partitioning=None)
+        mine = pc.equal(deletes.column("file_path"), file.location)
+        found.append(deletes.column("pos").filter(mine).to_numpy())
+    return _union(found)
+
+
+def _write_deletes(file: HeldFile, positions: Positions) -> PositionDeletes:
+    with OutputFile(file.delete_path, DELETE_SCHEMA) as output:
+        arrays = [pa.repeat(pa.scalar(file.location), positions.size), pa.array(positions)]
+        output.write_batch(pa.RecordBatch.from_arrays(arrays, schema=DELETE_SCHEMA))
+    assert output.data_file is not None
+    return PositionDeletes(output.data_file, file.name)
+
+
+def _union(parts: Iterator[Positions] | Sequence[Positions]) -> Positions:
+    whole = list(parts)
+    return np.unique(np.concatenate(whole)) if whole else np.empty(0, np.int64)
+
+
+def _without(positions: Positions, dead: Positions) -> Positions:
+    return np.setdiff1d(positions, dead) if dead.size else np.unique(positions)

@@ -1,0 +1,82 @@
+"""The destination that a pipeline file names, and what it asks of Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from urllib.parse import unquote, urlsplit
+
+from pyspark.sql import SparkSession
+
+from penstock.config.models import CatalogConfig, Config, DestinationConfig
+from penstock.destinations.iceberg import IcebergDestination, IcebergSettings
+from penstock.destinations.parquet import ParquetDestination
+from penstock.lake.iceberg_session import DRIVERS, ICEBERG, iceberg_conf, java_of
+from penstock.lake.session import spark_session
+
+_IMPLEMENTED_BY = {"sqlite": "jdbc", "postgres": "jdbc"}
+
+
+def open_destination(
+    config: DestinationConfig, spark: Callable[[], SparkSession]
+) -> ParquetDestination | IcebergDestination:
+    if config.type == "parquet":
+        return ParquetDestination(config.directory)
+    settings = IcebergSettings(
+        catalog_name=config.catalog.name,
+        catalog=catalog_properties(config),
+        warehouse=config.directory,
+        sets_location=config.catalog.type in ("sqlite", "postgres"),
+        properties=config.properties,
+        copy_on_write=config.upserts == "copy_on_write",
+    )
+    return IcebergDestination(settings, lambda: java_of(spark()))
+
+
+def destination_of(config: Config) -> ParquetDestination | IcebergDestination:
+    """For looking at tables: Spark is started only if there are Iceberg tables to look at."""
+
+    def spark() -> SparkSession:
+        return spark_session(config.spark.master, spark_conf(config), config.state / "spark.log")
+
+    return open_destination(config.destination, spark)
+
+
+def spark_conf(config: Config) -> dict[str, str]:
+    """The Spark settings of a pipeline; what the file says wins."""
+    destination = config.destination
+    if destination.type == "parquet":
+        return dict(config.spark.conf)
+    packages = (ICEBERG, *DRIVERS.get(destination.catalog.type, ()))
+    return {**iceberg_conf(packages, destination.jars_dir), **config.spark.conf}
+
+
+def catalog_properties(config: DestinationConfig) -> dict[str, str]:
+    """As Iceberg's `CatalogUtil` takes them."""
+    catalog = config.catalog
+    properties = {
+        "type": _IMPLEMENTED_BY.get(catalog.type, catalog.type),
+        "warehouse": str(config.directory),
+        **_where(catalog, config),
+    }
+    return {**properties, **catalog.properties}
+
+
+def _where(catalog: CatalogConfig, config: DestinationConfig) -> dict[str, str]:
+    uri = catalog.uri.get_secret_value() if catalog.uri is not None else ""
+    if catalog.type == "sqlite":
+        return {"uri": f"jdbc:sqlite:{config.directory}/catalog.db", "jdbc.schema-version": "V1"}
+    if catalog.type == "postgres":
+        return {"jdbc.schema-version": "V1", **_jdbc(uri)}
+    return {"uri": uri} if uri else {}
+
+
+def _jdbc(url: str) -> dict[str, str]:
+    """A Postgres URL as JDBC wants it: user and password apart."""
+    parts = urlsplit(url)
+    query = f"?{parts.query}" if parts.query else ""
+    place = f"{parts.hostname or 'localhost'}:{parts.port or 5432}{parts.path}{query}"
+    login = {"jdbc.user": parts.username, "jdbc.password": parts.password}
+    return {
+        "uri": f"jdbc:postgresql://{place}",
+        **{key: unquote(value) for key, value in login.items() if value},
+    }

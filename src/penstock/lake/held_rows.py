@@ -1,0 +1,155 @@
+"""Which of many rows a table holds already, value by value.
+
+A round of an incremental stream reads a window again that earlier rounds have read. Rows that the table holds
+exactly so are left out of it: an append table would get them twice, and an upsert table would be written anew
+for nothing. Rows are compared whole: one that changed without a change of its cursor is another row.
+
+Only files whose statistics say that they may hold values of the window are read, and of those the rows inside
+it. A file that some rows were deleted from (position deletes) is passed over: what it shows may be gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from penstock.core.schema import SourceColumn
+from penstock.lake.change_set import Flags
+from penstock.lake.evolve import ColumnSource
+from penstock.lake.keys import KeySet, flat
+from penstock.lake.rewrite_task import evolved
+from penstock.lake.target import Target
+from penstock.sources.postgres.types import arrow_type, cast_text
+
+_MARGIN = 1e-9  # of a double against the decimal it stands for, and more
+
+
+@dataclass(frozen=True, slots=True)
+class HeldRange:
+    """Files of a table, and between which values of a cursor's column (None: any) its rows count."""
+
+    files: tuple[Path, ...]
+    columns: tuple[ColumnSource, ...] | None  # where the files' own columns are those of an older schema
+    cursor: SourceColumn
+    low: str | None
+    high: str | None
+
+
+class HeldRows:
+    def __init__(self, held: HeldRange, target: Target) -> None:
+        self._names = target.names
+        rows = list(_rows(held, target))
+        self._set = KeySet(_comparable(pa.concat_tables(rows))) if rows else None
+
+    def contain(self, arrays: Sequence[pa.Array]) -> Flags | None:
+        """For each row of the source's columns, whether it is held; None: none is."""
+        if self._set is None:
+            return None
+        return self._set.contains(_comparable(pa.table(list(arrays), names=self._names)))
+
+
+def _rows(held: HeldRange, target: Target) -> Iterator[pa.Table]:
+    bounds = _Bounds(held)
+    for path in held.files:
+        with pq.ParquetFile(path) as file:
+            name = _name_in_file(held, target)
+            if name not in file.schema_arrow.names:
+                continue
+            groups = [n for n in range(file.num_row_groups) if bounds.may_be_in(file, n, name)]
+            for group in groups:
+                rows = file.read_row_group(group)
+                inside = bounds.hold(rows.column(name))
+                rows = rows if inside is None else rows.filter(inside)
+                if rows.num_rows:
+                    yield evolved(rows, target, held.columns).select(target.names)
+
+
+def _name_in_file(held: HeldRange, target: Target) -> str:
+    before = {source.name: source.from_name for source in held.columns or ()}
+    return target.name(before.get(held.cursor.name) or held.cursor.name)
+
+
+class _Bounds:
+    """The values of a range in the column's own type; a value that it cannot hold is no bound."""
+
+    def __init__(self, held: HeldRange) -> None:
+        # A number of any scale is text in the table, and text has another order.
+        self._as_doubles = held.cursor.type_name == "numeric" and pa.types.is_string(arrow_type(held.cursor))
+        self._low, self._high = (self._typed(held.cursor, text) for text in (held.low, held.high))
+
+    def _typed(self, column: SourceColumn, text: str | None) -> pa.Scalar | None:
+        if text is None:
+            return None
+        if self._as_doubles:
+            return pa.scalar(float(text), pa.float64())
+        value = cast_text(pa.array([text], pa.string()), column).values[0]
+        return value if value.is_valid else None
+
+    def may_be_in(self, file: pq.ParquetFile, group: int, name: str) -> bool:
+        """By the row group's statistics; if they do not tell, it may."""
+        if self._as_doubles:
+            return True
+        place = file.schema_arrow.get_field_index(name)
+        statistics = file.metadata.row_group(group).column(place).statistics
+        if statistics is None or not statistics.has_min_max:
+            return True
+        try:
+            below = self._high is not None and bool(statistics.min > self._high.as_py())
+            above = self._low is not None and bool(statistics.max < self._low.as_py())
+        except (TypeError, ValueError, OverflowError):  # a year that Python cannot hold
+            return True
+        return not (below or above)
+
+    def hold(self, column: pa.ChunkedArray) -> pa.ChunkedArray | None:
+        """Rows inside; a null is not. None: all rows."""
+        low, high = self._low, self._high
+        if self._as_doubles:
+            column = column.cast(pa.float64())
+            low = None if low is None else pa.scalar(low.as_py() - _MARGIN * (1 + abs(low.as_py())))
+            high = None if high is None else pa.scalar(high.as_py() + _MARGIN * (1 + abs(high.as_py())))
+        masks = []
+        if low is not None:
+            masks.append(pc.greater_equal(column, low))
+        if high is not None:
+            masks.append(pc.less_equal(column, high))
+        if not masks:
+            return None
+        inside = masks[0] if len(masks) == 1 else pc.and_(*masks)
+        return pc.fill_null(inside, False)
+
+
+def _comparable(rows: pa.Table) -> pa.Table:
+    """Columns without nulls, each beside where it had some: in a `KeySet` a null never matches."""
+    columns: list[pa.Array] = []
+    for column in rows.columns:
+        array = flat(column)
+        if pa.types.is_list(array.type):
+            array = pa.array([None if value is None else repr(value) for value in array.to_pylist()])
+            array = array.cast(pa.string())
+        columns += [array.is_null(), array.fill_null(_any_value(array.type)) if array.null_count else array]
+    return pa.table(columns, names=[str(number) for number in range(len(columns))])
+
+
+def _any_value(kind: pa.DataType) -> pa.Scalar:
+    zero: Any = 0
+    if pa.types.is_string(kind):
+        zero = ""
+    elif pa.types.is_binary(kind):
+        zero = b""
+    elif pa.types.is_boolean(kind):
+        zero = False
+    elif pa.types.is_decimal(kind):
+        zero = Decimal(0)
+    elif pa.types.is_floating(kind):
+        zero = 0.0
+    elif not pa.types.is_integer(kind):
+        width = pa.int32() if kind.bit_width == 32 else pa.int64()
+        return pa.scalar(0, width).cast(kind)
+    return pa.scalar(zero, kind)

@@ -1,0 +1,88 @@
+"""Dead letters of rows that are read by a cursor: each is written once, and settled when its row fits again.
+
+A window is read again and again, and with it rows that the table cannot hold. A letter that says the same,
+word by word, as one that is there already is not written a second time. A letter is history once its key is
+read with values that fit, or has left the stream's filter. Letters and what settles them stand at the
+position of the snapshot they were read under, so that the newer of the two is the later one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.destinations.base import DataFile
+from penstock.lake.change_set import Flags
+from penstock.lake.dead_letters import (
+    SETTLED_KEYS,
+    key_columns,
+    open_letters,
+    read_dead_letters,
+)
+from penstock.lake.keys import KeySet
+from penstock.lake.output import OutputFile
+from penstock.lake.target import Target
+from penstock.sources.postgres.types import cast_text
+
+
+class KnownLetters:
+    """The letters that a table has before a round."""
+
+    def __init__(self, paths: Sequence[Path], target: Target) -> None:
+        self._paths = paths
+        self._target = target
+        self._seen: set[int] = set()  # positions in `_open` of letters whose keys were read and fit
+
+    def fresh(self, letters: pa.RecordBatch) -> pa.RecordBatch:
+        """Those of `letters` that are not there yet. Few rows come here: Python compares them."""
+        known = read_dead_letters(self._paths, ["_key", "_row"])
+        if self._target.schema.key:
+            first = pc.list_element(letters.column("_key"), 0)
+            of_these = pc.is_in(pc.list_element(known.column("_key"), 0), value_set=first)
+            known = known.filter(of_these)
+        words = set(map(repr, known.column("_row").to_pylist()))
+        is_new = [repr(row) not in words for row in letters.column("_row").to_pylist()]
+        return letters.filter(pa.array(is_new, pa.bool_()))
+
+    def settle(self, keys: pa.Table, fits: Flags | None) -> None:
+        """These keys were read; those that fit are no longer dead letters."""
+        if self._open_keys is not None:
+            found = self._open_keys.index(keys if fits is None else keys.filter(pa.array(fits)))
+            self._seen.update(np.unique(found[found >= 0]).tolist())
+
+    def write_settled(self, path: Path, position: int) -> DataFile | None:
+        if not self._seen:
+            return None
+        with OutputFile(path, SETTLED_KEYS) as output:
+            places = pa.array(sorted(self._seen), pa.int64())
+            rows = len(places)
+            marks = [
+                pa.repeat(pa.scalar("r"), rows),
+                pa.repeat(pa.scalar(position, pa.int64()), rows),
+                pa.repeat(pa.scalar(0, pa.int64()), rows),
+            ]
+            keys = self._open.column("_key").combine_chunks().take(places)
+            output.write_table(pa.table([*marks, keys], schema=SETTLED_KEYS))
+        return output.data_file
+
+    @cached_property
+    def _open(self) -> pa.Table:
+        return open_letters(self._paths, len(self._target.schema.key)).combine_chunks()
+
+    @cached_property
+    def _open_keys(self) -> KeySet | None:
+        """The open letters' keys in the table's types; None: there are none."""
+        if self._target.write == "append" or not self._paths or not self._open.num_rows:
+            return None
+        schema = self._target.schema
+        text = key_columns(self._open.column("_key").combine_chunks(), len(schema.key))
+        typed = [
+            cast_text(column.combine_chunks(), schema.column(name)).values
+            for column, name in zip(text.columns, schema.key, strict=True)
+        ]
+        return KeySet(pa.table(typed, names=self._target.key))

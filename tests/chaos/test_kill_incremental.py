@@ -1,0 +1,175 @@
+"""kill -9 between all steps of incremental streams, with writers that never stop: every row ends right.
+
+Rows change under two kinds of cursor, a time with a second cursor for its nulls and a sequence; transactions
+overlap, so that rows commit after others with greater values. As in `test_kill`, a sync in a process of its
+own is killed at the named place, the writers go on, the next sync recovers while they write; then they rest,
+one more sync catches up, and the oracle compares every value. `PENSTOCK_CHAOS` asks for more, as there.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import product
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from penstock.failpoints import FAILPOINTS
+from penstock.sources.postgres.embedded import EmbeddedPostgres
+from tests.chaos.databases import new_database
+from tests.conftest import wait_until
+from tests.pipelines import PipelineUnderTest
+
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600)]
+
+CHAOS = os.environ.get("PENSTOCK_CHAOS", "short")
+SEED = int(os.environ.get("PENSTOCK_CHAOS_SEED", "0")) or random.SystemRandom().randrange(1, 10**6)
+STREAMS = ["public.ticks", "public.parts"]
+READING_ON = [name for name in FAILPOINTS if name.startswith("incremental.")]
+#: Places that other modes pass too, struck here because what stands on either side of them is different.
+SHARED = ["destination.version_built", "destination.recorded", "state.version_written"]
+LOADING = ["load.planned", "load.committed", "load.before_swap", "load.swapped", "load.done"]
+#: In the midst of two streams: one is done and one is not.
+NTH_TIME = {"incremental.committed": 2, "state.version_written": 2}
+
+_TABLES = """
+    CREATE SEQUENCE turns;
+    CREATE TABLE ticks (id bigint PRIMARY KEY, changed timestamptz, turn bigint NOT NULL, v text);
+    CREATE TABLE parts (id uuid PRIMARY KEY DEFAULT gen_random_uuid(), turn bigint NOT NULL, v text);
+    CREATE INDEX ON ticks (changed); CREATE INDEX ON ticks (turn); CREATE INDEX ON parts (turn);
+    INSERT INTO ticks SELECT i, CASE WHEN i % 3 > 0 THEN clock_timestamp() END, nextval('turns'), 'first'
+        FROM generate_series(1, 900) i;
+    INSERT INTO parts (turn, v) SELECT nextval('turns'), 'first' FROM generate_series(1, 900) i
+"""
+_CHANGES = [
+    "UPDATE ticks SET changed = clock_timestamp(), turn = nextval('turns'), v = md5(random()::text) "
+    "WHERE id = %(id)s AND changed IS NOT NULL",
+    "UPDATE ticks SET turn = nextval('turns'), v = md5(random()::text) WHERE id = %(id)s AND changed IS NULL",
+    "INSERT INTO ticks SELECT %(new)s, CASE WHEN random() < 0.5 THEN clock_timestamp() END, nextval('turns')"
+    ", repeat('x', 3000) ON CONFLICT DO NOTHING",
+    "INSERT INTO parts (turn, v) SELECT nextval('turns'), 'new' FROM generate_series(1, 3)",
+    "UPDATE parts SET turn = nextval('turns'), v = md5(random()::text) WHERE id = "
+    "(SELECT id FROM parts OFFSET %(id)s %% 900 LIMIT 1 FOR UPDATE SKIP LOCKED)",
+]
+
+
+@dataclass
+class Writers:
+    """Two sessions whose transactions overlap: the later one often commits first."""
+
+    url: str
+    transactions: int = 0
+    _goes: threading.Event = field(default_factory=threading.Event)
+    _ends: threading.Event = field(default_factory=threading.Event)
+    _resting: list[bool] = field(default_factory=lambda: [False, False])
+
+    def run(self, number: int) -> None:
+        chance = random.Random(SEED * 10 + number)
+        with psycopg.connect(self.url, autocommit=True) as connection:
+            while not self._ends.is_set():
+                self._resting[number] = not self._goes.is_set()
+                if self._resting[number] or not self._goes.is_set():  # asked to rest in between
+                    self._goes.wait(0.05)
+                    continue
+                with connection.transaction():
+                    for _ in range(chance.randint(1, 4)):
+                        # Each session has its own rows of `ticks`: they never wait for each other.
+                        row = 2 * chance.randrange(450) + 1 + number
+                        new = 2 * chance.randrange(500, 100_000) + number
+                        connection.execute(chance.choice(_CHANGES).encode(), {"id": row, "new": new})
+                        self._ends.wait(chance.random() * 0.03)
+                self.transactions += 1
+
+    def start(self) -> None:
+        self._goes.set()
+
+    def rest(self) -> None:
+        self._goes.clear()
+        wait_until(lambda: all(self._resting), "the writers to rest")
+
+    def end(self) -> None:
+        self._ends.set()
+
+    def wait_for_writes(self) -> None:
+        enough = self.transactions + 20
+        wait_until(lambda: self.transactions > enough, "the writers to go on")
+
+
+@pytest.fixture(scope="module")
+def writers(server: EmbeddedPostgres) -> Iterator[Writers]:
+    with new_database(server) as database:
+        database.execute(_TABLES)
+        writers = Writers(database.url)
+        threads = [threading.Thread(target=writers.run, args=(number,)) for number in range(2)]
+        for thread in threads:
+            thread.start()
+        writers.start()
+        yield writers
+        writers.end()
+        for thread in threads:
+            thread.join()
+
+
+@pytest.fixture(scope="module")
+def reading_on(writers: Writers, tmp_path_factory: pytest.TempPathFactory) -> PipelineUnderTest:
+    """A pipeline that has loaded its tables."""
+    pipeline = _pipeline(writers, tmp_path_factory.mktemp("reading_on"))
+    pipeline.sync()
+    _compare(writers, pipeline)
+    return pipeline
+
+
+def _pipeline(writers: Writers, directory: Path) -> PipelineUnderTest:
+    ticks = {"table": "public.ticks", "mode": "incremental", "cursor": "changed:turn"}
+    parts = {"table": "public.parts", "mode": "incremental", "cursor": "turn", "lookback": 500}
+    settings = {"load": {"rows_per_chunk": 300}, "readers": {"grace": "5s"}}
+    return PipelineUnderTest(directory, writers.url, [ticks, parts], settings)
+
+
+def _rules(names: list[str], short: set[str]) -> list[str]:
+    if CHAOS == "full":
+        return [f"{name}=kill@{nth}" for name, nth in product(names, (1, 2))]
+    struck = [name for name in names if CHAOS != "short" or name in short]
+    return [f"{name}=kill@{NTH_TIME.get(name, 1)}" for name in struck]
+
+
+@pytest.mark.parametrize(
+    "rule", _rules([*READING_ON, *SHARED], {"incremental.prepared", "incremental.committed"})
+)
+def test_killed_while_reading_on_it_ends_with_every_row_right(
+    writers: Writers, reading_on: PipelineUnderTest, rule: str
+) -> None:
+    _kill_and_recover(writers, reading_on, rule)
+
+
+@pytest.mark.parametrize("rule", _rules(LOADING, {"load.swapped"}))
+def test_killed_during_the_first_load_it_ends_with_every_row_right(
+    writers: Writers, tmp_path: Path, rule: str
+) -> None:
+    _kill_and_recover(writers, _pipeline(writers, tmp_path), rule)
+
+
+def _kill_and_recover(writers: Writers, pipeline: PipelineUnderTest, rule: str) -> None:
+    writers.wait_for_writes()
+    ended = pipeline.sync_apart(rule)
+    name, nth = rule.partition("=")[0], int(rule.partition("@")[2] or 1)
+    if not (CHAOS == "full" and nth > 1 and not ended.struck):
+        assert ended.struck == (f"{name}=kill",), f"{name} did not strike, or not once: {ended}"
+        assert ended.killed, str(ended)
+    writers.wait_for_writes()
+    pipeline.sync()
+    _compare(writers, pipeline)
+
+
+def _compare(writers: Writers, pipeline: PipelineUnderTest) -> None:
+    writers.rest()
+    try:
+        pipeline.sync()
+        pipeline.assert_same(*STREAMS)
+    finally:
+        writers.start()

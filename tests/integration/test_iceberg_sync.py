@@ -1,0 +1,150 @@
+"""`penstock sync` into Iceberg tables: the same promises as for Parquet, value by value, and Iceberg's own.
+
+A selection of what is tested for Parquet runs here again; `PENSTOCK_TEST_DESTINATION=iceberg` runs all of it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import duckdb
+import pytest
+from pyiceberg.catalog.sql import SqlCatalog
+
+from penstock.core.stream import StreamId
+from penstock.destinations.iceberg import IcebergTable
+from penstock.pipeline import Pipeline
+from tests.conftest import Database
+from tests.iceberg import sqlite_destination
+from tests.integration import test_change_traps, test_review, test_sync
+from tests.pipelines import PipelineUnderTest
+from tests.traps import MakePipeline
+
+pytestmark = pytest.mark.parametrize("make", ["iceberg"], indirect=True)
+
+PROMISES: list[Callable[..., None]] = [
+    test_sync.test_a_loaded_table_and_its_changes_equal_the_source,
+    test_sync.test_an_append_table_holds_every_change_once,
+    test_sync.test_a_truncate_empties_an_upsert_table_and_is_one_row_of_an_append_table,
+    test_sync.test_values_that_were_not_sent_are_kept,
+    test_sync.test_a_resumed_load_by_pages_equals_the_source,
+    test_sync.test_a_full_refresh_replaces_the_table_each_time_and_needs_no_slot,
+    test_sync.test_resync_loads_one_table_again_and_leaves_no_gap,
+    test_change_traps.test_a_constant_default_that_was_changed_meanwhile_is_right_in_every_row,
+    test_review.test_an_append_table_keeps_its_history_when_it_is_loaded_again,
+]
+
+
+@pytest.mark.parametrize("promise", PROMISES, ids=lambda promise: promise.__name__.removeprefix("test_"))
+def test_iceberg_tables_keep_what_parquet_tables_promise(
+    promise: Callable[..., None], make: MakePipeline, request: pytest.FixtureRequest
+) -> None:
+    arguments = {name: request.getfixturevalue(name) for name in inspect.signature(promise).parameters}
+    promise(**arguments)
+
+
+def table_of(pipeline: PipelineUnderTest, stream: str) -> IcebergTable:
+    return sqlite_destination(pipeline.directory / "lake").table(StreamId.parse(stream))
+
+
+def changed_table(database: Database, make: MakePipeline) -> PipelineUnderTest:
+    test_sync.orders(database, 200)
+    pipeline = make(["public.orders"])
+    pipeline.sync()
+    database.execute("UPDATE orders SET note = 'changed' WHERE id % 3 = 0")
+    database.execute("DELETE FROM orders WHERE id % 7 = 0")
+    pipeline.sync()
+    return pipeline
+
+
+def test_pyiceberg_reads_what_spark_reads(database: Database, make: MakePipeline) -> None:
+    pipeline = changed_table(database, make)
+    pipeline.assert_same("public.orders")
+    lake = pipeline.directory / "lake"
+    catalog = SqlCatalog("penstock", uri=f"sqlite:///{lake}/catalog.db", warehouse=str(lake))
+    rows = catalog.load_table("public.orders").scan().to_arrow()
+    spark = Pipeline.from_yaml(pipeline.file).table("public.orders").to_arrow()
+    assert by_id(rows) == by_id(spark)
+
+
+def test_duckdb_reads_the_rows_that_are_left(database: Database, make: MakePipeline) -> None:
+    pipeline = changed_table(database, make)
+    location = table_of(pipeline, "public.orders").metadata_location()
+    try:
+        duckdb.sql("INSTALL iceberg; LOAD iceberg")
+    except duckdb.Error:
+        pytest.skip("DuckDB's Iceberg extension cannot be downloaded here")
+    rows = duckdb.execute(f"SELECT count(*), sum(id) FROM iceberg_scan('{location}')").fetchall()
+    assert rows == database.query("SELECT count(*), sum(id) FROM orders")
+
+
+def by_id(table: Any) -> list[dict[str, Any]]:
+    return sorted(table.to_pylist(), key=lambda row: int(row["id"]))
+
+
+def test_a_table_that_was_rolled_back_gets_its_changes_again(database: Database, make: MakePipeline) -> None:
+    pipeline = changed_table(database, make)
+    table = table_of(pipeline, "public.orders")._opened()
+    table.manageSnapshots().rollbackTo(table.currentSnapshot().parentId()).commit()
+    database.execute("INSERT INTO orders (id) VALUES (5000)")
+    pipeline.sync()
+    assert any("rolled back" in note for note in pipeline.notes)
+    pipeline.assert_same("public.orders")
+
+
+def test_rows_that_somebody_else_added_or_compacted_are_neither_lost_nor_doubled(
+    database: Database, make: MakePipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A foreign commit falls between our lookup and our commit; the rows are looked up again."""
+    pipeline = changed_table(database, make)
+    database.execute("UPDATE orders SET note = 'again' WHERE id % 5 = 0")
+    compacted: list[int] = []
+
+    def compact(name: str) -> None:
+        if name == "cdc.written" and not compacted:
+            compacted.append(rewrite_all(table_of(pipeline, "public.orders")))
+
+    monkeypatch.setattr("penstock.failpoints.reach", compact)
+    pipeline.sync()
+    assert compacted
+    pipeline.assert_same("public.orders")
+
+
+def rewrite_all(table: IcebergTable) -> int:
+    """What any compaction does: Iceberg's own action, in its own commit."""
+    java = table._destination.java
+    sessions = java.jvm.org.apache.spark.sql.SparkSession
+    sessions.setActiveSession(sessions.getDefaultSession().get())  # of this thread, whoever made it
+    actions = java.jvm.org.apache.iceberg.spark.actions.SparkActions.get()
+    rewrite = actions.rewriteDataFiles(table._opened()).option("rewrite-all", "true")
+    return int(rewrite.execute().rewrittenDataFilesCount())
+
+
+@pytest.mark.parametrize("failpoint", ["iceberg.staged", "iceberg.committed"])
+def test_a_sync_that_was_killed_around_a_commit_goes_on(
+    database: Database, make: MakePipeline, failpoint: str
+) -> None:
+    pipeline = changed_table(database, make)
+    database.execute("UPDATE orders SET note = 'killed' WHERE id % 5 = 0")
+    ended = pipeline.sync_apart(f"{failpoint}=kill")
+    assert ended.killed, str(ended)
+    assert ended.struck == (f"{failpoint}=kill",)
+    database.execute("INSERT INTO orders (id) VALUES (6000)")
+    pipeline.sync()
+    pipeline.assert_same("public.orders")
+
+
+def test_copy_on_write_leaves_no_deletes_behind(database: Database, make: MakePipeline) -> None:
+    test_sync.orders(database, 100)
+    destination = {"type": "iceberg", "warehouse": "./lake", "upserts": "copy_on_write"}
+    pipeline = make(["public.orders"], destination=destination)
+    pipeline.sync()
+    database.execute("UPDATE orders SET note = 'x' WHERE id % 3 = 0; DELETE FROM orders WHERE id = 1")
+    pipeline.sync()
+    pipeline.assert_same("public.orders")
+    table = table_of(pipeline, "public.orders")
+    record = table.record()
+    assert record is not None
+    assert all(not file.deletes for file in table.files(record))

@@ -1,0 +1,380 @@
+"""Iceberg tables on a real catalog: what is committed is what Spark and PyIceberg read."""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from penstock.core.errors import CommitConflictError, DestinationError, StaleLookupError
+from penstock.core.position import Lsn
+from penstock.core.schema import SourceColumn, TableSchema
+from penstock.core.stream import StreamId
+from penstock.destinations.base import DataFile, Marker, PositionDeletes
+from penstock.destinations.iceberg import IcebergDestination, IcebergTable
+from penstock.destinations.iceberg_schema import with_field_ids
+from tests.iceberg import session, sqlite_destination
+
+STREAM = StreamId("public", "orders")
+COLUMNS = pa.schema([pa.field("id", pa.int64()), pa.field("v", pa.string()), pa.field("small", pa.int16())])
+SCHEMA = TableSchema(
+    STREAM,
+    (
+        SourceColumn("id", 20, -1, "int8", "bigint", 1),
+        SourceColumn("v", 25, -1, "text", "text", 2),
+        SourceColumn("small", 21, -1, "int2", "smallint", 3),
+    ),
+    key=("id",),
+)
+
+
+@pytest.fixture
+def destination(tmp_path: Path) -> IcebergDestination:
+    return sqlite_destination(tmp_path)
+
+
+def write(table: IcebergTable, columns: pa.Schema, ids: list[int], value: str) -> DataFile:
+    rows = pa.table([pa.array(ids), pa.array([value] * len(ids)), pa.array(ids).cast(pa.int16())], columns)
+    path = table.files_directory / f"{secrets.token_hex(8)}.parquet"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(rows, path)
+    return DataFile(path.name, len(ids), path.stat().st_size)
+
+
+def write_deletes(table: IcebergTable, of: DataFile, positions: list[int]) -> PositionDeletes:
+    schema = with_field_ids(
+        pa.schema(
+            [pa.field("file_path", pa.string(), nullable=False), pa.field("pos", pa.int64(), nullable=False)]
+        ),
+        {"file_path": 2147483546, "pos": 2147483545},
+    )
+    location = table.file_location(of.name)
+    rows = pa.table([pa.array([location] * len(positions)), pa.array(np.array(positions))], schema)
+    path = table.files_directory / f"{secrets.token_hex(8)}-deletes.parquet"
+    pq.write_table(rows, path)
+    return PositionDeletes(DataFile(path.name, len(positions), path.stat().st_size), of.name)
+
+
+def rows_in_spark(table: IcebergTable, directory: Path) -> list[tuple[int, str, int]]:
+    table._opened().refresh()
+    metadata = table._opened().operations().current().metadataFileLocation()
+    frame = session(directory).read.format("iceberg").load(metadata)
+    return sorted((row["id"], row["v"], row["small"]) for row in frame.collect())
+
+
+def loaded(table: IcebergTable, ids: list[int], to: int = 100) -> tuple[pa.Schema, DataFile]:
+    record = table.begin_load("load1", Lsn(1), SCHEMA, "upsert", COLUMNS)
+    assert record.load is not None
+    columns = record.load.columns
+    assert columns is not None
+    file = write(table, columns, ids, "loaded")
+    table.commit_chunks("load1", Lsn(1), ["chunk1"], [file])
+    table.swap("load1", Lsn(1), "g1", Lsn(to))
+    return columns, file
+
+
+def marker(start: int, to: int, epoch: int = 1, generation: str = "g1") -> Marker:
+    return Marker(generation, Lsn(epoch), Lsn(start), Lsn(to), (f"t{start}",))
+
+
+def test_a_load_is_seen_by_nobody_before_the_swap_and_then_whole(
+    destination: IcebergDestination, tmp_path: Path
+) -> None:
+    table = destination.table(STREAM)
+    assert table.record() is None
+    record = table.begin_load("load1", Lsn(1), SCHEMA, "upsert", COLUMNS)
+    assert record.load is not None
+    assert record.load.columns is not None
+    for number in range(2):
+        file = write(table, record.load.columns, [2 * number, 2 * number + 1], "a")
+        table.commit_chunks("load1", Lsn(1), [f"chunk{number}"], [file])
+        table.commit_chunks("load1", Lsn(1), [f"chunk{number}"], [file])
+        assert table.is_thread_committed(f"chunk{number}")
+    assert rows_in_spark(table, tmp_path) == []
+    swapped = table.swap("load1", Lsn(1), "g1", Lsn(100))
+    assert table.swap("load1", Lsn(1), "g1", Lsn(100)) == swapped
+    assert swapped.marker == Marker("g1", Lsn(1), None, Lsn(100), ("chunk0", "chunk1"))
+    assert swapped.load is None
+    assert swapped.rows == 4
+    assert rows_in_spark(table, tmp_path) == [(i, "a", i) for i in range(4)]
+
+
+def test_rows_are_replaced_and_added_in_one_commit_with_the_marker(
+    destination: IcebergDestination, tmp_path: Path
+) -> None:
+    table = destination.table(STREAM)
+    columns, file = loaded(table, [1, 2, 3])
+    record = table.record()
+    assert record is not None
+    assert record.columns is not None
+    assert record.columns.equals(columns)
+    after = table.commit_changes(
+        Lsn(100),
+        marker(100, 200),
+        SCHEMA,
+        added=[write(table, columns, [2, 9], "new")],
+        removed=[],
+        deletes=[write_deletes(table, file, [1])],
+        columns=columns,
+        read_from=record.snapshot_id,
+    )
+    assert rows_in_spark(table, tmp_path) == [
+        (1, "loaded", 1),
+        (2, "new", 2),
+        (3, "loaded", 3),
+        (9, "new", 9),
+    ]
+    assert after.rows == 4
+    fresh = sqlite_destination(tmp_path).table(STREAM)
+    again = fresh.record()
+    assert again == after
+    assert again is not None
+    assert sorted(fresh.files(again), key=str) == sorted(table.files(after), key=str)
+    assert fresh.is_thread_committed("t100")
+    with pytest.raises(CommitConflictError):
+        fresh.commit_changes(
+            Lsn(100),
+            marker(100, 200),
+            SCHEMA,
+            added=[],
+            removed=[],
+            columns=columns,
+            read_from=after.snapshot_id,
+        )
+
+
+def test_a_leader_that_slept_between_check_and_commit_lands_nowhere(
+    destination: IcebergDestination, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = destination.table(STREAM)
+    columns, _ = loaded(table, [1])
+    other = sqlite_destination(tmp_path).table(STREAM)
+
+    def overtake(name: str) -> None:
+        if name == "iceberg.staged":
+            monkeypatch.undo()
+            other.commit_changes(
+                Lsn(100), marker(100, 150, epoch=2), SCHEMA, added=[], removed=[], columns=columns
+            )
+
+    monkeypatch.setattr("penstock.failpoints.reach", overtake)
+    with pytest.raises(CommitConflictError, match="newer leader"):
+        table.commit_changes(
+            Lsn(100),
+            marker(100, 200),
+            SCHEMA,
+            added=[write(table, columns, [5], "late")],
+            removed=[],
+            columns=columns,
+        )
+    assert rows_in_spark(table, tmp_path) == [(1, "loaded", 1)]
+    record = table.record()
+    assert record is not None
+    assert record.marker is not None
+    assert record.marker.to == Lsn(150)
+
+
+def test_a_foreign_commit_in_between_loses_nothing(
+    destination: IcebergDestination, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An insert lands on top of foreign rows; a delete that was looked up before them is looked up again."""
+    table = destination.table(STREAM)
+    columns, file = loaded(table, [1, 2])
+    foreign = sqlite_destination(tmp_path).table(STREAM)
+    read_from = table.record().snapshot_id  # type: ignore[union-attr]
+
+    def append_rows() -> None:
+        update = foreign._opened().newAppend()
+        update.appendFile(foreign._known_files().data_file(write(foreign, columns, [7], "foreign")))
+        update.commit()
+
+    def meddle(name: str) -> None:
+        if name == "iceberg.staged":
+            monkeypatch.undo()
+            append_rows()
+
+    monkeypatch.setattr("penstock.failpoints.reach", meddle)
+    with pytest.raises(StaleLookupError):
+        table.commit_changes(
+            Lsn(100),
+            marker(100, 200),
+            SCHEMA,
+            added=[],
+            removed=[],
+            deletes=[write_deletes(table, file, [0])],
+            columns=columns,
+            read_from=read_from,
+        )
+    record = table.record()
+    assert record is not None
+    table.commit_changes(
+        Lsn(100),
+        marker(100, 200),
+        SCHEMA,
+        added=[],
+        removed=[],
+        deletes=[write_deletes(table, file, [0])],
+        columns=columns,
+        read_from=record.snapshot_id,
+    )
+    assert rows_in_spark(table, tmp_path) == [(2, "loaded", 2), (7, "foreign", 7)]
+
+
+def test_a_rolled_back_commit_counts_as_not_committed(
+    destination: IcebergDestination, tmp_path: Path
+) -> None:
+    table = destination.table(STREAM)
+    columns, _ = loaded(table, [1])
+    before = table.record()
+    assert before is not None
+    for _ in range(2):
+        table.commit_changes(
+            Lsn(100),
+            marker(100, 200),
+            SCHEMA,
+            added=[write(table, columns, [5], "x")],
+            removed=[],
+            columns=columns,
+            read_from=before.snapshot_id,
+        )
+        assert table.is_thread_committed("t100")
+        table._opened().refresh()
+        table._opened().manageSnapshots().rollbackTo(before.snapshot_id).commit()
+        assert not table.is_thread_committed("t100")
+        assert table.record().marker == before.marker  # type: ignore[union-attr]
+    assert rows_in_spark(table, tmp_path) == [(1, "loaded", 1)]
+
+
+def test_the_marker_survives_compaction_and_expiry_by_others(
+    destination: IcebergDestination, tmp_path: Path
+) -> None:
+    table = destination.table(STREAM)
+    columns, _ = loaded(table, [1])
+    record = table.commit_changes(
+        Lsn(100),
+        marker(100, 200),
+        SCHEMA,
+        added=[write(table, columns, [5], "x")],
+        removed=[],
+        columns=columns,
+    )
+    foreign = table._opened()
+    for _ in range(3):
+        foreign.refresh()
+        foreign.newAppend().commit()
+        foreign.expireSnapshots().expireOlderThan(2**62).retainLast(1).commit()
+    assert foreign.snapshot(record.snapshot_id) is None
+    after = sqlite_destination(tmp_path).table(STREAM).record()
+    assert after is not None
+    assert after.marker == record.marker
+    assert table.is_thread_committed("t100")
+
+
+def test_a_resumed_load_waits_on_its_branch_until_the_log_has_passed_it(
+    destination: IcebergDestination, tmp_path: Path
+) -> None:
+    table = destination.table(STREAM)
+    columns, _ = loaded(table, [1, 2])
+    load = table.begin_load("load2", Lsn(1), SCHEMA, "upsert", COLUMNS).load
+    assert load is not None
+    assert load.columns is not None
+    assert load.columns.equals(columns)
+    table.commit_chunks("load2", Lsn(1), ["c2"], [write(table, columns, [8, 9], "again")])
+    waiting = table.swap("load2", Lsn(1), "g2", Lsn(300), Lsn(500))
+    assert waiting.readable_from == Lsn(500)
+    assert rows_in_spark(table, tmp_path) == [(1, "loaded", 1), (2, "loaded", 2)]
+    table.commit_changes(
+        Lsn(300),
+        marker(300, 400, generation="g2"),
+        SCHEMA,
+        added=[write(table, columns, [10], "new")],
+        removed=[],
+        columns=columns,
+    )
+    assert rows_in_spark(table, tmp_path) == [(1, "loaded", 1), (2, "loaded", 2)]
+    shown = table.publish(Lsn(1), Lsn(500))
+    assert shown.readable_from is None
+    assert rows_in_spark(table, tmp_path) == [(8, "again", 8), (9, "again", 9), (10, "new", 10)]
+
+
+def test_a_load_that_keeps_history_adds_its_rows(destination: IcebergDestination, tmp_path: Path) -> None:
+    table = destination.table(STREAM)
+    columns, _ = loaded(table, [1])
+    table.begin_load("load2", Lsn(1), SCHEMA, "upsert", COLUMNS)
+    table.commit_chunks("load2", Lsn(1), ["c2"], [write(table, columns, [2], "again")])
+    table.swap("load2", Lsn(1), "g2", Lsn(300), keep_files=True)
+    assert rows_in_spark(table, tmp_path) == [(1, "loaded", 1), (2, "again", 2)]
+
+
+def test_the_old_table_goes_on_while_a_load_is_pending(
+    destination: IcebergDestination, tmp_path: Path
+) -> None:
+    table = destination.table(STREAM)
+    columns, _ = loaded(table, [1])
+    table.begin_load("load2", Lsn(1), SCHEMA, "upsert", COLUMNS)
+    table.commit_chunks("load2", Lsn(1), ["c2"], [write(table, columns, [2], "again")])
+    table.commit_changes(
+        Lsn(100),
+        marker(100, 200),
+        SCHEMA,
+        added=[write(table, columns, [3], "x")],
+        removed=[],
+        columns=columns,
+    )
+    assert rows_in_spark(table, tmp_path) == [(1, "loaded", 1), (3, "x", 3)]
+    table.commit_chunks("load2", Lsn(1), ["c3"], [write(table, columns, [4], "again")])
+    table.swap("load2", Lsn(1), "g2", Lsn(300))
+    assert rows_in_spark(table, tmp_path) == [(2, "again", 2), (4, "again", 4)]
+
+
+def test_files_that_somebody_compacted_while_rows_were_only_added_are_not_looked_for_again(
+    destination: IcebergDestination, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Inserts land on top of a compaction; what is known of the files must then be read anew."""
+    table = destination.table(STREAM)
+    columns, file = loaded(table, [1, 2])
+    record = table.record()
+    assert record is not None
+    assert [held.name for held in table.files(record)] == [file.name]
+    other = sqlite_destination(tmp_path).table(STREAM)
+    successor = write(other, columns, [1, 2], "loaded")
+
+    def compact(name: str) -> None:
+        if name == "iceberg.staged":
+            monkeypatch.undo()
+            files = other._known_files()
+            rewrite = other._opened().newRewrite()
+            rewrite.deleteFile(files.data_file(file)).addFile(files.data_file(successor)).commit()
+
+    monkeypatch.setattr("penstock.failpoints.reach", compact)
+    added = write(table, columns, [3], "new")
+    after = table.commit_changes(
+        Lsn(100),
+        marker(100, 200),
+        SCHEMA,
+        added=[added],
+        removed=[],
+        columns=columns,
+        read_from=record.snapshot_id,
+    )
+    assert {held.name for held in table.files(after)} == {successor.name, added.name}
+
+
+def test_a_table_that_somebody_else_made_is_left_alone(
+    destination: IcebergDestination, tmp_path: Path
+) -> None:
+    table = destination.table(STREAM)
+    loaded(table, [1])
+    update = table._opened().updateProperties()
+    for name in ("penstock.epoch", "penstock.commits"):
+        update.remove(name)
+    update.commit()
+    foreign = sqlite_destination(tmp_path).table(STREAM)
+    assert foreign.record() is None
+    with pytest.raises(DestinationError, match="did not write"):
+        foreign.begin_load("load9", Lsn(9), SCHEMA, "upsert", COLUMNS)
+    assert rows_in_spark(table, tmp_path) == [(1, "loaded", 1)]

@@ -1,0 +1,59 @@
+"""Limits on what loads take from the source: they slow a load down, and never make it wrong."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.conftest import Database
+from tests.traps import STREAMS, MakePipeline, make_tables
+from tests.workload import Workload
+
+
+def snapshots(notes: list[str]) -> int:
+    return sum("going on under a new one" in note for note in notes)
+
+
+@pytest.fixture
+def chunk_by_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.lake.load.CHUNKS_PER_COMMIT_MAX", 1)
+    monkeypatch.setattr("penstock.lake.load.SMALL_TABLES_PER_CHUNK", 1)
+
+
+@pytest.mark.usefixtures("chunk_by_chunk")
+@pytest.mark.parametrize("method", ["key", pytest.param("ctid", marks=pytest.mark.slow)])
+def test_a_load_goes_on_under_new_snapshots_when_one_gets_too_old(
+    database: Database, make: MakePipeline, method: str
+) -> None:
+    """With writers at work: every snapshot shows other rows, in other places."""
+    with Workload(database.url, pause_s=0.1).setup(200).start(2):
+        streams = ["public.orders", {"table": "public.events", "write": "append"}]
+        load = {"rows_per_chunk": 40, "method": method, "snapshot_age_max": "1ms"}
+        pipeline = make(streams, load=load)
+        pipeline.sync()
+        assert snapshots(pipeline.notes) >= 2, pipeline.notes
+        assert not list(pipeline.state.glob("load/*.json")), "the loads are over"
+    pipeline.sync()
+    pipeline.assert_same("public.orders")
+    pipeline.assert_history("public.events", one_moment=method == "ctid")
+
+
+@pytest.mark.usefixtures("chunk_by_chunk")
+def test_a_load_that_could_not_go_on_exactly_keeps_its_snapshot(
+    database: Database, make: MakePipeline
+) -> None:
+    database.execute("CREATE TABLE history (id int PRIMARY KEY, v text)")
+    database.execute(
+        "INSERT INTO history SELECT n, repeat('v', 1000) FROM generate_series(1, 100) n; ANALYZE"
+    )
+    stream = {"table": "public.history", "write": "append"}
+    pipeline = make([stream], load={"rows_per_chunk": 20, "snapshot_age_max": "1ms"})
+    assert pipeline.sync().streams[0].rows_loaded == 100
+    assert snapshots(pipeline.notes) == 0
+
+
+def test_no_more_rows_are_read_in_a_second_than_the_limit(database: Database, make: MakePipeline) -> None:
+    make_tables(database.url)  # 20 rows each
+    unlimited, limited = make(STREAMS), make(STREAMS, load={"rows_per_second": 10, "parallel": 1})
+    unlimited.sync()
+    assert limited.sync().seconds >= 2 * 20 / 10
+    limited.assert_same("public.state")

@@ -1,0 +1,121 @@
+"""`penstock resync STREAM`: readers keep the old table until the new one is whole, and nothing is missed."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import pyarrow.compute as pc
+import pytest
+
+from penstock import Pipeline
+from tests.conftest import Database, wait_until
+from tests.pipelines import PipelineUnderTest
+from tests.traps import STREAMS, MakePipeline, PauseAt, assert_exact
+
+ROWS = 20
+
+
+@contextmanager
+def writing(database: Database) -> Iterator[list[int]]:
+    """One transaction after the other gives every row of both tables the same new value."""
+    written: list[int] = []
+    stopping = threading.Event()
+
+    def write() -> None:
+        with database.connect() as connection:
+            while not stopping.wait(0.05):
+                value = f"v{len(written)}"
+                with connection.transaction():
+                    connection.execute("UPDATE state SET v = %s", (value,))
+                    connection.execute("UPDATE history SET v = %s", (value,))
+                written.append(len(written))
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        yield written
+    finally:
+        stopping.set()
+        thread.join()
+
+
+@contextmanager
+def reading(pipeline: PipelineUnderTest) -> Iterator[list[str]]:
+    """Somebody reads the table again and again; what a reader saw that the source never was."""
+    wrong: list[str] = []
+    stopping = threading.Event()
+
+    def read() -> None:
+        while not stopping.wait(0.02):
+            rows = Pipeline.from_yaml(pipeline.file).table("public.state").to_arrow()
+            values = pc.count_distinct(rows.column("v")).as_py()
+            if (rows.num_rows, values) != (ROWS, 1):
+                wrong.append(f"{rows.num_rows} rows with {values} values")
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    try:
+        yield wrong
+    finally:
+        stopping.set()
+        thread.join()
+
+
+@pytest.mark.parametrize("streams", [["public.state"], ["public.state", "public.history"]])
+def test_readers_see_the_old_table_until_the_new_one_is_complete_and_nothing_is_missed(
+    tables: Database, make: MakePipeline, pause_at: PauseAt, streams: list[str]
+) -> None:
+    tables.execute("UPDATE state SET v = 'one value'; UPDATE history SET v = 'one value'")
+    pipeline = make(STREAMS, load={"rows_per_chunk": 5})
+    pipeline.sync()
+    before = {stream: pipeline.path(stream) for stream in streams}
+    opened = Pipeline.from_yaml(pipeline.file)
+    pause = pause_at("load.before_swap=pause")
+    with writing(tables) as written, reading(pipeline) as wrong, ThreadPoolExecutor(1) as thread:
+        with pause:
+            running = thread.submit(opened.resync, streams, pipeline.notes)
+            pause.wait(running)
+            assert {stream: pipeline.path(stream) for stream in streams} == before
+            enough = len(written) + 5
+            wait_until(lambda: len(written) > enough, "the writers to go on")
+        report = running.result(timeout=120)
+    assert {each.stream: each.rows_loaded for each in report.streams} == {
+        stream: ROWS if stream in streams else 0 for stream in ("public.state", "public.history")
+    }
+    assert wrong == []
+    pipeline.sync()
+    assert_exact(pipeline)
+
+
+def test_a_resync_that_was_killed_still_replaces_the_history_of_an_append_table(
+    tables: Database, make: MakePipeline
+) -> None:
+    """What was asked for is in the state: the sync that goes on must not add to the old rows."""
+    pipeline = make([STREAMS[1]])
+    pipeline.sync()
+    tables.execute("UPDATE history SET v = 'x'")
+    pipeline.sync()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("penstock.lake.load.Loader.run", _gives_up)
+        with pytest.raises(_GaveUpError):
+            Pipeline.from_yaml(pipeline.file).resync(["public.history"])
+    tables.execute("UPDATE history SET v = 'y'")
+    pipeline.sync()
+    assert_history_is_of_the_new_load(pipeline)
+
+
+class _GaveUpError(Exception):
+    pass
+
+
+def _gives_up(*_: object) -> None:
+    raise _GaveUpError
+
+
+def assert_history_is_of_the_new_load(pipeline: PipelineUnderTest) -> None:
+    pipeline.assert_history("public.history")
+    operations = Pipeline.from_yaml(pipeline.file).table("public.history").to_arrow().column("_op")
+    assert operations.to_pylist().count("r") == ROWS
