@@ -28,7 +28,8 @@ PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3 python; d
 # The first variable pins what is installed, the second what builds it.
 PIP_INSTALL := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 \
 	$(BIN)/python -m pip install --quiet
-PYTEST := $(BIN)/python -m pytest
+# One worker per core, each with servers and a Spark session of its own.
+PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 CHECK ?=
 
 .PHONY: help venv demo test slow unit integration lint format bench bench-upserts bench-peers chaos chaos-once mutants constraints clean

@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -261,10 +262,13 @@ def main(words: Sequence[str]) -> int:
             mutant.plant(_copy_of_sources(Path(directory) / str(number)))
         outcomes = _check_green(chosen, _copy_of_sources(Path(directory) / "green"), console)
         if all(outcome.fine for outcome in outcomes):
-            for number, mutant in enumerate(chosen):
-                sources = Path(directory) / str(number) / "src"
-                outcomes.append(_run(mutant.name, mutant.tests, mutant.select, sources, _RED))
-                _say(console, outcomes[-1])
+            outcomes += _run_all(
+                [
+                    (mutant.name, mutant.tests, mutant.select, Path(directory) / str(number) / "src", _RED)
+                    for number, mutant in enumerate(chosen)
+                ],
+                console,
+            )
     console.print(_table(outcomes))
     bad = [outcome for outcome in outcomes if not outcome.fine]
     for outcome in bad:
@@ -280,11 +284,23 @@ def _copy_of_sources(directory: Path) -> Path:
 
 def _check_green(mutants: Sequence[Mutant], sources: Path, console: Console) -> list[Outcome]:
     """Each choice of tests once without a bug: red would mean nothing if it was red before."""
-    outcomes = []
+    runs = []
     for tests, select in dict.fromkeys((mutant.tests, mutant.select) for mutant in mutants):
         name = f"no bug: {', '.join(test.rpartition('::')[2] for test in tests)} {select}".rstrip()
-        outcomes.append(_run(name, tests, select, sources, _GREEN))
-        _say(console, outcomes[-1])
+        runs.append((name, tests, select, sources, _GREEN))
+    return _run_all(runs, console)
+
+
+_Run = tuple[str, Sequence[str], str, Path, int]
+
+
+def _run_all(runs: Sequence[_Run], console: Console) -> list[Outcome]:
+    """One process per core: most of each is waiting for its own servers to start."""
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        outcomes = []
+        for outcome in pool.map(lambda run: _run(*run), runs):
+            _say(console, outcome)
+            outcomes.append(outcome)
     return outcomes
 
 

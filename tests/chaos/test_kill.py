@@ -37,7 +37,9 @@ pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600)]
 
 FULL = os.environ.get("PENSTOCK_CHAOS") == "full"
 SHORT = os.environ.get("PENSTOCK_CHAOS", "short") == "short"
-SEED = int(os.environ.get("PENSTOCK_CHAOS_SEED", "0")) or random.SystemRandom().randrange(1, 10**6)
+#: Workers of one run draw the same number, so that they know the same tests.
+RUN = os.environ.get("PYTEST_XDIST_TESTRUNUID")
+SEED = int(os.environ.get("PENSTOCK_CHAOS_SEED", "0")) or random.Random(RUN).randrange(1, 10**6)
 
 #: Reached by Spark tasks, each in a process of its own.
 IN_A_TASK = {"destination.file_write"}
