@@ -33,7 +33,7 @@ from penstock import failpoints
 from penstock.capture.client import CaptureProcess
 from penstock.capture.spec import CaptureProgress, CaptureSpec, ExportedSnapshot, Started
 from penstock.config import Config
-from penstock.core.errors import ConfigError, SourceBusyError, SourceError, StateError
+from penstock.core.errors import ConfigError, SourceBusyError, SourceError, SparkError, StateError
 from penstock.core.position import Lsn
 from penstock.core.report import ProgressListener, StreamReport, SyncReport
 from penstock.core.stream import StreamId
@@ -51,6 +51,7 @@ from penstock.log.reader import ChangeLog
 from penstock.log.retention import apply_retention
 from penstock.resolution import resolve_from_source
 from penstock.sources.postgres.connection import connect
+from penstock.sources.postgres.slots import read_slot
 
 SnapshotSource = Callable[[], ExportedSnapshot]
 
@@ -98,6 +99,8 @@ class Sync:
         follows = any(stream.reads_log for stream in streams)
         # Setting up may create the slot, and with it the first snapshot.
         self._seen_before_start = fingerprints(streams)
+        if follows:
+            self._mark_if_slot_is_new(ledger)
         started = capture.start() if follows else None
         # Setting up may have given tables another replica identity. A table that a wildcard finds only now
         # is not published yet: it waits for the next sync.
@@ -147,6 +150,14 @@ class Sync:
             f"The source kept changing these tables while they were read: {waiting}.",
             remedy="Run sync again when no VACUUM FULL or ALTER TABLE is running on them.",
         )
+
+    def _mark_if_slot_is_new(self, ledger: Ledger) -> None:
+        """Before a slot is made: a state that is older than its slot takes up no table (see `rebuild`)."""
+        if ledger.document.state_version is None:
+            with connect(self._url) as connection:
+                slot = read_slot(connection, self._config.source.slot)
+            if slot is None:
+                ledger.write(ledger.document.emptied())
 
     def _reload_asked(self, lane: LakeLane) -> None:
         for stream in self._reload:
@@ -336,6 +347,11 @@ def beside(work: Callable[[], None], give_up: Callable[[], None]) -> Iterator[Fu
                 raise reason from error
             while not wait([running], GIVE_UP_EVERY_S).done:
                 give_up()
+            # The work, ending by itself, cancels every job: then its error is the cause of the block's.
+            if isinstance(error, SparkError) and not isinstance(
+                reason := running.exception(), SparkError | None
+            ):
+                raise reason from error
             raise
         running.result()
 

@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 
+from penstock.ledger.store import StateStore
 from tests.conftest import Database
 from tests.oracle_history import install_audit
 from tests.traps import MakePipeline
@@ -70,3 +71,38 @@ def test_tables_of_another_slot_are_not_taken_up(tables: Database, make: MakePip
     report = pipeline.sync()
     assert all(stream.rows_loaded for stream in report.streams)
     pipeline.assert_same("public.state")
+
+
+def test_a_slot_that_we_made_ourselves_has_not_seen_what_came_before(
+    tables: Database, make: MakePipeline
+) -> None:
+    """State and slot are gone; the next start is killed as soon as it has made a slot."""
+    pipeline = make(STREAMS)
+    pipeline.sync()
+    tables.execute("DELETE FROM state WHERE id = 1")
+    tables.execute(f"SELECT pg_drop_replication_slot('{pipeline.name}')")
+    shutil.rmtree(pipeline.state)
+    ended = pipeline.sync_apart("capture.slot_created=kill")
+    assert ended.struck == ("capture.slot_created=kill",)
+    report = pipeline.sync()
+    assert all(stream.rows_loaded for stream in report.streams)
+    pipeline.assert_same("public.state", "public.quiet")
+
+
+def test_a_state_put_back_into_an_open_round_goes_on_from_the_tables(
+    tables: Database, make: MakePipeline
+) -> None:
+    """The round that the old state has open was finished long ago; more came since."""
+    pipeline = make(STREAMS)
+    pipeline.sync()
+    tables.execute("UPDATE state SET v = 'one'; UPDATE history SET v = 'one'")
+    assert pipeline.sync_apart("cdc.prepared=kill").killed
+    in_the_round = StateStore(pipeline.state).history()[0].version
+    pipeline.sync()
+    tables.execute("UPDATE state SET v = 'two'; DELETE FROM history WHERE id = 3")
+    pipeline.sync()
+    StateStore(pipeline.state).restore(in_the_round)
+    tables.execute("INSERT INTO state VALUES (70, 'three'); INSERT INTO history VALUES (70, 'three')")
+    pipeline.sync()
+    pipeline.assert_same("public.state", "public.quiet")
+    pipeline.assert_history("public.history")

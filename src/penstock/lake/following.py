@@ -42,8 +42,10 @@ class Following:
         for end in self._batches(self._lane.ledger.document.lsn, to):
             self._global_round(end)
         for stream in self._lane.streams:
+            if stream in self._lane.being_loaded:  # asked first: once it is not, its state is settled
+                continue
             state = self._lane.ledger.document.stream(stream)
-            if stream in self._lane.being_loaded or (state is not None and state.paused is not None):
+            if state is not None and state.paused is not None:
                 continue
             if state is not None and state.cdc_from is not None and state.has_completed_backfill:
                 for end in self._batches(state.cdc_from, to):

@@ -27,6 +27,7 @@ from penstock.ledger import pausing, two_phase
 from penstock.ledger.ledger import Ledger
 from penstock.ledger.load_record import LoadPoint, LoadRecords
 from penstock.ledger.recovery import recover_round, recover_stream_round
+from penstock.ledger.threads import cdc_thread_id
 from penstock.log.reader import ChangeLog
 
 
@@ -117,7 +118,9 @@ class LakeLane:
             if stream in self._lane.ledger.document.global_streams:
                 self._lane.ledger.write(two_phase.leave_global(self._lane.ledger.document, stream))
         self._lane.being_loaded |= set(loading)
-        self._lane.beside_rounds, self._lane.held_from = True, point
+        # Loads that an earlier run read to the end have an older point, and lose their records as they end.
+        points = [*self._lane.records.open_points(set(loading)), *([] if point is None else [point])]
+        self._lane.beside_rounds, self._lane.held_from = True, min(points, default=None)
         try:
             yield
         finally:
@@ -163,6 +166,8 @@ class LakeLane:
     def recover(self) -> None:
         """Settle what an earlier run left open: roll forward what the destination has, repeat the rest."""
         self._reload_changed_layouts()
+        self._set_aside_what_is_replaced()
+        self._set_aside_what_was_moved()
         recovery = recover_round(
             self._lane.ledger.document, set(self._lane.streams), self._lane.is_thread_committed
         )
@@ -192,6 +197,31 @@ class LakeLane:
             self._recall_decisions(stream)
             self._adopt_position(stream)
             self._reload_if_replaced(stream, configured)
+
+    def _set_aside_what_is_replaced(self) -> None:
+        """A table that is loaded anew, history and all, needs no part of an open round; it may be stuck."""
+        for state in self._lane.ledger.document.stream_states:
+            if state.reload is not None and state.reload.replace and state.stream in self._lane.streams:
+                self._set_aside(state.stream)
+
+    def _set_aside_what_was_moved(self) -> None:
+        """A table that stands neither before nor behind the open round cannot be given its part of it.
+
+        Somebody rolled it back, or put the state back; it goes on from where it is (`_adopt_position`).
+        """
+        document = self._lane.ledger.document
+        for state in document.stream_states:
+            is_open = state.stream in document.processing or state.next_cdc_pos is not None
+            if not is_open or state.generation is None or state.stream not in self._lane.streams:
+                continue
+            record = self._lane.table(state.stream).record()
+            marker = record.marker if record is not None else None
+            start = document.lsn if state.stream in document.processing else state.cdc_from
+            if marker is None or start is None or marker.generation != state.generation:
+                continue
+            done = cdc_thread_id(state.stream, state.generation, start) in marker.thread_ids
+            if not done and marker.to != state.committed_to:
+                self._set_aside(state.stream)
 
     def _recall_decisions(self, stream: StreamId) -> None:
         """What an earlier run decided about a stream and could not carry out."""

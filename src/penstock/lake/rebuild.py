@@ -8,7 +8,12 @@ everything after C, so the log begins anew there, and changes up to M are left o
 That the marker was written from this source and through this slot is said by its generation, which begins
 with both. Not taken up, but loaded again as if they were new: tables of another source or an older format,
 resumed loads that readers have not been shown, and partitioned tables, whose list of leaves was in the state.
-What nobody can tell is a slot that was dropped and made again under the same name while the state was away.
+Nor are tables taken up by a state that was emptied on purpose, or that was there before its slot: a slot that
+we made ourselves has not seen what came before it (`Sync` writes that down before it makes one).
+
+What nobody can tell while the state is away: a slot that was dropped and made again under the same name, a
+destination put back to an older backup, a stream that was taken out of the file and put in again. After one
+of those, `penstock resync` is the way; the note that is printed says so.
 """
 
 from __future__ import annotations
@@ -22,10 +27,10 @@ from penstock.ledger.threads import origin_of
 
 
 def rebuild_state(lane: LaneState, origin: str, slot_position: Lsn) -> None:
-    """Take up the tables there are; nothing if the state knows any stream."""
-    if lane.ledger.document.streams:
-        return
+    """Take up the tables there are; nothing if the state knows any stream, or was made before its slot."""
     document = lane.ledger.document
+    if document.streams or document.was_emptied:
+        return
     for stream, configured in lane.streams.items():
         marker = _marker(lane, stream, origin)
         if marker is None or marker.to is None:
@@ -38,7 +43,10 @@ def rebuild_state(lane: LaneState, origin: str, slot_position: Lsn) -> None:
             committed_to=marker.to,
             cdc_from=max(marker.to, slot_position),
         )
-        lane.listener.note(f"{stream}: there is no state, but a table; going on from {marker.to}.")
+        lane.listener.note(
+            f"{stream}: there is no state, but a table; going on from {marker.to}. If the slot or the table "
+            "was replaced or put back meanwhile, run `penstock resync` for it."
+        )
     for stream in document.streams:
         document = two_phase.join_global(document, stream)
     lane.ledger.write(document)
