@@ -41,6 +41,15 @@ def tables(database: Database) -> Database:
 
 
 @pytest.fixture
+def parted(database: Database) -> Database:
+    database.execute("CREATE TABLE m (id int, day date, PRIMARY KEY (id, day)) PARTITION BY RANGE (day)")
+    database.execute("CREATE TABLE m1 PARTITION OF m FOR VALUES FROM ('2026-01-01') TO ('2026-02-01')")
+    database.execute("CREATE TABLE m2 PARTITION OF m FOR VALUES FROM ('2026-02-01') TO ('2026-03-01')")
+    database.execute("INSERT INTO m SELECT i, date '2026-01-01' + (i % 50) FROM generate_series(1, 100) AS i")
+    return database
+
+
+@pytest.fixture
 def pause_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PauseAt:
     def set_up(rule: str) -> Pause:
         monkeypatch.setattr(failpoints, "_reached", {})

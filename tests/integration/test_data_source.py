@@ -267,6 +267,7 @@ def test_a_streaming_query_gets_each_change_in_one_batch_across_restarts(
     query.stop()
 
 
+@pytest.mark.slow
 def test_a_batch_that_failed_is_given_again_with_the_same_changes(
     database: Database, orders: PipelineUnderTest, start: Start
 ) -> None:
@@ -284,6 +285,7 @@ def test_a_batch_that_failed_is_given_again_with_the_same_changes(
     query.stop()
 
 
+@pytest.mark.slow
 def test_a_streaming_query_stops_at_new_columns_and_goes_on_with_them(
     database: Database, orders: PipelineUnderTest, start: Start
 ) -> None:
@@ -301,6 +303,7 @@ def test_a_streaming_query_stops_at_new_columns_and_goes_on_with_them(
     query.stop()
 
 
+@pytest.mark.slow
 def test_a_streaming_query_that_comes_too_late_is_told(
     database: Database, orders: PipelineUnderTest, start: Start
 ) -> None:

@@ -102,7 +102,8 @@ def slot_creation_waits(url: str) -> bool:
     return bool(rows)
 
 
-@pytest.mark.parametrize("method", ["key", pytest.param("ctid", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["key", "ctid"])
 def test_every_change_is_handed_over_once_while_everybody_writes(
     server: EmbeddedPostgres, tmp_path: Path, pause_at: PauseAt, method: str
 ) -> None:

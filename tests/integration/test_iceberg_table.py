@@ -16,8 +16,8 @@ from penstock.core.schema import SourceColumn, TableSchema
 from penstock.core.stream import StreamId
 from penstock.destinations.base import DataFile, Marker, PositionDeletes
 from penstock.destinations.iceberg import IcebergDestination, IcebergTable
-from penstock.destinations.iceberg_schema import with_field_ids
-from tests.iceberg import session, sqlite_destination
+from penstock.destinations.iceberg_schema import assign_ids, ids_of, with_field_ids
+from tests.iceberg import rewrite_all, session, sqlite_destination
 
 STREAM = StreamId("public", "orders")
 COLUMNS = pa.schema([pa.field("id", pa.int64()), pa.field("v", pa.string()), pa.field("small", pa.int16())])
@@ -378,3 +378,211 @@ def test_a_table_that_somebody_else_made_is_left_alone(
     with pytest.raises(DestinationError, match="did not write"):
         foreign.begin_load("load9", Lsn(9), SCHEMA, "upsert", COLUMNS)
     assert rows_in_spark(table, tmp_path) == [(1, "loaded", 1)]
+
+
+def test_ids_are_given_out_once_while_a_resumed_load_waits_to_be_shown(
+    destination: IcebergDestination, tmp_path: Path
+) -> None:
+    """Iceberg's own count knows only the ids of columns that are shown."""
+    table = destination.table(STREAM)
+    load = table.begin_load("load1", Lsn(1), SCHEMA, "upsert", COLUMNS).load
+    assert load is not None
+    assert load.columns is not None
+    table.commit_chunks("load1", Lsn(1), ["c1"], [write(table, load.columns, [1], "a")])
+    waiting = table.swap("load1", Lsn(1), "g1", Lsn(100), Lsn(500))
+    assert waiting.columns is not None
+    wider = COLUMNS.append(pa.field("more", pa.string()))
+    held = ids_of(waiting.columns)
+    columns = with_field_ids(wider, assign_ids(wider, held, waiting.last_field_id))
+    assert ids_of(columns)["more"] not in held.values()
+    assert table._opened().schema().highestFieldId() < ids_of(columns)["more"]
+    changes = marker(100, 600)
+    with pytest.raises(AssertionError):
+        assign_ids(wider, {**held, "more": max(held.values())}, 0)
+    shown = table.commit_changes(Lsn(100), changes, SCHEMA, added=[], removed=[], columns=columns)
+    assert shown.readable_from is None
+    assert rows_in_spark(table, tmp_path) == [(1, "a", 1)]
+    again = table.begin_load("load2", Lsn(1), SCHEMA, "upsert", wider.append(pa.field("last", pa.string())))
+    assert again.load is not None
+    assert again.load.columns is not None
+    assert ids_of(again.load.columns)["last"] > max(ids_of(columns).values())
+    assert again.last_field_id == ids_of(again.load.columns)["last"]
+
+
+def test_columns_with_ids_that_a_pending_load_has_taken_are_refused(destination: IcebergDestination) -> None:
+    table = destination.table(STREAM)
+    loaded(table, [1])
+    record = table.record()
+    assert record is not None
+    assert record.columns is not None
+    wider = COLUMNS.append(pa.field("more", pa.string()))
+    columns = with_field_ids(wider, assign_ids(wider, ids_of(record.columns), record.last_field_id))
+    other = COLUMNS.append(pa.field("other", pa.int64()))
+    table.begin_load("load2", Lsn(1), SCHEMA, "upsert", other)
+    with pytest.raises(StaleLookupError):
+        table.commit_changes(Lsn(100), marker(100, 200), SCHEMA, added=[], removed=[], columns=columns)
+
+
+def partition_by_small(table: IcebergTable) -> None:
+    table._opened().updateSpec().addField("small").commit()
+
+
+def test_a_table_that_somebody_partitioned_is_written_on_and_read_whole(
+    destination: IcebergDestination, tmp_path: Path
+) -> None:
+    """Ours go under the spec without partitions; deletes where the file is that they concern."""
+    table = destination.table(STREAM)
+    columns, file = loaded(table, [1, 2, 3])
+    partition_by_small(table)
+    record = table.record()
+    assert record is not None
+    table.commit_changes(
+        Lsn(100),
+        marker(100, 200),
+        SCHEMA,
+        added=[write(table, columns, [2, 9], "new")],
+        removed=[],
+        deletes=[write_deletes(table, file, [1])],
+        columns=columns,
+        read_from=record.snapshot_id,
+    )
+    expected = [(1, "loaded", 1), (2, "new", 2), (3, "loaded", 3), (9, "new", 9)]
+    assert rows_in_spark(table, tmp_path) == expected
+    in_one = session(tmp_path).read.format("iceberg").load(table.metadata_location()).where("small = 9")
+    assert [row["v"] for row in in_one.collect()] == ["new"]
+
+    assert rewrite_all(table) > 0
+    record = table.record()
+    assert record is not None
+    files = table.files(record)
+    assert len(files) == 4
+    by_id = {pq.ParquetFile(table.path(file)).read().column("id")[0].as_py(): file for file in files}
+    after = table.commit_changes(
+        Lsn(200),
+        marker(200, 300),
+        SCHEMA,
+        added=[write(table, columns, [9], "newer")],
+        removed=[],
+        deletes=[write_deletes(table, by_id[9], [0])],
+        columns=columns,
+        read_from=record.snapshot_id,
+    )
+    assert rows_in_spark(table, tmp_path) == [*expected[:3], (9, "newer", 9)]
+    table.commit_changes(
+        Lsn(300),
+        marker(300, 400),
+        SCHEMA,
+        added=[],
+        removed=[by_id[1].name],
+        columns=columns,
+        read_from=after.snapshot_id,
+    )
+    assert rows_in_spark(table, tmp_path) == [*expected[1:3], (9, "newer", 9)]
+
+
+def test_a_table_with_only_partitioned_specs_is_refused_with_a_remedy(
+    destination: IcebergDestination,
+) -> None:
+    table = destination.table(STREAM)
+    table._create_unless_there(COLUMNS)
+    java = destination.java
+    spec = java.iceberg("PartitionSpec").builderFor(table._opened().schema()).identity("small").build()
+    schema = table._opened().schema()
+    destination.catalog.dropTable(table._identifier(), True)
+    table._table = None
+    destination.catalog.buildTable(table._identifier(), schema).withPartitionSpec(spec).create()
+    load = table.begin_load("load1", Lsn(1), SCHEMA, "upsert", COLUMNS).load
+    assert load is not None
+    assert load.columns is not None
+    file = write(table, load.columns, [1], "a")
+    with pytest.raises(DestinationError, match="no partition spec without") as refused:
+        table.commit_chunks("load1", Lsn(1), ["c1"], [file])
+    assert refused.value.remedy
+
+
+@pytest.mark.parametrize("at", ["chunk", "swap", "moved"])
+def test_a_load_whose_branch_somebody_removed_is_refused(
+    destination: IcebergDestination, tmp_path: Path, at: str
+) -> None:
+    table = destination.table(STREAM)
+    columns, _ = loaded(table, [1])
+    table.begin_load("load2", Lsn(1), SCHEMA, "upsert", COLUMNS)
+    table.commit_chunks("load2", Lsn(1), ["c2"], [write(table, columns, [2], "again")])
+    references = table._opened().manageSnapshots()
+    if at == "moved":
+        references.replaceBranch("penstock_load", "main").commit()
+    else:
+        references.removeBranch("penstock_load").commit()
+    file = write(table, columns, [3], "again")
+
+    def go_on() -> None:
+        if at == "chunk":
+            table.commit_chunks("load2", Lsn(1), ["c3"], [file])
+        else:
+            table.swap("load2", Lsn(1), "g2", Lsn(300), keep_files=at == "moved")
+
+    with pytest.raises(CommitConflictError, match="penstock_load") as refused:
+        go_on()
+    assert "resync" in str(refused.value.remedy)
+    table.begin_load("load3", Lsn(1), SCHEMA, "upsert", COLUMNS)
+    table.commit_chunks("load3", Lsn(1), ["c4"], [write(table, columns, [4], "anew")])
+    table.swap("load3", Lsn(1), "g3", Lsn(300))
+    assert rows_in_spark(table, tmp_path) == [(4, "anew", 4)]
+
+
+def test_the_branch_of_a_load_may_be_compacted(destination: IcebergDestination, tmp_path: Path) -> None:
+    table = destination.table(STREAM)
+    columns, _ = loaded(table, [1])
+    table.begin_load("load2", Lsn(1), SCHEMA, "upsert", COLUMNS)
+    table.commit_chunks("load2", Lsn(1), ["c2"], [write(table, columns, [2], "again")])
+    foreign = table._opened().newAppend()
+    foreign.toBranch("penstock_load").commit()
+    table.commit_chunks("load2", Lsn(1), ["c3"], [write(table, columns, [3], "again")])
+    table.swap("load2", Lsn(1), "g2", Lsn(300))
+    assert rows_in_spark(table, tmp_path) == [(2, "again", 2), (3, "again", 3)]
+
+
+def test_a_load_begun_before_its_table_was_shown_holds_its_own_rows_alone(
+    destination: IcebergDestination, tmp_path: Path
+) -> None:
+    """Without a table to branch from there is no branch yet when the first table is shown."""
+    table = destination.table(STREAM)
+    load = table.begin_load("load1", Lsn(1), SCHEMA, "upsert", COLUMNS).load
+    assert load is not None
+    assert load.columns is not None
+    table.commit_chunks("load1", Lsn(1), ["c1"], [write(table, load.columns, [1], "a")])
+    table.swap("load1", Lsn(1), "g1", Lsn(100), Lsn(500))
+    load = table.begin_load("load2", Lsn(1), SCHEMA, "upsert", COLUMNS).load
+    assert load is not None
+    assert load.columns is not None
+    table.publish(Lsn(1), Lsn(500))
+    assert rows_in_spark(table, tmp_path) == [(1, "a", 1)]
+    table.commit_chunks("load2", Lsn(1), ["c2"], [write(table, load.columns, [2], "b")])
+    table.swap("load2", Lsn(1), "g2", Lsn(600))
+    assert rows_in_spark(table, tmp_path) == [(2, "b", 2)]
+
+
+def test_equality_deletes_of_others_are_refused_with_a_remedy(destination: IcebergDestination) -> None:
+    table = destination.table(STREAM)
+    columns, _ = loaded(table, [1, 2])
+    path = table.files_directory / "equality.parquet"
+    pq.write_table(pa.table([pa.array([1])], pa.schema([columns.field("id")])), path)
+    java, opened = destination.java, table._opened()
+    [number] = [number for name, number in ids_of(columns).items() if name == "id"]
+    field_ids = java.gateway.new_array(java.jvm.int, 1)
+    field_ids[0] = number
+    builder = java.iceberg("FileMetadata").deleteFileBuilder(opened.spec()).ofEqualityDeletes(field_ids)
+    builder.withPath(str(path)).withFileSizeInBytes(path.stat().st_size).withFormat("PARQUET")
+    opened.newRowDelta().addDeletes(builder.withRecordCount(1).build()).commit()
+    record = table.record()
+    assert record is not None
+    with pytest.raises(DestinationError, match="equality deletes") as refused:
+        table.files(record)
+    assert "Compact" in str(refused.value.remedy)
+
+
+def test_indexes_of_files_of_one_name_are_kept_apart(destination: IcebergDestination) -> None:
+    table = destination.table(STREAM)
+    loaded(table, [1])
+    names = ["a.parquet", "/lake/x/a.parquet", "/lake/y/a.parquet"]
+    assert len({table.index_path(DataFile(name, 1, 1)) for name in names}) == 3

@@ -219,15 +219,6 @@ def test_a_table_that_a_wildcard_finds_while_capture_starts_loses_nothing(
 # -- partitions ---------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def parted(database: Database) -> Database:
-    database.execute("CREATE TABLE m (id int, day date, PRIMARY KEY (id, day)) PARTITION BY RANGE (day)")
-    database.execute("CREATE TABLE m1 PARTITION OF m FOR VALUES FROM ('2026-01-01') TO ('2026-02-01')")
-    database.execute("CREATE TABLE m2 PARTITION OF m FOR VALUES FROM ('2026-02-01') TO ('2026-03-01')")
-    database.execute("INSERT INTO m SELECT i, date '2026-01-01' + (i % 50) FROM generate_series(1, 100) AS i")
-    return database
-
-
 JANUARY = "FOR VALUES FROM ('2026-01-01') TO ('2026-02-01')"
 MARCH = "FOR VALUES FROM ('2026-03-01') TO ('2026-04-01')"
 

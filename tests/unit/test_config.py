@@ -249,6 +249,13 @@ class TestDestination:
         text = MINIMAL.replace("parquet, path: ./lake", "iceberg, warehouse: ./lake, catalog: {type: rest}")
         assert "a catalog of type rest needs `uri`" in refused(tmp_path, text).detail
 
+    def test_a_format_version_that_upserts_would_fail_with_is_refused(self, tmp_path: Path) -> None:
+        text = MINIMAL.replace("parquet, path: ./lake", "iceberg, warehouse: ./lake, properties: {P}")
+        assert load(tmp_path, text.replace("{P}", '{format-version: "2"}')).destination.properties
+        for version in ('"3"', "3"):
+            wrong = refused(tmp_path, text.replace("{P}", f"{{format-version: {version}}}"))
+            assert "`format-version: 3` is not available" in wrong.detail
+
 
 class TestSubstitution:
     def test_variables_defaults_and_files_are_filled_in(self, tmp_path: Path) -> None:

@@ -78,22 +78,23 @@ def test_many_random_keys_are_found_wherever_they_lie(few: int, many: int) -> No
 def test_an_index_that_was_written_is_opened_again_and_only_by_the_same_form(tmp_path: Path) -> None:
     keys = pa.table({"id": [str(uuid.UUID(int=i * 7919)) for i in (5, 3, 9)]})
     form, path = KeyForm(SECRET, exact_uuid=True, types=("string",)), tmp_path / "index" / "a.keys"
-    assert open_index(path, form) is None
-    write_index(path, key_words(keys, form), form)
-    opened = open_index(path, form)
+    assert open_index(path, form, 3) is None
+    write_index(path, key_words(keys, form), form, 3)
+    opened = open_index(path, form, 3)
+    assert open_index(path, form, 4) is None
     assert opened is not None
     assert found(key_words(keys, form), opened) == {(0, 0), (1, 1), (2, 2)}
     assert found(no_keys(), opened) == set()
-    assert open_index(path, KeyForm(bytes(16), exact_uuid=True, types=("string",))) is None
+    assert open_index(path, KeyForm(bytes(16), exact_uuid=True, types=("string",)), 3) is None
     path.write_bytes(path.read_bytes()[:-1])
-    assert open_index(path, form) is None
+    assert open_index(path, form, 3) is None
 
 
 def test_an_empty_index_can_be_written_and_asked(tmp_path: Path) -> None:
     form = KeyForm(SECRET)
     words = key_words(pa.table({"id": pa.array([], pa.int64())}), form)
-    write_index(tmp_path / "a.keys", words, form)
-    opened = open_index(tmp_path / "a.keys", form)
+    write_index(tmp_path / "a.keys", words, form, 0)
+    opened = open_index(tmp_path / "a.keys", form, 0)
     assert opened is not None
     assert len(opened) == 0
     assert found(key_words(pa.table({"id": [1]}), form), opened) == set()

@@ -124,6 +124,11 @@ class DestinationConfig(_Section):
         foreign = {other, *(_ICEBERG_ONLY if self.type == "parquet" else ())} & self.model_fields_set
         if foreign:
             raise ValueError(f"`{min(foreign)}` has no meaning for {self.type} tables")
+        version = str(self.properties.get("format-version", "2"))
+        if version != "2":
+            raise ValueError(
+                f"`format-version: {version}` is not available: rows are deleted as format version 2 does it"
+            )
         return self
 
 

@@ -141,6 +141,7 @@ class PendingLoad:
     files: tuple[DataFile, ...] = ()
     dead_letters: DeadLetters = field(default_factory=DeadLetters)
     columns: pa.Schema | None = None  # with the ids that its files carry, where columns have ids
+    head: int | None = None  # the snapshot with its chunks, where there are snapshots and a chunk has rows
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -281,9 +282,8 @@ class DestinationTable(Protocol):
         """16 bytes for hashes of keys, of this table alone."""
         ...
 
-    @property
-    def index_directory(self) -> Path:
-        """Where tasks keep what they know of data files; a cache, and safe to delete."""
+    def index_path(self, file: DataFile) -> Path:
+        """Where tasks keep what they know of a data file; a cache, and safe to delete."""
         ...
 
     def file_location(self, name: str) -> str:

@@ -147,6 +147,11 @@ class IcebergTable:
         """Where tasks keep what they know of data files; a cache, and safe to delete."""
         return self._own_directory / "index"
 
+    def index_path(self, file: DataFile) -> Path:
+        # By all of where it lies: files of the same name may lie in several directories.
+        location = hashlib.sha256(self.file_location(file.name).encode()).hexdigest()
+        return self.index_directory / f"{location[:32]}.keys"
+
     @property
     def _own_directory(self) -> Path:
         # Not inside the table's: whoever removes orphan files there would take these for some.
@@ -242,11 +247,11 @@ class IcebergTable:
                     remedy="Give the pipeline a warehouse or a catalog of its own, or drop that table.",
                 )
             held = base.columns if base is not None and base.columns is not None else pa.schema([])
-            # Ids that a load took which was given up must not come back for other columns.
-            taken = max([attempt.base.last_column_id, *(_ids(base.load) if base else ())])
+            taken = last_id(attempt.base, base)
             with_ids = with_field_ids(columns, assign_ids(columns, same_columns(columns, held), taken))
-            load = PendingLoad(load_id, schema, write, columns=with_ids)
             stage.start_load_branch()
+            head = attempt.staged.head(LOAD_BRANCH)
+            load = PendingLoad(load_id, schema, write, columns=with_ids, head=head)
             record = TableRecord(1, "load", _now(), epoch, write, schema) if base is None else base
             record = replace(record, load=load, columns=record.columns or with_ids)
             stage.set_properties(epoch, {text.LOAD: text.load_text(load)}, schema, with_ids)
@@ -270,12 +275,14 @@ class IcebergTable:
                 return None
             if not known.isdisjoint(thread_ids):
                 raise self._conflict("some of these chunks are committed already")
+            self._check_load_branch(attempt, base.load)
+            stage.append(LOAD_BRANCH, files, None)
             load = replace(
                 base.load,
                 thread_ids=(*base.load.thread_ids, *thread_ids),
                 dead_letters=base.load.dead_letters.with_files(dead_letter_files),
+                head=attempt.staged.head(LOAD_BRANCH),
             )
-            stage.append(LOAD_BRANCH, files, None)
             stage.set_properties(epoch, {text.LOAD: text.load_text(load)})
             return replace(base, load=load)
 
@@ -298,6 +305,7 @@ class IcebergTable:
             if base is None or base.load is None or base.load.load_id != load_id:
                 raise self._conflict("this load is not the one that is open")
             load = base.load
+            self._check_load_branch(attempt, load)
             waits = readable_from is not None and to is not None and readable_from > to
             record = replace(
                 self._next(base, epoch, "swap"),
@@ -423,9 +431,9 @@ class IcebergTable:
                 shutil.rmtree(directory, ignore_errors=True)
         indexes = [path for path in self.index_directory.glob("*") if path.stat().st_mtime < old]
         if indexes:
-            live = {f"{self.path(file).name}.keys" for file in self.files(record)}
+            live = {self.index_path(file) for file in self.files(record)}
             for path in indexes:
-                if path.name not in live:
+                if path not in live:
                     path.unlink(missing_ok=True)
 
     # Committing
@@ -499,10 +507,22 @@ class IcebergTable:
             raise ValueError("a batch goes on from where the table is, or later, and advances")
         return base
 
+    def _check_load_branch(self, attempt: Attempt, load: PendingLoad) -> None:
+        """The branch must hold what the load committed: a new one would hold the table's rows instead."""
+        head = attempt.base.head(LOAD_BRANCH)
+        if head == load.head or (load.head is not None and attempt.base.descends(head, load.head)):
+            return
+        raise CommitConflictError(
+            f"The commit was refused: the branch {LOAD_BRANCH} does not hold the chunks of this load; "
+            "somebody removed or moved it.",
+            stream=str(self.stream),
+            remedy="Run `penstock resync` for this stream: it begins a new load.",
+        )
+
     def _check_new_ids(self, attempt: Attempt, base: TableRecord, columns: pa.Schema) -> None:
         held = set(ids_of(base.columns).values()) if base.columns is not None else set()
         fresh = set(ids_of(columns).values()) - held
-        if fresh and min(fresh) <= attempt.base.last_column_id:
+        if fresh and min(fresh) <= last_id(attempt.base, base):
             raise self._stale_lookup()  # somebody added columns: the files carry ids that are taken
 
     # Reading
@@ -526,12 +546,12 @@ class IcebergTable:
             record = TableRecord(1, "load", _now(), Lsn.parse(epoch), load.write, load.schema)
         else:
             record = text.read_record(metadata.property, commit)
+        record = replace(record, load=load)
         return replace(
             record,
             epoch=Lsn.parse(epoch),
-            load=load,
             directory=metadata.location if metadata.head(MAIN) is not None else None,
-            last_field_id=metadata.last_column_id,
+            last_field_id=last_id(metadata, record),
             snapshot_id=head,
             counts=_counts(metadata, head),
         )
@@ -601,8 +621,12 @@ _TABLE_PROPERTIES = {
 }
 
 
-def _ids(load: PendingLoad | None) -> list[int]:
-    return [] if load is None or load.columns is None else list(ids_of(load.columns).values())
+def last_id(metadata: Metadata, record: TableRecord | None) -> int:
+    """The highest id that is taken. Iceberg does not know those of columns that nobody is shown yet: of a
+    pending load, or of a table that waits to be shown. Nor may a load's come back when it is given up."""
+    schemas = [] if record is None else [record.columns, record.load.columns if record.load else None]
+    taken = [number for schema in schemas if schema is not None for number in ids_of(schema).values()]
+    return max([metadata.last_column_id, *taken])
 
 
 def _counts(metadata: Metadata, head: int | None) -> tuple[int, int]:

@@ -23,6 +23,7 @@ class IcebergFiles:
         self._table = table
         self._data = f"{table.location()}/data/"
         self._live: dict[str, DataFile] = {}
+        self._partitioned: dict[str, Any] = {}  # those that somebody put into partitions, as Iceberg has them
         self.snapshot_id: int | None = None
 
     def location(self, name: str) -> str:
@@ -35,6 +36,7 @@ class IcebergFiles:
     def live(self, snapshot_id: int) -> dict[str, DataFile]:
         """The data files of a snapshot by name, each with the position deletes that concern it."""
         if snapshot_id != self.snapshot_id:
+            self.snapshot_id, self._partitioned = None, {}
             found = (self._described(task) for task in self._tasks(snapshot_id))
             self._live = {file.name: file for file in found}
             self.snapshot_id = snapshot_id
@@ -61,18 +63,35 @@ class IcebergFiles:
             yield task.file()
 
     def data_file(self, file: DataFile) -> Any:
+        """A file in no partition, whatever somebody made of the table's partitions; a held one in its own."""
+        if file.name in self._partitioned:
+            return self._partitioned[file.name]
         location = self.location(file.name)
-        builder = self._java.iceberg("DataFiles").builder(self._table.spec())
+        builder = self._java.iceberg("DataFiles").builder(self._unpartitioned())
         return self._finished(
             builder, location, file.bytes, self._java.iceberg("MetricsConfig").forTable(self._table)
         )
 
     def delete_file(self, deletes: PositionDeletes) -> Any:
         location = self.location(deletes.file.name)
-        builder = self._java.iceberg("FileMetadata").deleteFileBuilder(self._table.spec()).ofPositionDeletes()
+        held = self._partitioned.get(deletes.of)
+        spec = self._unpartitioned() if held is None else self._table.specs().get(held.specId())
+        builder = self._java.iceberg("FileMetadata").deleteFileBuilder(spec).ofPositionDeletes()
+        if held is not None:
+            builder.withPartition(held.partition())
         builder.withReferencedDataFile(self.location(deletes.of))
         config = self._java.iceberg("MetricsConfig").forPositionDelete()
         return self._finished(builder, location, deletes.file.bytes, config)
+
+    def _unpartitioned(self) -> Any:
+        for spec in self._table.specs().values():
+            if spec.isUnpartitioned():
+                return spec
+        raise DestinationError(
+            "The table has no partition spec without partitions, and Penstock writes files without.",
+            remedy="Drop the table's partition fields with the engine that added them, or drop the table and "
+            "run `penstock resync` for this stream.",
+        )
 
     def _finished(self, builder: Any, location: str, size: int, config: Any) -> Any:
         file = self._table.io().newInputFile(location)
@@ -92,13 +111,12 @@ class IcebergFiles:
 
     def _described(self, task: Any) -> DataFile:
         file = task.file()
-        deletes = tuple(
-            _position_deletes(each)
-            for each in task.deletes()
-            if str(each.content().toString()) == "POSITION_DELETES"
-        )
+        deletes = tuple(_position_deletes(each) for each in task.deletes())
+        name = self.name(str(file.location()))
+        if not task.spec().isUnpartitioned():
+            self._partitioned[name] = file.copyWithoutStats()
         return DataFile(
-            self.name(str(file.location())),
+            name,
             int(file.recordCount()),
             int(file.fileSizeInBytes()),
             deletes=deletes,
@@ -106,6 +124,11 @@ class IcebergFiles:
 
 
 def _position_deletes(file: Any) -> str:
+    if str(file.content().toString()) != "POSITION_DELETES":
+        raise DestinationError(
+            "The table has deletes in a form that Penstock does not write (equality deletes).",
+            remedy="Compact the table with the engine that wrote them, so that they are applied.",
+        )
     if str(file.format().toString()) != "PARQUET":
         raise DestinationError(
             "The table has deletes in a form that Penstock does not write (deletion vectors).",

@@ -161,6 +161,14 @@ class Metadata:
         reference = self.java.ref(branch)
         return None if reference is None else int(reference.snapshotId())
 
+    def descends(self, snapshot_id: int | None, ancestor: int) -> bool:
+        """Whether a snapshot is another one or was made on top of it."""
+        while snapshot_id is not None and snapshot_id != ancestor:
+            snapshot = self.java.snapshot(snapshot_id)
+            parent = None if snapshot is None else snapshot.parentId()
+            snapshot_id = None if parent is None else int(parent)
+        return snapshot_id is not None
+
     def find(self, summary_key: str) -> Callable[[int], Ancestor | None]:
         """Looks up a snapshot here, then in the older metadata files that are still listed."""
 

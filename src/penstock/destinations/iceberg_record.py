@@ -73,6 +73,7 @@ def load_text(load: PendingLoad) -> str:
         "write": load.write,
         "thread_ids": list(load.thread_ids),
         "dead_letters": load.dead_letters.to_json(),
+        "head": load.head,
     }
     return json.dumps(fields, separators=(",", ":"))
 
@@ -90,6 +91,7 @@ def read_load(properties: Properties) -> PendingLoad | None:
         thread_ids=tuple(fields["thread_ids"]),
         dead_letters=DeadLetters.from_json(fields["dead_letters"]),
         columns=columns,
+        head=fields.get("head"),
     )
 
 

@@ -33,6 +33,7 @@ def assign_ids(schema: pa.Schema, inherited: FieldIds, last: int) -> dict[str, i
             else:
                 last += 1
                 ids[name] = last
+    assert len(set(ids.values())) == len(ids), "two columns under one id would be read as one"
     return ids
 
 

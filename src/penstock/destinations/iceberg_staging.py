@@ -54,6 +54,8 @@ class Staging:
         held = [file for file in files if file.rows]
         if not held and record is None:
             return
+        if branch == LOAD_BRANCH and self._attempt.staged.head(LOAD_BRANCH) is None:
+            self.start_load_branch()  # else Iceberg would branch from a table that was shown meanwhile
         update = self._attempt.transaction.newAppend()
         for file in held:
             update.appendFile(self._files.data_file(file))

@@ -94,9 +94,8 @@ class ParquetTable:
     def key_secret(self) -> bytes:
         return bytes(16)
 
-    @property
-    def index_directory(self) -> Path:
-        return self.layout.staging
+    def index_path(self, file: DataFile) -> Path:
+        return self.layout.staging / f"{file.name}.keys"
 
     def file_location(self, name: str) -> str:
         return str(self.layout.files / name)

@@ -81,12 +81,12 @@ def _key_form(target: Target, secret: bytes) -> KeyForm:
 
 def _held(work: StreamWork, file: DataFile, rewrites: bool) -> HeldFile:
     table = work.table
-    path = table.path(file)
     return HeldFile(
         name=file.name,
         location=table.file_location(file.name),
-        path=path,
-        index=table.index_directory / f"{path.name}.keys",
+        path=table.path(file),
+        rows=file.rows,
+        index=table.index_path(file),
         deletes=tuple(table.path(DataFile(name, 0, 0)) for name in file.deletes),
         delete_path=table.files_directory / new_file_name("deletes"),
         successor=table.files_directory / new_file_name("rewritten") if rewrites else None,

@@ -25,7 +25,8 @@ from numpy.typing import NDArray
 from pyarrow import feather
 
 from penstock.destinations.base import DataFile, PositionDeletes
-from penstock.destinations.iceberg_schema import names_by_id, with_field_ids
+from penstock.destinations.iceberg_schema import with_field_ids
+from penstock.lake.columns_by_id import ColumnsById
 from penstock.lake.evolve import ColumnSource
 from penstock.lake.fold_task import Staged
 from penstock.lake.key_index import KeyForm, KeyWords, find, key_words, no_keys, open_index, write_index
@@ -34,7 +35,6 @@ from penstock.lake.pending import Pending
 from penstock.lake.rewrite_task import PickedRows
 from penstock.lake.session import of_this_attempt
 from penstock.lake.target import Target
-from penstock.sources.postgres.types import cast_text
 
 ROWS_PER_READ = 128 * 1024
 #: Of a file of position deletes, as the Iceberg specification numbers them.
@@ -55,6 +55,7 @@ class HeldFile:
     name: str
     location: str  # as the table's metadata has it
     path: Path
+    rows: int
     index: Path
     deletes: tuple[Path, ...]
     delete_path: Path
@@ -127,18 +128,16 @@ class _TableFiles:
         self._task = task
         self._schema = task.target.arrow_schema()
         self._key_schema = pa.schema([self._schema.field(name) for name in task.target.key])
-        self._ids = {name: int(number) for name, number in task.target.field_ids.items()}
-        self._fills = {task.target.name(source.name): source for source in task.fills}
+        self._columns = ColumnsById(task.target, task.fills)
 
     def index(self, file: HeldFile) -> KeyWords:
-        found = open_index(file.index, self._task.form)
+        found = open_index(file.index, self._task.form, file.rows)
         if found is None:
             with pq.ParquetFile(file.path) as source:
-                names = names_by_id(source.schema_arrow)
-                key = [names[self._ids[name]] for name in self._task.target.key]
+                key = [self._columns.name_in(source.schema_arrow, name) for name in self._task.target.key]
                 held = source.read(columns=key).select(key).rename_columns(self._task.target.key)
                 found = key_words(held.cast(self._key_schema), self._task.form)
-            write_index(file.index, found, self._task.form)
+            write_index(file.index, found, self._task.form, held.num_rows)
         return found
 
     def pick(self, file: HeldFile, positions: Positions, sink: PickedRows) -> None:
@@ -150,7 +149,7 @@ class _TableFiles:
                 end = start + source.metadata.row_group(group).num_rows
                 inside = positions[(positions >= start) & (positions < end)] - start
                 if inside.size:
-                    sink.write(self._of_today(source.read_row_group(group).take(pa.array(inside))))
+                    sink.write(self._columns.of_today(source.read_row_group(group).take(pa.array(inside))))
                 start = end
 
     def rewrite(self, file: HeldFile, without: Positions, successor: Path) -> DataFile | None:
@@ -167,26 +166,8 @@ class _TableFiles:
                 start += batch.num_rows
                 if here.any():
                     rows = pa.Table.from_batches([batch.filter(pa.array(here))])
-                    output.write_table(self._of_today(rows))
+                    output.write_table(self._columns.of_today(rows))
         return output.data_file
-
-    def _of_today(self, rows: pa.Table) -> pa.Table:
-        names = names_by_id(rows.schema)
-        arrays = []
-        for field in self._schema:
-            held = names.get(self._ids[field.name])
-            if held is not None:
-                arrays.append(rows.column(held).cast(field.type))
-            else:
-                arrays.append(pa.chunked_array([self._missing(field, rows.num_rows)]))
-        return pa.table(arrays, schema=self._schema)
-
-    def _missing(self, field: pa.Field, rows: int) -> pa.Array:
-        source = self._fills.get(field.name)
-        if source is None or source.fill is None:
-            return pa.nulls(rows, field.type)
-        column = self._task.target.schema.column(source.name)
-        return pa.repeat(cast_text(pa.array([source.fill], pa.string()), column).values[0], rows)
 
 
 def _deleted_positions(file: HeldFile) -> Positions:

@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 
 from penstock.core.schema import SourceColumn
 from penstock.lake.change_set import Flags
+from penstock.lake.columns_by_id import ColumnsById
 from penstock.lake.evolve import ColumnSource
 from penstock.lake.keys import KeySet, flat
 from penstock.lake.rewrite_task import evolved
@@ -59,8 +60,8 @@ def _rows(held: HeldRange, target: Target) -> Iterator[pa.Table]:
     bounds = _Bounds(held)
     for path in held.files:
         with pq.ParquetFile(path) as file:
-            name = _name_in_file(held, target)
-            if name not in file.schema_arrow.names:
+            name = _name_in_file(held, target, file.schema_arrow)
+            if name is None:
                 continue
             groups = [n for n in range(file.num_row_groups) if bounds.may_be_in(file, n, name)]
             for group in groups:
@@ -68,12 +69,22 @@ def _rows(held: HeldRange, target: Target) -> Iterator[pa.Table]:
                 inside = bounds.hold(rows.column(name))
                 rows = rows if inside is None else rows.filter(inside)
                 if rows.num_rows:
-                    yield evolved(rows, target, held.columns).select(target.names)
+                    yield _of_today(rows, held, target).select(target.names)
 
 
-def _name_in_file(held: HeldRange, target: Target) -> str:
+def _name_in_file(held: HeldRange, target: Target, file: pa.Schema) -> str | None:
+    """What a file calls the cursor's column; None if it was written without it."""
+    if target.field_ids:
+        return ColumnsById(target, ()).name_in(file, target.name(held.cursor.name))
     before = {source.name: source.from_name for source in held.columns or ()}
-    return target.name(before.get(held.cursor.name) or held.cursor.name)
+    name = target.name(before.get(held.cursor.name) or held.cursor.name)
+    return name if name in file.names else None
+
+
+def _of_today(rows: pa.Table, held: HeldRange, target: Target) -> pa.Table:
+    if target.field_ids:
+        return ColumnsById(target, held.columns or ()).of_today(rows)
+    return evolved(rows, target, held.columns)
 
 
 class _Bounds:

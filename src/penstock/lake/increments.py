@@ -247,7 +247,8 @@ class Increments:
     def _commit(self, each: _Round, outcome: Outcome) -> None:
         """Steps (3) and (4)."""
         letters = [*outcome.dead_letters, *outcome.settled]
-        if each.advanced or outcome.added or outcome.removed or outcome.deletes or letters:
+        files = outcome.added or outcome.removed or outcome.deletes or letters
+        if each.advanced or files or each.work.rewrite is not None:
             try:
                 each.work.table.commit_changes(
                     expected_to=None,

@@ -34,8 +34,8 @@ from penstock.lake.keys import flat, read_only, words_of
 Hashes = NDArray[np.uint64]
 Positions = NDArray[np.int64]
 
-_MAGIC = b"PSTKIDX1"
-_HEADER = struct.Struct("<8sQQQ")  # magic, number of keys, words per key, check of the secret
+_MAGIC = b"PSTKIDX2"
+_HEADER = struct.Struct("<8sQQQQ")  # magic, rows of the file, keys, words per key, check of the secret
 _SIGN = np.uint64(1 << 63)
 _UUID_TEXT = 36
 
@@ -93,30 +93,35 @@ def find(wanted: KeyWords, held: KeyWords) -> tuple[Positions, Positions]:
     return wanted.position[first], np.asarray(held.position)[second].astype(np.int64)
 
 
-def write_index(path: Path, words: KeyWords, form: KeyForm) -> None:
-    """Whole or not at all under its name: a reader may come at any moment, and so may another writer."""
+def write_index(path: Path, words: KeyWords, form: KeyForm, rows: int) -> None:
+    """The index of a file of so many rows, whole or not at all under its name.
+
+    A reader may come at any moment, and so may another writer.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     with open(draft, "wb") as file:
-        file.write(_HEADER.pack(_MAGIC, len(words), 1 if words.low is None else 2, form.check))
+        file.write(_HEADER.pack(_MAGIC, rows, len(words), 1 if words.low is None else 2, form.check))
         file.write(words.high.tobytes())
         if words.low is not None:
             file.write(words.low.tobytes())
         file.write(words.position.astype(np.uint32).tobytes())
+        file.flush()
+        os.fsync(file.fileno())  # a name must not outlive a power cut that its content does not
     os.replace(draft, path)
 
 
-def open_index(path: Path, form: KeyForm) -> KeyWords | None:
-    """The index as a map of its file; None if it is missing, not whole, or of another form."""
+def open_index(path: Path, form: KeyForm, rows: int) -> KeyWords | None:
+    """The index as a map of its file; None if it is missing, not whole, of another form or other rows."""
     try:
         content = np.memmap(path, np.uint8, "r")
     except (FileNotFoundError, ValueError):
         return None
     if content.size < _HEADER.size:
         return None
-    magic, count, width, check = _HEADER.unpack(content[: _HEADER.size].tobytes())
+    magic, of_rows, count, width, check = _HEADER.unpack(content[: _HEADER.size].tobytes())
     size = _HEADER.size + count * (8 * width + 4)
-    if (magic, check, content.size) != (_MAGIC, form.check, size):
+    if (magic, check, of_rows, content.size) != (_MAGIC, form.check, rows, size):
         return None
     at = _HEADER.size
     high: Any = content[at : at + 8 * count].view(np.uint64)
