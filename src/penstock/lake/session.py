@@ -19,11 +19,13 @@ A Penstock error raised in a task reaches the caller as itself; any other failur
 
 from __future__ import annotations
 
+import fcntl
 import heapq
 import os
 import pickle
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -72,12 +74,24 @@ def spark_session(master: str, conf: Mapping[str, str], log_file: Path) -> Spark
         spark_conf.set(name, value)
     if SparkContext._gateway is None:
         log_file.parent.mkdir(parents=True, exist_ok=True)
-        with open(log_file, "wb") as log:
+        with open(log_file, "wb") as log, _alone_in(conf.get("spark.jars.ivy")):
             gateway = launch_gateway(spark_conf, {"stdout": log, "stderr": log})  # type: ignore[no-untyped-call]
         SparkContext._ensure_initialized(gateway=gateway, conf=spark_conf)
     session = SparkSession.builder.config(conf=spark_conf).getOrCreate()
     _register_data_source(session)
     return session
+
+
+@contextmanager
+def _alone_in(directory: str | None) -> Iterator[None]:
+    """One process at a time downloads jars into a directory; the next one finds them there."""
+    if directory is None:
+        yield
+        return
+    Path(directory).mkdir(parents=True, exist_ok=True)
+    with open(Path(directory) / "lock", "wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _register_data_source(session: SparkSession) -> None:
