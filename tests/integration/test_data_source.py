@@ -249,6 +249,7 @@ def has(query: StreamingQuery, sink: Sink, numbers: range) -> None:
     assert sink.ids == list(numbers)
 
 
+@pytest.mark.slow
 def test_a_streaming_query_gets_each_change_in_one_batch_across_restarts(
     database: Database, orders: PipelineUnderTest, start: Start
 ) -> None:

@@ -109,6 +109,7 @@ def test_rows_that_somebody_else_added_or_compacted_are_neither_lost_nor_doubled
     pipeline.assert_same("public.orders")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("failpoint", ["iceberg.staged", "iceberg.committed"])
 def test_a_sync_that_was_killed_around_a_commit_goes_on(
     database: Database, make: MakePipeline, failpoint: str

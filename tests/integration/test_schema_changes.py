@@ -100,6 +100,7 @@ def test_tables_follow_every_change_of_their_sources(database: Database, make: M
     pipeline.assert_same(*changes, "public.other")
 
 
+@pytest.mark.slow
 def test_streams_that_wait_for_a_person_hold_nobody_up_and_miss_nothing(
     database: Database, make: MakePipeline
 ) -> None:
