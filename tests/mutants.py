@@ -233,9 +233,9 @@ MUTANTS = (
     ),
     Mutant(
         "incremental: take a batch from a stale cursor",
-        "destinations/parquet.py",
-        "        if base.marker.cursor != expected_cursor:\n",
-        "        if False:\n",
+        "destinations/moves.py",
+        "    if base.marker.cursor != expected_cursor:\n",
+        "    if False:\n",
         ("tests/unit/test_parquet_table.py::test_a_batch_from_a_stale_cursor_is_refused",),
     ),
 )

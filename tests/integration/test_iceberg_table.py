@@ -66,11 +66,16 @@ def rows_in_spark(table: IcebergTable, directory: Path) -> list[tuple[int, str, 
     return sorted((row["id"], row["v"], row["small"]) for row in frame.collect())
 
 
+def begun(table: IcebergTable, load_id: str = "load1") -> pa.Schema:
+    """Open a load; the columns with the ids that its files carry."""
+    load = table.begin_load(load_id, Lsn(1), SCHEMA, "upsert", COLUMNS).load
+    assert load is not None
+    assert load.columns is not None
+    return load.columns
+
+
 def loaded(table: IcebergTable, ids: list[int], to: int = 100) -> tuple[pa.Schema, DataFile]:
-    record = table.begin_load("load1", Lsn(1), SCHEMA, "upsert", COLUMNS)
-    assert record.load is not None
-    columns = record.load.columns
-    assert columns is not None
+    columns = begun(table)
     file = write(table, columns, ids, "loaded")
     table.commit_chunks("load1", Lsn(1), ["chunk1"], [file])
     table.swap("load1", Lsn(1), "g1", Lsn(to))
@@ -86,11 +91,9 @@ def test_a_load_is_seen_by_nobody_before_the_swap_and_then_whole(
 ) -> None:
     table = destination.table(STREAM)
     assert table.record() is None
-    record = table.begin_load("load1", Lsn(1), SCHEMA, "upsert", COLUMNS)
-    assert record.load is not None
-    assert record.load.columns is not None
+    columns = begun(table)
     for number in range(2):
-        file = write(table, record.load.columns, [2 * number, 2 * number + 1], "a")
+        file = write(table, columns, [2 * number, 2 * number + 1], "a")
         table.commit_chunks("load1", Lsn(1), [f"chunk{number}"], [file])
         table.commit_chunks("load1", Lsn(1), [f"chunk{number}"], [file])
         assert table.is_thread_committed(f"chunk{number}")
@@ -279,10 +282,7 @@ def test_a_resumed_load_waits_on_its_branch_until_the_log_has_passed_it(
 ) -> None:
     table = destination.table(STREAM)
     columns, _ = loaded(table, [1, 2])
-    load = table.begin_load("load2", Lsn(1), SCHEMA, "upsert", COLUMNS).load
-    assert load is not None
-    assert load.columns is not None
-    assert load.columns.equals(columns)
+    assert begun(table, "load2").equals(columns)
     table.commit_chunks("load2", Lsn(1), ["c2"], [write(table, columns, [8, 9], "again")])
     waiting = table.swap("load2", Lsn(1), "g2", Lsn(300), Lsn(500))
     assert waiting.readable_from == Lsn(500)
@@ -385,10 +385,8 @@ def test_ids_are_given_out_once_while_a_resumed_load_waits_to_be_shown(
 ) -> None:
     """Iceberg's own count knows only the ids of columns that are shown."""
     table = destination.table(STREAM)
-    load = table.begin_load("load1", Lsn(1), SCHEMA, "upsert", COLUMNS).load
-    assert load is not None
-    assert load.columns is not None
-    table.commit_chunks("load1", Lsn(1), ["c1"], [write(table, load.columns, [1], "a")])
+    columns = begun(table)
+    table.commit_chunks("load1", Lsn(1), ["c1"], [write(table, columns, [1], "a")])
     waiting = table.swap("load1", Lsn(1), "g1", Lsn(100), Lsn(500))
     assert waiting.columns is not None
     wider = COLUMNS.append(pa.field("more", pa.string()))
@@ -491,10 +489,8 @@ def test_a_table_with_only_partitioned_specs_is_refused_with_a_remedy(
     destination.catalog.dropTable(table._identifier(), True)
     table._table = None
     destination.catalog.buildTable(table._identifier(), schema).withPartitionSpec(spec).create()
-    load = table.begin_load("load1", Lsn(1), SCHEMA, "upsert", COLUMNS).load
-    assert load is not None
-    assert load.columns is not None
-    file = write(table, load.columns, [1], "a")
+    columns = begun(table)
+    file = write(table, columns, [1], "a")
     with pytest.raises(DestinationError, match="no partition spec without") as refused:
         table.commit_chunks("load1", Lsn(1), ["c1"], [file])
     assert refused.value.remedy
@@ -547,17 +543,13 @@ def test_a_load_begun_before_its_table_was_shown_holds_its_own_rows_alone(
 ) -> None:
     """Without a table to branch from there is no branch yet when the first table is shown."""
     table = destination.table(STREAM)
-    load = table.begin_load("load1", Lsn(1), SCHEMA, "upsert", COLUMNS).load
-    assert load is not None
-    assert load.columns is not None
-    table.commit_chunks("load1", Lsn(1), ["c1"], [write(table, load.columns, [1], "a")])
+    columns = begun(table)
+    table.commit_chunks("load1", Lsn(1), ["c1"], [write(table, columns, [1], "a")])
     table.swap("load1", Lsn(1), "g1", Lsn(100), Lsn(500))
-    load = table.begin_load("load2", Lsn(1), SCHEMA, "upsert", COLUMNS).load
-    assert load is not None
-    assert load.columns is not None
+    columns = begun(table, "load2")
     table.publish(Lsn(1), Lsn(500))
     assert rows_in_spark(table, tmp_path) == [(1, "a", 1)]
-    table.commit_chunks("load2", Lsn(1), ["c2"], [write(table, load.columns, [2], "b")])
+    table.commit_chunks("load2", Lsn(1), ["c2"], [write(table, columns, [2], "b")])
     table.swap("load2", Lsn(1), "g2", Lsn(600))
     assert rows_in_spark(table, tmp_path) == [(2, "b", 2)]
 

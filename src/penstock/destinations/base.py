@@ -194,6 +194,11 @@ class TableRecord:
     snapshot_id: int | None = None
     counts: tuple[int, int] | None = None  # rows and files, where `files` is not read with the record
 
+    def has_thread(self, thread_id: str) -> bool:
+        """Whether this piece of work is in the table, or in the load that is to be it."""
+        in_marker = self.marker is not None and thread_id in self.marker.thread_ids
+        return in_marker or (self.load is not None and thread_id in self.load.thread_ids)
+
     @property
     def rows(self) -> int:
         return sum(file.rows for file in self.files) if self.counts is None else self.counts[0]
@@ -396,15 +401,6 @@ class Destination(Protocol):
     def streams(self) -> list[StreamId]:
         """Every stream that has a table here."""
         ...
-
-
-def follows(marker: Marker, expected_to: Lsn | None) -> bool:
-    """Whether a batch's marker goes on from a table at `expected_to`; one with a cursor has no positions."""
-    if marker.cursor is not None:
-        return marker.start is None and marker.to is None and expected_to is None
-    if marker.start is None or marker.to is None:
-        return False
-    return (expected_to or 0) <= marker.start < marker.to
 
 
 def _text(position: Lsn | None) -> str | None:

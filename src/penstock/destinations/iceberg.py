@@ -18,7 +18,6 @@ import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -31,15 +30,8 @@ from penstock.core.position import Lsn
 from penstock.core.schema import TableSchema
 from penstock.core.stream import StreamId, escape_file_name, unescape_file_name
 from penstock.destinations import iceberg_record as text
-from penstock.destinations.base import (
-    DataFile,
-    Marker,
-    PendingLoad,
-    PositionDeletes,
-    TableRecord,
-    WriteMode,
-    follows,
-)
+from penstock.destinations import moves
+from penstock.destinations.base import DataFile, Marker, PendingLoad, PositionDeletes, TableRecord, WriteMode
 from penstock.destinations.iceberg_files import IcebergFiles
 from penstock.destinations.iceberg_history import HistoryGapError, newest_commit
 from penstock.destinations.iceberg_java import (
@@ -219,10 +211,7 @@ class IcebergTable:
 
     def is_thread_committed(self, thread_id: str) -> bool:
         record = self.record()
-        if record is None:
-            return False
-        in_marker = record.marker is not None and thread_id in record.marker.thread_ids
-        return in_marker or (record.load is not None and thread_id in record.load.thread_ids)
+        return record is not None and record.has_thread(thread_id)
 
     # Loads
 
@@ -238,7 +227,7 @@ class IcebergTable:
         self._create_unless_there(columns)
 
         def prepare(attempt: Attempt, stage: Staging, base: TableRecord | None) -> TableRecord | None:
-            if base is not None and load_id in (base.last_load_id, base.load.load_id if base.load else None):
+            if moves.knows_load(base, load_id):
                 return None
             if base is None and attempt.base.head(MAIN) is not None:
                 raise DestinationError(
@@ -252,8 +241,8 @@ class IcebergTable:
             stage.start_load_branch()
             head = attempt.staged.head(LOAD_BRANCH)
             load = PendingLoad(load_id, schema, write, columns=with_ids, head=head)
-            record = TableRecord(1, "load", _now(), epoch, write, schema) if base is None else base
-            record = replace(record, load=load, columns=record.columns or with_ids)
+            record = moves.first(epoch, write, schema, load) if base is None else replace(base, load=load)
+            record = replace(record, columns=record.columns or with_ids)
             stage.set_properties(epoch, {text.LOAD: text.load_text(load)}, schema, with_ids)
             return record
 
@@ -268,21 +257,13 @@ class IcebergTable:
         dead_letter_files: Sequence[DataFile] = (),
     ) -> TableRecord:
         def prepare(attempt: Attempt, stage: Staging, base: TableRecord | None) -> TableRecord | None:
-            if base is None or base.load is None or base.load.load_id != load_id:
-                raise self._conflict("this load is not the one that is open")
-            known = set(base.load.thread_ids)
-            if known.issuperset(thread_ids):
+            load = moves.with_chunks(self.stream, base, load_id, thread_ids, dead_letter_files)
+            if load is None:
                 return None
-            if not known.isdisjoint(thread_ids):
-                raise self._conflict("some of these chunks are committed already")
-            self._check_load_branch(attempt, base.load)
+            assert base is not None, "a load is open"
+            self._check_load_branch(attempt, load)
             stage.append(LOAD_BRANCH, files, None)
-            load = replace(
-                base.load,
-                thread_ids=(*base.load.thread_ids, *thread_ids),
-                dead_letters=base.load.dead_letters.with_files(dead_letter_files),
-                head=attempt.staged.head(LOAD_BRANCH),
-            )
+            load = replace(load, head=attempt.staged.head(LOAD_BRANCH))
             stage.set_properties(epoch, {text.LOAD: text.load_text(load)})
             return replace(base, load=load)
 
@@ -300,25 +281,15 @@ class IcebergTable:
         cursor: Cursors | None = None,
     ) -> TableRecord:
         def prepare(attempt: Attempt, stage: Staging, base: TableRecord | None) -> TableRecord | None:
-            if base is not None and base.last_load_id == load_id:
-                return None
-            if base is None or base.load is None or base.load.load_id != load_id:
-                raise self._conflict("this load is not the one that is open")
-            load = base.load
-            self._check_load_branch(attempt, load)
-            waits = readable_from is not None and to is not None and readable_from > to
-            record = replace(
-                self._next(base, epoch, "swap"),
-                write=load.write,
-                schema=load.schema,
-                columns=load.columns,
-                # The chunks' thread ids stay answerable until the state knows of the swap.
-                marker=Marker(generation, epoch, None, to, load.thread_ids, cursor),
-                load=None,
-                last_load_id=load_id,
-                dead_letters=base.dead_letters.and_of(load) if keep_files else load.dead_letters,
-                readable_from=readable_from if waits else None,
+            marker = Marker(generation, epoch, None, to, (), cursor)
+            record = moves.swapped(
+                self.stream, base, load_id, epoch, marker, readable_from, keep_files=keep_files
             )
+            if record is None:
+                return None
+            assert base is not None, "a load is open"
+            assert base.load is not None, "a load is open"
+            self._check_load_branch(attempt, base.load)
             if keep_files:
                 branch = branch_of(attempt.base)
                 stage.append_load(branch, record)
@@ -332,11 +303,9 @@ class IcebergTable:
 
     def publish(self, epoch: Lsn, position: Lsn) -> TableRecord:
         def prepare(attempt: Attempt, stage: Staging, base: TableRecord | None) -> TableRecord | None:
-            if base is None or base.marker is None:
-                raise self._conflict("there is no table to show")
-            if base.readable_from is None or position < base.readable_from:
+            record = moves.published(self.stream, base, epoch, position)
+            if record is None:
                 return None
-            record = replace(self._next(base, epoch, "publish"), readable_from=None)
             branch = branch_of(attempt.base)
             stage.append(branch, (), record)
             stage.show(branch, record)
@@ -363,21 +332,13 @@ class IcebergTable:
         assert columns is not None, "a table of Iceberg knows its columns by ids"
 
         def prepare(attempt: Attempt, stage: Staging, base: TableRecord | None) -> TableRecord | None:
-            base = self._check_follows(base, expected_to, expected_cursor, marker)
+            base, record = moves.changed(
+                self.stream, base, expected_to, expected_cursor, marker, schema, dead_letter_files
+            )
             assert base.columns is not None
             if ids_of(columns) != ids_of(base.columns):
                 self._check_new_ids(attempt, base, columns)
-            reached = (
-                base.readable_from is not None and marker.to is not None and marker.to >= base.readable_from
-            )
-            record = replace(
-                self._next(base, marker.epoch, "changes"),
-                schema=schema,
-                columns=columns,
-                marker=marker,
-                dead_letters=base.dead_letters.with_files(dead_letter_files),
-                readable_from=None if reached else base.readable_from,
-            )
+            record = replace(record, columns=columns)
             branch = branch_of(attempt.base)
             if deletes:
                 stage.row_delta(branch, added, deletes, record, read_from)
@@ -448,8 +409,7 @@ class IcebergTable:
                 attempt = Attempt(self._destination.java, ".".join(self._names), operations)
                 base = self._record(attempt.base)
                 fence = attempt.base.property(text.EPOCH)
-                if fence is not None and epoch < Lsn.parse(fence):
-                    raise self._conflict("a newer leader has taken over this table")
+                moves.check_epoch(self.stream, None if fence is None else Lsn.parse(fence), epoch)
                 try:
                     stage = Staging(self._destination.java, attempt, self._known_files(), self.stream)
                     staged = prepare(attempt, stage, base)
@@ -463,7 +423,7 @@ class IcebergTable:
                     with iceberg_errors("committing", self.stream):
                         attempt.commit()
                 except StaleMetadataError:
-                    time.sleep(0.01 * 2**turn)
+                    time.sleep(0.01 * 2**turn)  # others are committing: they get out of step with us
                     continue
                 except UnknownOutcomeError as error:
                     return self._look_for(staged, error)
@@ -471,7 +431,7 @@ class IcebergTable:
                 committed = self.record()
                 assert committed is not None
                 return committed
-        raise self._conflict("other writers committed first, again and again")
+        raise moves.conflict(self.stream, "other writers committed first, again and again")
 
     def _look_for(self, staged: TableRecord, cause: UnknownOutcomeError) -> TableRecord:
         """A commit without an answer: it was made if the table says what we staged."""
@@ -487,25 +447,6 @@ class IcebergTable:
             stream=str(self.stream),
             remedy="Run the same command again when the catalog is well: it looks for the commit first.",
         ) from cause
-
-    def _check_follows(
-        self,
-        base: TableRecord | None,
-        expected_to: Lsn | None,
-        expected_cursor: Cursors | None,
-        marker: Marker,
-    ) -> TableRecord:
-        if base is None or base.marker is None:
-            raise self._conflict("there is no table to change; it was never loaded")
-        if base.marker.generation != marker.generation:
-            raise self._conflict("the table was loaded anew since this batch was prepared")
-        if base.marker.to != expected_to:
-            raise self._conflict(f"the table is at {base.marker.to}, this batch follows {expected_to}")
-        if base.marker.cursor != expected_cursor:
-            raise self._conflict("the table is at another cursor than the one this batch starts from")
-        if not follows(marker, expected_to):
-            raise ValueError("a batch goes on from where the table is, or later, and advances")
-        return base
 
     def _check_load_branch(self, attempt: Attempt, load: PendingLoad) -> None:
         """The branch must hold what the load committed: a new one would hold the table's rows instead."""
@@ -543,10 +484,9 @@ class IcebergTable:
             return None
         if commit is None:
             assert load is not None
-            record = TableRecord(1, "load", _now(), Lsn.parse(epoch), load.write, load.schema)
+            record = moves.first(Lsn.parse(epoch), load.write, load.schema, load)
         else:
-            record = text.read_record(metadata.property, commit)
-        record = replace(record, load=load)
+            record = replace(text.read_record(metadata.property, commit), load=load)
         return replace(
             record,
             epoch=Lsn.parse(epoch),
@@ -594,17 +534,6 @@ class IcebergTable:
                 builder.withLocation(str(settings.warehouse.joinpath(*self._names)))
             builder.create()
 
-    def _next(self, base: TableRecord, epoch: Lsn, kind: Any) -> TableRecord:
-        return replace(base, version=base.version + 1, kind=kind, committed_at=_now(), epoch=epoch)
-
-    def _conflict(self, reason: str) -> CommitConflictError:
-        return CommitConflictError(
-            f"The commit was refused: {reason}.",
-            stream=str(self.stream),
-            remedy="Make sure that only one Penstock runs for this table, then run `penstock sync` again; "
-            "if it is refused again, run `penstock resync` for this stream.",
-        )
-
     def _stale_lookup(self) -> StaleLookupError:
         return StaleLookupError(
             "The commit was refused: another writer changed the table's files meanwhile.",
@@ -638,7 +567,3 @@ def _counts(metadata: Metadata, head: int | None) -> tuple[int, int]:
         for name in ("total-records", "total-data-files", "total-position-deletes")
     )
     return rows - deleted, files
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="microseconds")

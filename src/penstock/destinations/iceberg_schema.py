@@ -16,6 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.core.errors import DestinationError
+from penstock.core.iceberg_names import iceberg_name
 
 FIELD_ID = b"PARQUET:field_id"
 
@@ -118,26 +119,8 @@ def _field_json(field: pa.Field, ids: FieldIds, path: str) -> dict[str, Any]:
     return {"id": ids[path], "name": field.name, "required": False, "type": _type_json(field.type, ids, path)}
 
 
-_PRIMITIVES: dict[pa.DataType, str] = {
-    pa.bool_(): "boolean",
-    pa.int16(): "int",
-    pa.int32(): "int",
-    pa.int64(): "long",
-    pa.float32(): "float",
-    pa.float64(): "double",
-    pa.string(): "string",
-    pa.binary(): "binary",
-    pa.date32(): "date",
-    pa.time64("us"): "time",
-    pa.timestamp("us"): "timestamp",
-    pa.timestamp("us", "UTC"): "timestamptz",
-}
-
-
 def _primitive(kind: pa.DataType, column: str) -> str:
-    if pa.types.is_decimal128(kind):
-        return f"decimal({kind.precision}, {kind.scale})"
-    name = _PRIMITIVES.get(kind)
+    name = iceberg_name(kind)
     if name is None:
         raise DestinationError(
             f"Iceberg has no type for column {column} ({kind}).",

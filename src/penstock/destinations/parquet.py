@@ -12,27 +12,17 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 
 from penstock import failpoints
 from penstock.core.cursor import Cursors
-from penstock.core.errors import CommitConflictError
 from penstock.core.position import Lsn
 from penstock.core.schema import TableSchema
 from penstock.core.stream import StreamId, unescape_file_name
-from penstock.destinations.base import (
-    DataFile,
-    Marker,
-    PendingLoad,
-    PositionDeletes,
-    TableRecord,
-    WriteMode,
-    follows,
-)
+from penstock.destinations import moves
+from penstock.destinations.base import DataFile, Marker, PendingLoad, PositionDeletes, TableRecord, WriteMode
 from penstock.destinations.parquet_files import new_file_name, write_empty_like
 from penstock.destinations.parquet_layout import TableLayout
 from penstock.destinations.parquet_sweep import RECORDS_KEPT, Swept, drop, sweep
@@ -125,10 +115,7 @@ class ParquetTable:
 
     def is_thread_committed(self, thread_id: str) -> bool:
         record = self.record()
-        if record is None:
-            return False
-        in_marker = record.marker is not None and thread_id in record.marker.thread_ids
-        return in_marker or (record.load is not None and thread_id in record.load.thread_ids)
+        return record is not None and record.has_thread(thread_id)
 
     def files(self, record: TableRecord) -> tuple[DataFile, ...]:
         return record.files
@@ -142,13 +129,12 @@ class ParquetTable:
         columns: pa.Schema | None = None,
     ) -> TableRecord:
         base = self._base(epoch)
-        if base is not None and load_id in (base.last_load_id, base.load.load_id if base.load else None):
+        if base is not None and moves.knows_load(base, load_id):
             return base
         load = PendingLoad(load_id, schema, write)
         if base is None:
-            first = TableRecord(1, "load", _now(), epoch, write, schema, load=load)
-            return self._commit(first, None)
-        return self._commit(self._next(base, epoch, kind="load", load=load), base)
+            return self._commit(moves.first(epoch, write, schema, load), None)
+        return self._commit(moves.following(base, epoch, kind="load", load=load), base)
 
     def commit_chunks(
         self,
@@ -159,20 +145,12 @@ class ParquetTable:
         dead_letter_files: Sequence[DataFile] = (),
     ) -> TableRecord:
         base = self._base(epoch)
-        if base is None or base.load is None or base.load.load_id != load_id:
-            raise self._conflict("this load is not the one that is open")
-        known = set(base.load.thread_ids)
-        if known.issuperset(thread_ids):
+        load = moves.with_chunks(self.stream, base, load_id, thread_ids, dead_letter_files)
+        assert base is not None, "a load is open"
+        if load is None:
             return base
-        if not known.isdisjoint(thread_ids):
-            raise self._conflict("some of these chunks are committed already")
-        load = replace(
-            base.load,
-            thread_ids=(*base.load.thread_ids, *thread_ids),
-            files=(*base.load.files, *files),
-            dead_letters=base.load.dead_letters.with_files(dead_letter_files),
-        )
-        return self._commit(self._next(base, epoch, kind="chunks", load=load), base)
+        load = replace(load, files=(*load.files, *files))
+        return self._commit(moves.following(base, epoch, kind="chunks", load=load), base)
 
     def swap(
         self,
@@ -186,34 +164,15 @@ class ParquetTable:
         cursor: Cursors | None = None,
     ) -> TableRecord:
         base = self._base(epoch)
-        if base is not None and base.last_load_id == load_id:
-            return base
-        if base is None or base.load is None or base.load.load_id != load_id:
-            raise self._conflict("this load is not the one that is open")
-        waits = readable_from is not None and to is not None and readable_from > to
-        record = self._next(
-            base,
-            epoch,
-            kind="swap",
-            write=base.load.write,
-            schema=base.load.schema,
-            files=_without_needless((*(base.files if keep_files else ()), *base.load.files)),
-            # The chunks' thread ids stay answerable until the state knows of the swap.
-            marker=Marker(generation, epoch, None, to, base.load.thread_ids, cursor),
-            load=None,
-            last_load_id=load_id,
-            dead_letters=base.dead_letters.and_of(base.load) if keep_files else base.load.dead_letters,
-            readable_from=readable_from if waits else None,
+        marker = Marker(generation, epoch, None, to, (), cursor)
+        record = moves.swapped(
+            self.stream, base, load_id, epoch, marker, readable_from, keep_files=keep_files
         )
-        return self._commit(record, base)
+        return self._commit_if_new(record, base)
 
     def publish(self, epoch: Lsn, position: Lsn) -> TableRecord:
         base = self._base(epoch)
-        if base is None or base.marker is None:
-            raise self._conflict("there is no table to show")
-        if base.readable_from is None or position < base.readable_from:
-            return base
-        return self._commit(self._next(base, epoch, kind="publish", readable_from=None), base)
+        return self._commit_if_new(moves.published(self.stream, base, epoch, position), base)
 
     def commit_changes(
         self,
@@ -230,33 +189,21 @@ class ParquetTable:
         expected_cursor: Cursors | None = None,
     ) -> TableRecord:
         assert not deletes, "rows of these tables go by rewriting their files"
-        base = self._base(marker.epoch)
-        if base is None or base.marker is None:
-            raise self._conflict("there is no table to change; it was never loaded")
-        if base.marker.generation != marker.generation:
-            raise self._conflict("the table was loaded anew since this batch was prepared")
-        if base.marker.to != expected_to:
-            raise self._conflict(f"the table is at {base.marker.to}, this batch follows {expected_to}")
-        if base.marker.cursor != expected_cursor:
-            raise self._conflict("the table is at another cursor than the one this batch starts from")
-        if not follows(marker, expected_to):
-            raise ValueError("a batch goes on from where the table is, or later, and advances")
+        base, record = moves.changed(
+            self.stream,
+            self._base(marker.epoch),
+            expected_to,
+            expected_cursor,
+            marker,
+            schema,
+            dead_letter_files,
+        )
         missing = set(removed) - {file.name for file in base.files}
         if missing:
-            raise self._conflict(f"{len(missing)} of the files to replace are not in the table")
+            raise moves.conflict(self.stream, f"{len(missing)} of the files to replace are not in the table")
         kept = tuple(file for file in base.files if file.name not in set(removed))
-        reached = base.readable_from is not None and (marker.to or 0) >= base.readable_from
-        record = self._next(
-            base,
-            marker.epoch,
-            kind="changes",
-            schema=schema,
-            files=_without_needless((*kept, *added)) or self._empty_file(removed),
-            marker=marker,
-            dead_letters=base.dead_letters.with_files(dead_letter_files),
-            readable_from=None if reached else base.readable_from,
-        )
-        return self._commit(record, base)
+        files = moves.without_needless((*kept, *added)) or self._empty_file(removed)
+        return self._commit(replace(record, files=files), base)
 
     def drop_all(self) -> None:
         drop(self.layout)
@@ -277,6 +224,12 @@ class ParquetTable:
                 return
             self.layout.switch(record.directory)
 
+    def _commit_if_new(self, record: TableRecord | None, base: TableRecord | None) -> TableRecord:
+        if record is not None:
+            return self._commit(record, base)
+        assert base is not None, "only what is there was done before"
+        return base
+
     def _commit(self, record: TableRecord, base: TableRecord | None) -> TableRecord:
         self.layout.make_directories()
         self.layout.sync_files()
@@ -296,7 +249,7 @@ class ParquetTable:
             if created:
                 self.layout.record_path(record.version).unlink(missing_ok=True)
             self._discard((built, letters), record)
-            raise self._conflict("another writer committed first")
+            raise moves.conflict(self.stream, "another writer committed first")
         if built is not None:
             failpoints.reach("destination.recorded")
             self.roll_forward()
@@ -342,26 +295,5 @@ class ParquetTable:
 
     def _base(self, epoch: Lsn) -> TableRecord | None:
         record = self.record()
-        if record is not None and epoch < record.epoch:
-            raise self._conflict("a newer leader has taken over this table")
+        moves.check_epoch(self.stream, None if record is None else record.epoch, epoch)
         return record
-
-    def _next(self, base: TableRecord, epoch: Lsn, **changes: Any) -> TableRecord:
-        return replace(base, version=base.version + 1, committed_at=_now(), epoch=epoch, **changes)
-
-    def _conflict(self, reason: str) -> CommitConflictError:
-        return CommitConflictError(
-            f"The commit was refused: {reason}.",
-            stream=str(self.stream),
-            remedy="Make sure that only one Penstock runs for this table, then run `penstock sync` again; "
-            "if it is refused again, run `penstock resync` for this stream.",
-        )
-
-
-def _without_needless(files: Sequence[DataFile]) -> tuple[DataFile, ...]:
-    """Files with rows; if there are none, one empty file (the last, with the newest columns)."""
-    return tuple(file for file in files if file.rows) or tuple(files[-1:])
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="microseconds")

@@ -64,10 +64,13 @@ class Following:
         That is so for rows that only add files. Where rows of the table must be found and replaced, every
         round costs anew, so those wait until they fill one.
         """
-        start, end = self._lane.ledger.document.lsn, self._lane.log.end()
-        if start is None or end is None or end <= start:
+        start = self._lane.ledger.document.lsn
+        if start is None:
             return
-        size = sum(manifest.bytes for manifest in self._lane.log.manifests() if manifest.end > start)
+        waiting = [manifest for manifest in self._lane.log.manifests() if manifest.end > start]
+        if not waiting:
+            return
+        end, size = waiting[-1].end, sum(manifest.bytes for manifest in waiting)
         if size >= ROUND_BYTES_MAX or (size >= EARLY_ROUND_BYTES and self._only_adds(start, end)):
             for round_end in self._batches(start, end):
                 self._global_round(round_end)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from penstock.core.iceberg_names import iceberg_name
 from penstock.core.schema import SourceColumn
 from penstock.sources.postgres.types import arrow_type, load_expression, possible_types
 
@@ -44,7 +45,7 @@ class TypeEntry:
 
     @property
     def iceberg(self) -> str:
-        return iceberg_name(arrow_type(self.column))
+        return _iceberg_name(arrow_type(self.column))
 
     @property
     def loaded_as(self) -> str:
@@ -184,27 +185,12 @@ def parquet_name(arrow: pa.DataType) -> str:
     return names[arrow]
 
 
-def iceberg_name(arrow: pa.DataType) -> str:
-    """A type in Iceberg's words. It has no 16-bit integers: those are `int`."""
-    if isinstance(arrow, pa.Decimal128Type):
-        return f"decimal({arrow.precision}, {arrow.scale})"
+def _iceberg_name(arrow: pa.DataType) -> str:
     if isinstance(arrow, pa.ListType):
-        return f"list<{iceberg_name(arrow.value_type)}>"
-    if isinstance(arrow, pa.TimestampType):
-        return "timestamptz" if arrow.tz else "timestamp"
-    names = {
-        pa.bool_(): "boolean",
-        pa.int16(): "int",
-        pa.int32(): "int",
-        pa.int64(): "long",
-        pa.float32(): "float",
-        pa.float64(): "double",
-        pa.date32(): "date",
-        pa.time64("us"): "time",
-        pa.binary(): "binary",
-        pa.string(): "string",
-    }
-    return names[arrow]
+        return f"list<{_iceberg_name(arrow.value_type)}>"
+    name = iceberg_name(arrow)
+    assert name is not None, "every type that Penstock reads has one"
+    return name
 
 
 def why_unfit(column: SourceColumn) -> str:
