@@ -3,12 +3,12 @@
 #   make demo          a real Postgres, loaded and followed into Parquet tables, in front of you
 #   make test          unit, integration and a short chaos round
 #   make slow          integration tests that would make the round above too long
+#   make iceberg       what the state file and each mode promise, on Iceberg tables; ALL=1: every integration test
 #   make lint          ruff, mypy --strict, import-linter
-#   make chaos-once    kill -9 at every failpoint once, with writers running on
-#   make chaos         the whole matrix: kill -9 at every failpoint, with writers running on
+#   make chaos-once    kill -9 at every failpoint, on Parquet and on Iceberg tables, with writers running on
+#   make chaos         the whole matrix: at every failpoint several times, in every scenario, on both
 #   make mutants       plant known bugs; each must turn a test red
-#   make bench         ratios against pg_recvlogical and COPY; CHECK=1 fails below a bar
-#   make bench-upserts changed rows into Iceberg tables, against MERGE INTO
+#   make bench         ratios against pg_recvlogical, COPY and MERGE INTO; CHECK=1 fails below a bar
 #   make bench-peers   the same beside other tools
 #   make constraints   renew constraints.txt from what pyproject.toml allows today
 #   make clean         remove the environment and everything the tools left behind
@@ -31,8 +31,11 @@ PIP_INSTALL := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.t
 # One worker per core, each with servers and a Spark session of its own.
 PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 CHECK ?=
+# What `make iceberg` runs; the other modules are left to ALL=1, which takes about as long as `make test slow`.
+ICEBERG := sync strict_cdc incremental resync pause beside rebuild dead_letters schema_changes toast workload
+ALL ?=
 
-.PHONY: help venv demo test slow unit integration lint format bench bench-upserts bench-peers chaos chaos-once mutants constraints clean
+.PHONY: help venv demo test slow iceberg unit integration lint format bench bench-peers chaos chaos-once mutants constraints clean
 
 help:
 	@sed -n 's/^#   make/make/p' Makefile
@@ -61,6 +64,10 @@ test: venv
 slow: venv
 	$(PYTEST) tests/integration -m slow
 
+iceberg: venv
+	PENSTOCK_TEST_DESTINATION=iceberg $(PYTEST) $(if $(ALL),tests/integration,\
+		$(ICEBERG:%=tests/integration/test_%.py) -m "not slow")
+
 unit: venv
 	$(PYTEST) tests/unit
 
@@ -79,9 +86,6 @@ format: venv
 
 bench: venv
 	CHECK=$(CHECK) $(BIN)/python -m bench
-
-bench-upserts: venv
-	$(BIN)/python -m bench.upserts
 
 bench-peers: $(PEERS_STAMP)
 	CHECK=$(CHECK) $(BIN)/python -m bench.peers

@@ -4,6 +4,10 @@ capture  the change log against `pg_recvlogical` to /dev/null, equal slots on th
 load     a full load to Parquet against `COPY … (FORMAT binary)` to /dev/null on one connection
 changes  inserted rows from the slot to the committed table against `pg_recvlogical` on the same log
 tables   200 tables of 1,000 rows: seconds per table to discover, load and follow them; no reference
+upserts  100,000 changed keys into an Iceberg table against `MERGE INTO`, into one ten times as large, and
+         100 keys end to end
+
+iceberg-load, iceberg-changes, iceberg-tables: the same into Iceberg tables, the first two against Parquet's.
 
 Method. One embedded Postgres, fsync off, on the machine that also runs Penstock, so both share its cores.
 Each comparison has a warm-up that is not counted, then rounds: the reference and Penstock one after the
@@ -18,47 +22,104 @@ from __future__ import annotations
 
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
-from bench import capturing, changes, load, tables, workload
-from bench.command import finish, new_console, parse_arguments, warn_if_busy
-from bench.comparison import Comparison
-from bench.pipelines import use_server
-from bench.references import BinaryCopy, ReceiveLogical
+from rich.console import Console
 
-NAMES = ("capture", "load", "changes", "tables")
+from bench import capturing, changes, load, tables, upserts, workload
+from bench.command import finish, new_console, parse_arguments, warn_if_busy
+from bench.comparison import Comparison, Figure
+from bench.pipelines import ICEBERG, PARQUET, start_spark, use_server
+from bench.references import BinaryCopy, ReceiveLogical
+from penstock.sources.postgres.embedded import EmbeddedPostgres
+
+NAMES = (
+    "capture", "load", "changes", "tables", "iceberg-load", "iceberg-changes", "iceberg-tables", "upserts",
+)  # fmt: skip
 
 
 def main() -> int:
     arguments = parse_arguments("python -m bench", __doc__ or "", NAMES)
     console = new_console()
     warn_if_busy(console)
-    comparisons: list[Comparison] = []
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name, workload.new_server() as server:
-        directory = Path(name)
         use_server(server.url())
-        if "capture" in arguments.names:
-            comparisons.append(
-                capturing.compare(server, arguments.changes, arguments.rounds, directory, console)
+        benchmarks = Benchmarks(
+            server, Path(name), console, arguments.rows, arguments.changes, arguments.rounds
+        )
+        benchmarks.run(arguments.names)
+    return finish(console, benchmarks.comparisons, arguments, benchmarks.many, benchmarks.figures)
+
+
+class Benchmarks:
+    """Those asked for, one after the other, on one server and in one Spark session."""
+
+    def __init__(
+        self,
+        server: EmbeddedPostgres,
+        directory: Path,
+        console: Console,
+        rows: int,
+        change_rows: int,
+        rounds: int,
+    ) -> None:
+        self.comparisons: list[Comparison] = []
+        self.many: list[tables.ManyTables] = []
+        self.figures: list[Figure] = []
+        self._server = server
+        self._directory = directory
+        self._console = console
+        self._rows = rows
+        self._change_rows = change_rows
+        self._rounds = rounds
+        self._spark = start_spark(directory)
+
+    def run(self, names: Sequence[str]) -> None:
+        if "capture" in names:
+            self._capture()
+        if {"load", "iceberg-load"} & set(names):
+            self._load(names)
+        if {"changes", "iceberg-changes"} & set(names):
+            self._changes(names)
+        for lake in (PARQUET, ICEBERG):
+            if f"{lake.prefix}tables" in names:
+                with workload.connect(self._server) as connection:
+                    self.many.append(tables.run(connection, self._directory, self._console, lake))
+        if "upserts" in names:
+            compared, found = upserts.run(
+                self._server, self._spark, self._rounds, self._directory, self._console
             )
-        if "load" in arguments.names:
-            load.prepare(server, arguments.rows, console)
-            copy = BinaryCopy(server)
-            comparisons.append(load.compare(copy, arguments.rows, arguments.rounds, directory, console))
-        if "changes" in arguments.names:
-            with workload.connect(server) as connection:
+            self.comparisons += compared
+            self.figures += found
+
+    def _capture(self) -> None:
+        self.comparisons.append(
+            capturing.compare(self._server, self._change_rows, self._rounds, self._directory, self._console)
+        )
+
+    def _load(self, names: Sequence[str]) -> None:
+        load.prepare(self._server, self._rows, self._console)
+        work = (self._rows, self._rounds, self._directory, self._console)
+        if "load" in names:
+            self.comparisons.append(load.compare(BinaryCopy(self._server), *work))
+        if "iceberg-load" in names:
+            reference = load.ToParquet(self._directory)
+            self.comparisons.append(load.compare(reference, *work, load.ICEBERG_BARS, ICEBERG))
+        with workload.connect(self._server) as connection:
+            workload.drop_table(connection, load.TABLE)
+
+    def _changes(self, names: Sequence[str]) -> None:
+        with workload.connect(self._server) as connection:
+            work = (connection, self._change_rows, self._rounds, self._directory, self._console)
+            if "changes" in names:
                 changes.prepare(connection)
-                receive = ReceiveLogical(server, connection, changes.PUBLICATION)
-                comparisons.append(
-                    changes.compare(
-                        receive, connection, arguments.changes, arguments.rounds, directory, console
-                    )
-                )
-        many = None
-        if "tables" in arguments.names:
-            with workload.connect(server) as connection:
-                many = tables.run(connection, directory, console)
-    return finish(console, comparisons, arguments, many)
+                receive = ReceiveLogical(self._server, connection, changes.PUBLICATION)
+                self.comparisons.append(changes.compare(receive, *work))
+            if "iceberg-changes" in names:
+                changes.prepare(connection)
+                reference = changes.ToParquet(self._directory)
+                self.comparisons.append(changes.compare(reference, *work, changes.ICEBERG_BARS, ICEBERG))
 
 
 if __name__ == "__main__":

@@ -8,12 +8,20 @@ import os
 import platform
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
 from rich.console import Console
 
-from bench.comparison import Comparison, markdown_table, results_table
+from bench.comparison import (
+    Comparison,
+    Figure,
+    figures_markdown,
+    figures_table,
+    markdown_table,
+    results_table,
+)
 from bench.tables import ManyTables
 
 LOAD_ROWS = 5_000_000
@@ -60,13 +68,16 @@ def finish(
     console: Console,
     comparisons: Sequence[Comparison],
     arguments: argparse.Namespace,
-    many: ManyTables | None = None,
+    many: Sequence[ManyTables] = (),
+    figures: Sequence[Figure] = (),
 ) -> int:
     """Print and write the results; the exit code."""
     if comparisons:
         console.print(results_table(comparisons))
-    if many is not None:
-        console.print(many.results_table())
+    for each in many:
+        console.print(each.results_table())
+    if figures:
+        console.print(figures_table(figures))
     console.print(
         "Excluded: starting Spark (5–10 s once per process). The server runs with fsync off. "
         "CPU and memory are those of everything but Postgres."
@@ -76,14 +87,16 @@ def finish(
             "at": datetime.now(UTC).isoformat(timespec="seconds"),
             "machine": {"cores": os.cpu_count(), "architecture": platform.machine()},
             "comparisons": [comparison.to_json() for comparison in comparisons],
-            **({"tables": many.to_json()} if many is not None else {}),
+            "tables": [each.to_json() for each in many],
+            "figures": [asdict(figure) for figure in figures],
         }
         arguments.json.parent.mkdir(parents=True, exist_ok=True)
         arguments.json.write_text(json.dumps(document, indent=2) + "\n")
     if arguments.markdown is not None:
-        arguments.markdown.write_text(markdown_table(comparisons))
-    failures = [failure for comparison in comparisons for failure in comparison.failures()]
-    failures += many.failures() if many is not None else []
+        both = markdown_table(comparisons), figures_markdown(figures)
+        arguments.markdown.write_text("\n".join(both if figures else both[:1]))
+    parts: list[Comparison | ManyTables | Figure] = [*comparisons, *many, *figures]
+    failures = [failure for part in parts for failure in part.failures()]
     for failure in failures:
         console.print(f"[red]below the bar[/red]  {failure}")
     return 1 if failures and arguments.check else 0

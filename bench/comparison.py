@@ -1,4 +1,4 @@
-"""Runs, their medians, and whether a bar is met.
+"""Runs, their medians, single figures, and whether a bar is met.
 
 A comparison is a list of rounds; in each round the reference and Penstock do the same work one after the
 other. Its ratio is the median over the rounds of (seconds of the reference / seconds of Penstock), so that
@@ -102,6 +102,44 @@ class Comparison:
             "penstock": _summary(self.ours),
             "beside": _summary(self.reference),
         }
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One number that must not be above its bar."""
+
+    title: str
+    value: float
+    maximum: float
+    unit: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.value:.2f} {self.unit}".rstrip()
+
+    @property
+    def bar(self) -> str:
+        return f"≤ {self.maximum:g} {self.unit}".rstrip()
+
+    def failures(self) -> list[str]:
+        return [f"{self.title}: {self} is above {self.maximum:g}"] if self.value > self.maximum else []
+
+
+def figures_table(figures: Sequence[Figure]) -> Table:
+    table = Table(title="Bars that are no ratio to a reference")
+    for heading in ("", "figure", "bar"):
+        table.add_column(heading, justify="right" if heading == "figure" else "left")
+    for figure in figures:
+        verdict = "[red]above[/red]" if figure.failures() else "[green]met[/green]"
+        table.add_row(figure.title, str(figure), f"{figure.bar}: {verdict}")
+    return table
+
+
+def figures_markdown(figures: Sequence[Figure]) -> str:
+    lines = ["| | figure | bar |", "|---|--:|---|"]
+    for figure in figures:
+        verdict = "missed" if figure.failures() else "met"
+        lines.append(f"| {figure.title} | {figure} | {figure.bar}: {verdict} |")
+    return "\n".join(lines) + "\n"
 
 
 def results_table(comparisons: Sequence[Comparison]) -> Table:

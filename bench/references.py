@@ -76,6 +76,7 @@ class ReceiveLogical:
 
 
 def create_publication(connection: Connection, publication: str, table: str) -> None:
+    connection.execute(sql.SQL("DROP PUBLICATION IF EXISTS {}").format(sql.Identifier(publication)))
     connection.execute(
         sql.SQL("CREATE PUBLICATION {} FOR TABLE {}").format(
             sql.Identifier(publication), sql.Identifier(*table.split(".", 1))

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Self
 
 SAMPLE_INTERVAL_S = 0.5
+DRIVER_INTERVAL_S = 0.1
 _PROC = Path("/proc")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _DATABASE = "postgres"
@@ -45,10 +46,25 @@ class _Process:
 
 
 class Meter:
-    """Filled in when the block it was given for ends."""
+    """Filled in when the block it was given for ends; `restart` leaves out what came before it."""
 
-    def __init__(self) -> None:
+    def __init__(self, root: int, sampler: _MemorySampler) -> None:
+        self._root = root
+        self._sampler = sampler
         self._usage: Usage | None = None
+        self.restart()
+
+    def restart(self) -> None:
+        self._cpu_before = self._cpu_s()
+        self._started = time.perf_counter()
+
+    def _stop(self) -> None:
+        seconds = time.perf_counter() - self._started
+        self._usage = Usage(seconds, self._cpu_s() - self._cpu_before, self._sampler.peak_bytes)
+
+    def _cpu_s(self) -> float:
+        own = self._sampler.cpu_s if self._root == os.getpid() else 0.0
+        return cpu_s(self._root) - own
 
     @property
     def usage(self) -> Usage:
@@ -60,19 +76,12 @@ class Meter:
 def measured(root: int | None = None) -> Iterator[Meter]:
     """Measure the block: the tree of process `root`, by default this process."""
     root = root or os.getpid()
-    meter = Meter()
-    sampler = _MemorySampler(root)
-    cpu_before = cpu_s(root)
-    started = time.perf_counter()
-    with sampler:
+    with _MemorySampler(root) as sampler:
+        meter = Meter(root, sampler)
         try:
             yield meter
         finally:
-            seconds = time.perf_counter() - started
-            spent = cpu_s(root) - cpu_before
-            if root == os.getpid():
-                spent -= sampler.cpu_s
-    meter._usage = Usage(seconds, spent, sampler.peak_bytes)
+            meter._stop()
 
 
 def run_measured(command: Sequence[str], environment: Mapping[str, str]) -> Usage:
@@ -87,6 +96,23 @@ def run_measured(command: Sequence[str], environment: Mapping[str, str]) -> Usag
         raise subprocess.CalledProcessError(process.returncode, command[0])
     # Its ru_maxrss is of no use: it begins with the size of the process that forked it.
     return Usage(seconds, used.ru_utime + used.ru_stime, sampler.peak_bytes)
+
+
+def driver_peak_bytes(command: Sequence[str]) -> int:
+    """Run a program that starts Spark; the peak memory of it and of its Java, without Spark's workers.
+
+    The kernel keeps the peak of each process (VmHWM), so that looking now and then misses none that lasts.
+    """
+    peaks: dict[int, int] = {}
+    process = subprocess.Popen(list(command), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    while process.poll() is None:
+        for each in _tree(process.pid):
+            if each.pid == process.pid or each.name == "java":
+                peaks[each.pid] = max(peaks.get(each.pid, 0), _peak_bytes(each.pid))
+        time.sleep(DRIVER_INTERVAL_S)
+    if process.returncode != 0:
+        raise subprocess.CalledProcessError(process.returncode, command[0])
+    return sum(peaks.values())
 
 
 class _MemorySampler:
@@ -156,5 +182,13 @@ def _proportional_bytes(pid: int) -> int:
     with suppress(OSError):
         for line in (_PROC / str(pid) / "smaps_rollup").read_text().splitlines():
             if line.startswith("Pss:"):
+                return int(line.split()[1]) * 1024
+    return 0
+
+
+def _peak_bytes(pid: int) -> int:
+    with suppress(OSError):
+        for line in (_PROC / str(pid) / "status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024
     return 0

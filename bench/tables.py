@@ -1,15 +1,16 @@
 """Many small tables: what a table costs when there is next to nothing in it.
 
-200 tables of 1,000 rows, found by a wildcard. Four pieces of work, each timed alone: `Pipeline.discover()`,
-the first `Pipeline.sync()` (publication, slot, load of every table, hand-over to the log), one round of
-changes in every table, and a sync that finds nothing to do. There is no reference: the bar is the time per
-table of the first three together. Spark jobs are counted as well, since a job per table would cost more
-than the table's rows. The session is running before the clock starts; a Spark start is excluded.
+200 tables of 1,000 rows, found by a wildcard, into Parquet or Iceberg tables. Four pieces of work, each timed
+alone: `Pipeline.discover()`, the first `Pipeline.sync()` (publication, slot, load of every table, hand-over
+to the log), one round of changes in every table, and a sync that finds nothing to do. There is no reference:
+the bar is the time per table of the first three together. Spark jobs are counted as well, since a job per
+table would cost more than the table's rows. The session is running before the clock starts; a Spark start is
+excluded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench import workload
-from bench.pipelines import new_pipeline, rows_in, timed_sync
+from bench.pipelines import Lake, new_pipeline, rows_in, timed_sync
 from bench.resources import Usage, measured
 from penstock import Pipeline
 
@@ -28,7 +29,6 @@ TABLES = 200
 ROWS = 1_000
 SECONDS_PER_TABLE_MAX = 1.0
 CHANGED_ROWS = 30
-_NAMES = [f"many.table_{number:03d}" for number in range(TABLES)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,12 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class ManyTables:
+    lake: Lake
     parts: tuple[Part, ...]
+
+    @property
+    def title(self) -> str:
+        return f"{TABLES} {self.lake.name} tables"
 
     @property
     def seconds_per_table(self) -> float:
@@ -57,14 +62,14 @@ class ManyTables:
         problems = []
         if self.seconds_per_table > SECONDS_PER_TABLE_MAX:
             spent = f"{self.seconds_per_table:.2f} s per table"
-            problems.append(f"{TABLES} tables: {spent} is above {SECONDS_PER_TABLE_MAX:g}")
+            problems.append(f"{self.title}: {spent} is above {SECONDS_PER_TABLE_MAX:g}")
         jobs = sum(part.jobs for part in self.parts)
         if jobs >= TABLES:
-            problems.append(f"{TABLES} tables: {jobs} Spark jobs, as many as there are tables")
+            problems.append(f"{self.title}: {jobs} Spark jobs, as many as there are tables")
         return problems
 
     def results_table(self) -> Table:
-        table = Table(title=f"{TABLES} tables of {ROWS:,} rows; bar: {SECONDS_PER_TABLE_MAX:g} s per table")
+        table = Table(title=f"{self.title} of {ROWS:,} rows; bar: {SECONDS_PER_TABLE_MAX:g} s per table")
         table.add_column("")
         for heading in ("seconds", "per table", "CPU-s", "Spark jobs"):
             table.add_column(heading, justify="right")
@@ -82,6 +87,7 @@ class ManyTables:
 
     def to_json(self) -> dict[str, Any]:
         return {
+            "lake": self.lake.name,
             "tables": TABLES,
             "rows": ROWS,
             "seconds_per_table": self.seconds_per_table,
@@ -89,51 +95,54 @@ class ManyTables:
         }
 
 
-def prepare(connection: workload.Connection) -> None:
+def prepare(connection: workload.Connection, names: Sequence[str]) -> None:
+    connection.execute("DROP SCHEMA IF EXISTS many CASCADE")
     connection.execute("CREATE SCHEMA many")
-    for name in _NAMES:
+    for name in names:
         workload.create_table(connection, name)
         workload.insert_rows(connection, name, 1, ROWS)
     connection.execute("VACUUM (ANALYZE)")
     connection.execute("CHECKPOINT")
 
 
-def run(connection: workload.Connection, directory: Path, console: Console) -> ManyTables:
-    console.log(f"tables: making {TABLES} tables of {ROWS:,} rows")
-    prepare(connection)
-    _warm_up(directory, console)
-    pipeline = _pipeline(directory / "tables", "many.*")
-    found = _part("discover", lambda: _discover(pipeline))
+def run(connection: workload.Connection, directory: Path, console: Console, lake: Lake) -> ManyTables:
+    console.log(f"{lake.prefix}tables: making {TABLES} tables of {ROWS:,} rows")
+    names = [f"many.table_{number:03d}" for number in range(TABLES)]
+    prepare(connection, names)
+    _warm_up(directory, names[0], lake, console)
+    pipeline = _pipeline(directory / f"{lake.prefix}tables", "many.*", lake)
+    found = _part("discover", lambda: _discover(pipeline, names))
     loaded = _part("load", lambda: timed_sync(pipeline, "many.*", TABLES * ROWS))
-    _change(connection)
+    _change(connection, names)
     followed = _part("changes", lambda: timed_sync(pipeline, "many.*", TABLES * 3 * CHANGED_ROWS))
     idle = _part("nothing to do", lambda: timed_sync(pipeline, "many.*", 0), counted=False)
-    for name in _NAMES:
+    pipeline.teardown()
+    for name in names:
         assert rows_in(pipeline, name) == ROWS, f"{name} does not have the rows of the source"
-    return ManyTables((found, loaded, followed, idle))
+    return ManyTables(lake, (found, loaded, followed, idle))
 
 
-def _pipeline(directory: Path, tables: str) -> Pipeline:
+def _pipeline(directory: Path, tables: str, lake: Lake) -> Pipeline:
     slot = f"bench_{directory.name.replace('-', '_')}"
-    return new_pipeline(directory, tables, mode="cdc", slot=slot, publication=slot)
+    return new_pipeline(directory, tables, mode="cdc", slot=slot, publication=slot, lake=lake)
 
 
-def _warm_up(directory: Path, console: Console) -> None:
+def _warm_up(directory: Path, table: str, lake: Lake, console: Console) -> None:
     """Starts Spark and lets its workers compile and import what they need."""
-    console.log("tables: one table is loaded first, not counted")
-    pipeline = _pipeline(directory / "tables-first", _NAMES[0])
+    console.log(f"{lake.prefix}tables: one table is loaded first, not counted")
+    pipeline = _pipeline(directory / f"{lake.prefix}tables-first", table, lake)
     pipeline.sync()
     pipeline.teardown()
 
 
-def _discover(pipeline: Pipeline) -> None:
+def _discover(pipeline: Pipeline, names: Sequence[str]) -> None:
     found = {str(table.stream) for table in pipeline.discover()}
-    assert found.issuperset(_NAMES), "discover found fewer tables than there are"
+    assert found.issuperset(names), "discover found fewer tables than there are"
 
 
-def _change(connection: workload.Connection) -> None:
+def _change(connection: workload.Connection, names: Sequence[str]) -> None:
     """In every table, a transaction of its own: rows added, changed and removed; its size stays the same."""
-    for name in _NAMES:
+    for name in names:
         table = sql.Identifier(*name.split("."))
         with connection.transaction():
             workload.insert_rows(connection, name, ROWS + 1, ROWS + CHANGED_ROWS)

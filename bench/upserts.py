@@ -1,271 +1,264 @@
-"""`python -m bench.upserts`: changed rows into an Iceberg table, against `MERGE INTO` of the same batch.
+"""Changed rows into Iceberg tables: against `MERGE INTO`, in a table ten times as large, and end to end.
 
-A batch is a Parquet file of rows with keys chosen uniformly at random among the table's. Penstock: stages 1
-to 3 of a round as Spark tasks and the commit. The reference: `MERGE INTO … WHEN MATCHED THEN UPDATE SET *` in
-the same session, into a copy of the table, merge-on-read. Both are warm: one batch each goes before the
-clock starts. CPU is that of the whole process tree (driver, Java, Python workers).
+A batch updates keys chosen uniformly at random among those of a table at the source; a pipeline follows it.
+Timed is what comes after the log is read: folding the batch, finding its rows in the table, writing rows and
+position deletes, the commit, the state and the acknowledgement. That is what `MERGE INTO … WHEN MATCHED THEN
+UPDATE SET *` does in the same session, merge-on-read, with the batch's rows as a Parquet file and a copy of
+the table. Each round has one batch of the smaller table, its `MERGE INTO`, and one batch of the larger table,
+so that all three meet a JVM that is equally warm; the first round is not counted. Afterwards both copies must
+have the same rows (by their number and the sum of their hashes), and the larger table as many as the source.
+
+A batch of 100 keys is timed end to end instead: a whole `Pipeline.sync()`, the start of capture included.
+Peak memory is that of `penstock sync` in a process of its own, driver and Java, while it applies a batch.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
-import statistics
 import sys
-import tempfile
-import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyarrow import feather
-from pyspark.sql import SparkSession
+from psycopg import sql
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as column
+from rich.console import Console
 
-from bench.resources import Usage, measured
-from penstock.core.position import Lsn
-from penstock.core.schema import SourceColumn, TableSchema
-from penstock.core.stream import StreamId
-from penstock.destinations.base import DataFile, Marker, TableRecord
-from penstock.destinations.iceberg import IcebergDestination, IcebergSettings
-from penstock.destinations.parquet_files import new_file_name
-from penstock.lake.apply import StreamWork, merge
-from penstock.lake.fold_task import FoldResult, Staged
-from penstock.lake.iceberg_session import ICEBERG, SQLITE, iceberg_conf, java_of
-from penstock.lake.output import OutputFile
-from penstock.lake.session import run_tasks, spark_session
-from penstock.lake.target import Target
+from bench import workload
+from bench.comparison import Bars, Comparison, Figure, Run
+from bench.pipelines import ICEBERG, new_pipeline, rows_in, timed_sync
+from bench.references import create_publication
+from bench.resources import Meter, driver_peak_bytes, measured
+from penstock.pipeline import Pipeline, Silence
+from penstock.sources.postgres.embedded import EmbeddedPostgres
 
+KINDS = ("bigint", "uuid")
+ROWS = 1_000_000
+TIMES_LARGER = 10
 CHANGED = 100_000
-SMALL = 100
-ROWS_PER_FILE = 500_000
-FASTER_THAN_MERGE_MIN = 3.0
+FEW = 100
+BARS = Bars(ratio_min=3.0)
 CPU_GROWTH_MAX = 2.0
-SMALL_BATCH_SECONDS_MAX = 1.5
-_EPOCH = Lsn(1)
+MEMORY_GROWTH_MAX = 1.25
+FEW_SECONDS_MAX = 1.5
+
+_NAMES = ("id", "n1", "n2", "n3", "n4", "t1", "t2", "t3", "t4")
+_COLUMNS = "id {kind}, n1 bigint, n2 bigint, n3 bigint, n4 bigint, t1 text, t2 text, t3 text, t4 text"
+_ROWS = """
+    SELECT {key}, i % 1000, i * 123456789, i * 7919 % 1000003, i * 104729 % 1000000007,
+           'some text value ' || i % 1000, (i * 31)::text, (i * 7919 % 1000003)::text, 'abc'
+    FROM generate_series(1, {rows}::bigint) AS i
+"""
+_UPDATE = "UPDATE {table} SET n1 = n1 + 1, t2 = t2 || '+' FROM unnest(%s::bigint[]) AS i WHERE id = {key}"
+_CHANGED = "SELECT {table}.* FROM {table}, unnest(%s::bigint[]) AS i WHERE id = {key}"
+#: The key of row i. That of UUIDs is in no order, as those of applications are.
+_KEYS = {"bigint": sql.SQL("i"), "uuid": sql.SQL("md5(i::text)::uuid")}
 
 
 @dataclass(frozen=True, slots=True)
-class FirstTask:
-    """Stage 1 of a batch that needs no folding: its rows as a file, its keys staged."""
-
-    batch: Path
-    target: Target
-    path: Path
-    keys: Path
-
-
-def first_stage(task: FirstTask) -> FoldResult:
-    rows = pq.read_table(task.batch)
-    with OutputFile(task.path, task.target.arrow_schema(), task.target.key[0]) as output:
-        output.write_table(rows)
-    feather.write_feather(rows.select(task.target.key), str(task.keys), compression="uncompressed")
-    return FoldResult(output.data_file, None, Staged(task.keys), False, {"u": rows.num_rows})
-
-
 class Subject:
-    """A table of `rows` rows with a key of one type, and batches for it."""
+    """A table at the source, and batches of changes to it."""
 
-    def __init__(self, spark: SparkSession, directory: Path, kind: str, rows: int) -> None:
-        self.spark = spark
-        self.directory = directory
-        self.kind = kind
-        self.rows = rows
-        self.stream = StreamId("bench", f"{kind}_{rows}")
-        self.random = np.random.default_rng(rows)
-        id_type = ("int8", "bigint") if kind == "bigint" else ("uuid", "uuid")
-        columns = [SourceColumn("id", 20, -1, *id_type, 1)]
-        columns += [SourceColumn(f"n{i}", 20, -1, "int8", "bigint", 2 + i) for i in range(4)]
-        columns += [SourceColumn(f"t{i}", 25, -1, "text", "text", 6 + i) for i in range(4)]
-        self.target = Target(TableSchema(self.stream, tuple(columns), key=("id",)), "upsert")
-        self.destination = destination(spark, directory)
-        self.table = self.destination.table(self.stream)
-        self.position = 100
-        self._load()
+    server: EmbeddedPostgres
+    kind: str
+    rows: int
+    random: np.random.Generator
 
-    def keys(self, numbers: np.ndarray[tuple[int], np.dtype[np.int64]]) -> pa.Array:
-        if self.kind == "bigint":
-            return pa.array(numbers)
-        # A fixed bijection, so that the same number is the same UUID in every batch, in no order.
-        return pa.array(
-            [str(uuid.UUID(int=(int(n) * 0x9E3779B97F4A7C15F39CC0605CEDC835) % 2**128)) for n in numbers]
-        )
+    @property
+    def table(self) -> str:
+        return f"public.changed_{self.kind}_{self.rows}"
 
-    def content(self, numbers: np.ndarray[tuple[int], np.dtype[np.int64]], schema: pa.Schema) -> pa.Table:
-        count = len(numbers)
-        ints = [pa.array(self.random.integers(0, 10**9, count)) for _ in range(4)]
-        texts = [pa.array(self.random.integers(0, 10**12, count)).cast(pa.string()) for _ in range(4)]
-        return pa.table([self.keys(numbers), *ints, *texts], schema=schema)
+    @property
+    def slot(self) -> str:
+        return f"bench_{self.kind}_{self.rows}"
 
-    def _load(self) -> None:
-        begun = self.table.begin_load(
-            "load", _EPOCH, self.target.schema, "upsert", self.target.arrow_schema()
-        )
-        assert begun.load is not None
-        self.target = self.target.with_ids_of(begun.load.columns)
-        schema, files = self.target.arrow_schema(), []
-        for start in range(0, self.rows, ROWS_PER_FILE):
-            path = self.table.files_directory / new_file_name("load")
-            with OutputFile(path, schema, "id") as output:
-                output.write_table(
-                    self.content(np.arange(start, min(start + ROWS_PER_FILE, self.rows)), schema)
-                )
-            assert output.data_file is not None
-            files.append(output.data_file)
-        self.table.commit_chunks("load", _EPOCH, ["all"], files)
-        self.table.swap("load", _EPOCH, "g", Lsn(self.position))
+    def create(self) -> None:
+        with workload.connect(self.server) as connection:
+            columns = sql.SQL(_COLUMNS).format(kind=sql.SQL(self.kind))
+            connection.execute(self._with("CREATE TABLE {table} ({columns})", columns=columns))
+            rows = sql.SQL(_ROWS).format(key=_KEYS[self.kind], rows=sql.Literal(self.rows))
+            connection.execute(self._with("INSERT INTO {table} {rows}", rows=rows))
+            connection.execute(self._with("ALTER TABLE {table} ADD PRIMARY KEY (id)"))
+            connection.execute(self._with("VACUUM (ANALYZE) {table}"))
+            create_publication(connection, self.slot, self.table)
 
-    def batch(self, rows: int) -> Path:
-        path = self.directory / f"batch-{uuid.uuid4().hex}.parquet"
-        numbers = self.random.choice(self.rows, rows, replace=False)
-        pq.write_table(self.content(numbers, self.target.arrow_schema()), path)
-        return path
-
-    def penstock(self, batch: Path) -> None:
-        """One batch, committed."""
-        record = self.table.record()
-        assert record is not None
-        work = self._work(record)
-
-        def make_rows(staging: Mapping[StreamId, Path]) -> dict[StreamId, list[FoldResult]]:
-            task = FirstTask(
-                batch,
-                self.target,
-                self.table.files_directory / new_file_name("changes"),
-                staging[self.stream] / "keys.arrow",
-            )
-            return {self.stream: run_tasks(self.spark, first_stage, [task], "make rows")}
-
-        outcome = merge(self.spark, [work], make_rows)[self.stream]
-        before, self.position = self.position, self.position + 1
-        self.table.commit_changes(
-            Lsn(before),
-            Marker("g", _EPOCH, Lsn(before), Lsn(self.position), (f"t{before}",)),
-            self.target.schema,
-            added=outcome.added,
-            removed=sorted(outcome.removed),
-            deletes=outcome.deletes,
-            columns=self.target.arrow_schema(),
-            read_from=record.snapshot_id,
-        )
-
-    def _work(self, record: TableRecord) -> StreamWork:
-        files: tuple[DataFile, ...] = self.table.files(record)
-        after, to = Lsn(self.position), Lsn(self.position + 1)
-        return StreamWork(
-            self.stream,
+    def pipeline(self, directory: Path) -> Pipeline:
+        """A pipeline that follows the table and has it loaded."""
+        pipeline = new_pipeline(
+            directory / self.slot,
             self.table,
-            self.target,
-            files,
-            (),
-            (),
-            after,
-            to,
-            {},
-            None,
-            read_from=record.snapshot_id,
+            mode="cdc",
+            slot=self.slot,
+            publication=self.slot,
+            lake=ICEBERG,
         )
+        timed_sync(pipeline, self.table, self.rows)
+        return pipeline
 
-    def copy_for_merge(self) -> str:
-        name = f"penstock.bench.copy_{self.kind}_{self.rows}"
-        rows = self.spark.read.format("iceberg").load(self.table.metadata_location())
-        rows.writeTo(name).using("iceberg").tableProperty("format-version", "2").tableProperty(
-            "write.merge.mode", "merge-on-read"
-        ).create()
-        return name
+    def change(self, count: int) -> list[int]:
+        """Change so many rows in one transaction; which."""
+        chosen: list[int] = (self.random.choice(self.rows, count, replace=False) + 1).tolist()
+        with workload.connect(self.server) as connection:
+            done = connection.execute(self._with(_UPDATE), (chosen,)).rowcount
+        assert done == count, f"{done} rows were changed at the source"
+        return chosen
 
-    def merge_into(self, name: str, batch: Path) -> None:
-        self.spark.read.parquet(str(batch)).createOrReplaceTempView("batch")
-        self.spark.sql(
-            f"MERGE INTO {name} AS t USING batch AS s ON t.id = s.id "
-            "WHEN MATCHED THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *"
-        )
+    def write(self, numbers: Sequence[int], path: Path) -> None:
+        """These rows as they are now, as a Parquet file."""
+        with workload.connect(self.server) as connection:
+            rows = connection.execute(self._with(_CHANGED), (list(numbers),)).fetchall()
+        ids, *others = zip(*rows, strict=True)
+        key = ids if self.kind == "bigint" else [str(value) for value in ids]
+        pq.write_table(pa.table([pa.array(key), *map(pa.array, others)], names=_NAMES), path)
 
-
-def destination(spark: SparkSession, directory: Path) -> IcebergDestination:
-    catalog = {"type": "jdbc", "uri": f"jdbc:sqlite:{directory}/catalog.db", "jdbc.schema-version": "V1"}
-    settings = IcebergSettings("penstock", {**catalog, "warehouse": str(directory)}, directory)
-    return IcebergDestination(settings, lambda: java_of(spark))
-
-
-def new_session(directory: Path) -> SparkSession:
-    os.environ["PYTHONPATH"] = str(Path(__file__).parent.parent)  # for the workers
-    prefix = "spark.sql.catalog.penstock"
-    catalog = {
-        prefix: "org.apache.iceberg.spark.SparkCatalog",
-        f"{prefix}.type": "jdbc",
-        f"{prefix}.uri": f"jdbc:sqlite:{directory}/catalog.db",
-        f"{prefix}.jdbc.schema-version": "V1",
-        f"{prefix}.warehouse": str(directory),
-    }
-    conf = {"spark.driver.memory": "3g", **iceberg_conf((ICEBERG, SQLITE)), **catalog}
-    return spark_session("local[*]", conf, directory / "spark.log")
+    def _with(self, statement: str, **parts: sql.Composable) -> sql.Composed:
+        table = sql.Identifier(*self.table.split("."))
+        return sql.SQL(statement).format(table=table, key=_KEYS[self.kind], **parts)
 
 
-def rounds(run: Callable[[Path], None], batches: Sequence[Path]) -> list[Usage]:
-    run(batches[0])
-    usages = []
-    for batch in batches[1:]:
+class AfterReading(Silence):
+    """Measures from when the log is read to its end: from there on a sync applies what it holds."""
+
+    def __init__(self, meter: Meter) -> None:
+        self._meter = meter
+
+    def stream_finished(self, stream: str, phase: str, rows: int) -> None:
+        if phase == "capture":
+            self._meter.restart()
+
+
+def apply_batch(pipeline: Pipeline, rows: int) -> Run:
+    """One sync; what it costs from the sealed log on. Memory is that of all of it."""
+    with measured() as meter:
+        report = pipeline.sync(AfterReading(meter))
+    applied = sum(stream.updates for stream in report.streams)
+    assert applied == rows, f"a sync applied {applied:,} updates instead of {rows:,}"
+    return Run(rows, meter.usage)
+
+
+class MergeInto:
+    """A copy of a table, and the same batches by `MERGE INTO`."""
+
+    name = "MERGE INTO"
+
+    def __init__(self, spark: SparkSession, original: DataFrame, name: str, directory: Path) -> None:
+        self._spark = spark
+        self._batch = directory / f"{name}.parquet"
+        self.table = f"bench.copies.{name}"
+        for key, value in {"": _CATALOG, ".type": "hadoop", ".warehouse": str(directory / "copies")}.items():
+            spark.conf.set(f"spark.sql.catalog.bench{key}", value)
+        writer = original.writeTo(self.table).using("iceberg").tableProperty("format-version", "2")
+        writer.tableProperty("write.merge.mode", "merge-on-read").create()
+
+    def run(self, subject: Subject, numbers: Sequence[int]) -> Run:
+        subject.write(numbers, self._batch)
+        self._spark.read.parquet(str(self._batch)).createOrReplaceTempView("batch")
         with measured() as meter:
-            run(batch)
-        usages.append(meter.usage)
-    return usages
+            self._spark.sql(
+                f"MERGE INTO {self.table} AS t USING batch AS s ON t.id = s.id "
+                "WHEN MATCHED THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *"
+            )
+        return Run(len(numbers), meter.usage)
 
 
-def middle(usages: Sequence[Usage]) -> tuple[float, float]:
-    return statistics.median(each.seconds for each in usages), statistics.median(
-        each.cpu_s for each in usages
+_CATALOG = "org.apache.iceberg.spark.SparkCatalog"
+
+
+def run(
+    server: EmbeddedPostgres,
+    spark: SparkSession,
+    rounds: int,
+    directory: Path,
+    console: Console,
+    rows: int = ROWS,
+) -> tuple[list[Comparison], list[Figure]]:
+    """Comparisons with `MERGE INTO`, and what is held against a bar of its own."""
+    subjects = {
+        (kind, count): Subject(server, kind, count, np.random.default_rng(count))
+        for kind in KINDS
+        for count in (rows, TIMES_LARGER * rows)
+    }
+    console.log(f"upserts: making tables of {rows:,} and {TIMES_LARGER * rows:,} rows")
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(Subject.create, subjects.values()))
+    comparisons, figures = [], []
+    for kind in KINDS:
+        small, large = subjects[kind, rows], subjects[kind, TIMES_LARGER * rows]
+        comparison, found = _compare(small, large, spark, rounds, directory, console)
+        comparisons.append(comparison)
+        figures += found
+        if kind == KINDS[0]:
+            figures.append(_memory_growth(small, large, directory, console))
+        with workload.connect(server) as connection:
+            workload.drop_slots(connection)
+    return comparisons, figures
+
+
+def _compare(
+    small: Subject, large: Subject, spark: SparkSession, rounds: int, directory: Path, console: Console
+) -> tuple[Comparison, list[Figure]]:
+    title = f"{CHANGED:,} changed {small.kind} keys into {small.rows:,} rows"
+    comparison = Comparison("upserts", title, MergeInto.name, BARS)
+    console.log(f"upserts: loading tables with {small.kind} keys, then a warm-up round, not counted")
+    pipeline, larger = small.pipeline(directory), large.pipeline(directory)
+    reference = MergeInto(spark, pipeline.table(small.table).spark(spark), small.slot, directory)
+    growth: list[float] = []
+    for number in range(rounds + 1):
+        changed = small.change(CHANGED)
+        ours, theirs = apply_batch(pipeline, CHANGED), reference.run(small, changed)
+        large.change(CHANGED)
+        more = apply_batch(larger, CHANGED)
+        if number:
+            growth.append(more.usage.cpu_s / ours.usage.cpu_s)
+            console.log(comparison.add_round(theirs, ours))
+            console.log(
+                f"upserts: the same into {large.rows:,} rows: {more.usage.seconds:.2f} s, "
+                f"{growth[-1]:.2f} times the CPU"
+            )
+    assert _content(pipeline.table(small.table).spark(spark)) == _content(spark.table(reference.table)), (
+        "the table differs from what MERGE INTO made"
     )
+    assert rows_in(larger, large.table) == large.rows, "the larger table does not have the source's rows"
+    times = median(growth)
+    return comparison, [
+        Figure(f"CPU of {title}: times that, into {large.rows:,}", times, CPU_GROWTH_MAX),
+        _few(small, pipeline, rounds, console),
+    ]
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser("python -m bench.upserts", description=__doc__)
-    parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--large", type=int, default=10_000_000, help="0 leaves the large table out")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--kinds", nargs="+", default=["bigint", "uuid"])
-    arguments = parser.parse_args()
-    failures = []
-    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name:
-        directory = Path(name)
-        spark = new_session(directory)
-        for kind in arguments.kinds:
-            subject = Subject(spark, directory, kind, arguments.rows)
-            batches = [subject.batch(CHANGED) for _ in range(arguments.rounds + 1)]
-            seconds, cpu = middle(rounds(subject.penstock, batches))
-            small = middle(
-                rounds(subject.penstock, [subject.batch(SMALL) for _ in range(arguments.rounds + 1)])
+def _few(subject: Subject, pipeline: Pipeline, rounds: int, console: Console) -> Figure:
+    spent = []
+    for number in range(rounds + 1):
+        subject.change(FEW)
+        run = timed_sync(pipeline, subject.table, FEW)
+        if number:
+            spent.append(run.usage.seconds)
+            console.log(
+                f"upserts: {FEW} changed {subject.kind} keys end to end: {run.usage.seconds:.2f} s, "
+                f"{run.usage.cpu_s:.2f} CPU-s"
             )
-            merged = middle(rounds(partial(subject.merge_into, subject.copy_for_merge()), batches))
-            print(
-                f"{kind}: {CHANGED:,} of {arguments.rows:,}: {seconds:.2f} s, {cpu:.2f} CPU-s; MERGE INTO "
-                f"{merged[0]:.2f} s, {merged[1]:.2f} CPU-s; {merged[0] / seconds:.1f} times faster"
-            )
-            print(f"{kind}: {SMALL} of {arguments.rows:,}: {small[0]:.2f} s, {small[1]:.2f} CPU-s")
-            if merged[0] / seconds < FASTER_THAN_MERGE_MIN:
-                failures.append(f"{kind}: {merged[0] / seconds:.1f} times MERGE INTO")
-            if small[0] > SMALL_BATCH_SECONDS_MAX:
-                failures.append(f"{kind}: a batch of {SMALL} rows takes {small[0]:.2f} s")
-            if arguments.large:
-                large = Subject(spark, directory, kind, arguments.large)
-                batches = [large.batch(CHANGED) for _ in range(arguments.rounds + 1)]
-                more = middle(rounds(large.penstock, batches))
-                growth = more[1] / cpu
-                print(
-                    f"{kind}: {CHANGED:,} of {arguments.large:,}: {more[0]:.2f} s, {more[1]:.2f} CPU-s; "
-                    f"{growth:.2f} times the CPU"
-                )
-                if growth > CPU_GROWTH_MAX:
-                    failures.append(f"{kind}: {growth:.2f} times the CPU in the larger table")
-    for failure in failures:
-        print(f"below the bar: {failure}")
-    return 1 if failures else 0
+    title = f"{FEW} changed {subject.kind} keys into {subject.rows:,} rows, source to acknowledgement"
+    return Figure(title, median(spent), FEW_SECONDS_MAX, "s")
 
 
-if __name__ == "__main__":
-    from bench import upserts  # noqa: PLW0406 (tasks know this module by its name)
+def _memory_growth(small: Subject, large: Subject, directory: Path, console: Console) -> Figure:
+    peaks = []
+    for subject in (small, large):
+        subject.change(CHANGED)
+        file = directory / subject.slot / "penstock.yaml"
+        peaks.append(driver_peak_bytes([sys.executable, "-m", "penstock", "-c", str(file), "sync"]))
+        console.log(f"upserts: driver and Java, {subject.rows:,} rows: {peaks[-1] / 2**20:,.0f} MiB at most")
+    title = f"peak driver memory, {large.rows:,} rows ÷ {small.rows:,} rows"
+    return Figure(title, peaks[1] / peaks[0], MEMORY_GROWTH_MAX)
 
-    sys.exit(upserts.main())
+
+def _content(rows: DataFrame) -> tuple[object, ...]:
+    """The number of rows and the sum of their hashes, whatever their order."""
+    hashed = column.xxhash64(*rows.columns).cast("decimal(38,0)")
+    return tuple(rows.agg(column.count("*"), column.sum(hashed)).collect()[0])

@@ -55,6 +55,17 @@ def create_table(connection: Connection, table: str) -> None:
     connection.execute(sql.SQL("CREATE TABLE {} ({})").format(_name(table), sql.SQL(_COLUMNS)))
 
 
+def drop_table(connection: Connection, table: str) -> None:
+    connection.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(_name(table)))
+
+
+def drop_slots(connection: Connection) -> None:
+    """Of everything that was measured: a slot that nobody reads keeps all that is written after it."""
+    connection.execute(
+        "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE NOT active"
+    )
+
+
 def insert_rows(connection: Connection, table: str, first: int, last: int) -> None:
     """Rows `first` to `last`, in transactions of TRANSACTION_ROWS."""
     for start in range(first, last + 1, TRANSACTION_ROWS):

@@ -22,12 +22,7 @@ from pydantic.fields import FieldInfo
 from penstock.cli.failure import exit_codes
 from penstock.cli.main import app
 from penstock.config import Config
-from penstock.config.unavailable import (
-    LATER_DESTINATIONS,
-    LATER_MODES,
-    LATER_SOURCES,
-    LATER_STREAM_KEYS,
-)
+from penstock.config.unavailable import LATER_DESTINATIONS, LATER_SOURCES
 from penstock.core.errors import PenstockError
 from penstock.failpoints import FAILPOINTS
 from penstock.sources.postgres.type_table import TYPE_TABLE
@@ -71,8 +66,6 @@ def configuration() -> str:
     later = {
         "`source.type`": LATER_SOURCES,
         "`destination.type`": LATER_DESTINATIONS,
-        "`mode` of a stream": LATER_MODES,
-        "keys of a stream": LATER_STREAM_KEYS,
     }
     sections += [
         "## Not there yet",
@@ -111,6 +104,7 @@ def _model_in(annotation: Any) -> type[BaseModel] | None:
 _TYPE_NAMES: dict[Any, str] = {
     str: "text",
     int: "number",
+    float: "number",
     Path: "path",
     timedelta: "duration",
     ByteSize: "size",

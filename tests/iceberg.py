@@ -6,7 +6,8 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from penstock.destinations.iceberg import IcebergDestination, IcebergSettings, IcebergTable
+from penstock.destinations.iceberg import IcebergDestination, IcebergTable
+from penstock.destinations.iceberg_catalog import IcebergSettings
 from penstock.lake.iceberg_session import ICEBERG, POSTGRES, SQLITE, iceberg_conf, java_of
 from penstock.lake.session import spark_session
 
@@ -32,9 +33,9 @@ def sqlite_destination(directory: Path) -> IcebergDestination:
 
 def rewrite_all(table: IcebergTable) -> int:
     """What any compaction does: Iceberg's own action, in its own commit."""
-    java = table._destination.java
+    java = table.catalog.java
     sessions = java.jvm.org.apache.spark.sql.SparkSession
     sessions.setActiveSession(sessions.getDefaultSession().get())  # of this thread, whoever made it
     actions = java.jvm.org.apache.iceberg.spark.actions.SparkActions.get()
-    rewrite = actions.rewriteDataFiles(table._opened()).option("rewrite-all", "true")
+    rewrite = actions.rewriteDataFiles(table.handle.table).option("rewrite-all", "true")
     return int(rewrite.execute().rewrittenDataFilesCount())

@@ -34,9 +34,12 @@ SYNC = "tests/integration/test_sync.py::"
 FILTERING = "tests/unit/test_filtering.py::"
 INCREMENTAL = "tests/integration/test_incremental.py::"
 INCREMENTAL_MOVES = "tests/unit/test_incremental_moves.py::"
+CATALOGS = "tests/integration/test_iceberg_catalogs.py::"
+ICEBERG = "tests/integration/test_iceberg_sync.py::"
+LETTERS = "tests/integration/test_dead_letters.py::"
 KILLED = "tests/chaos/test_kill.py::test_killed_while_following_it_ends_with_every_value_right"
 
-COMMIT = "            self._commit(work, outcome)\n"
+COMMIT = "            if not self._commit(work, outcome):\n                continue\n"
 REACH_COMMITTED = '            failpoints.reach("cdc.committed")\n'
 SAY_COMMITTED = (
     "            self._lane.ledger.write("
@@ -157,6 +160,52 @@ MUTANTS = (
         SAY_COMMITTED + REACH_COMMITTED + COMMIT,
         (KILLED,),
         "cdc.committed",
+    ),
+    Mutant(
+        "commit without moving the fence",
+        "destinations/iceberg_handle.py",
+        "                        stage.move_fence()\n",
+        "",
+        (CATALOGS + "test_every_commit_has_the_catalog_compare_the_fence_and_moves_it",),
+    ),
+    Mutant(
+        "do not look whether a commit that was refused is our own",
+        "destinations/iceberg_handle.py",
+        "            return self._find(staged)  # it was us",
+        "            return None  # it was us",
+        (CATALOGS + "test_a_commit_whose_answer_was_lost_is_found_and_not_made_twice",),
+        "table_only-changes",
+    ),
+    Mutant(
+        "take what was looked up again for whole",
+        "lake/following.py",
+        "        while not self._lacks_values(work, outcome):\n",
+        "        while lookups > 1 or not self._lacks_values(work, outcome):\n",
+        (ICEBERG + "test_values_that_somebody_took_from_the_table_before_the_second_lookup_are_not_missed",),
+    ),
+    Mutant(
+        "let what a load holds settle its dead letters",
+        "lake/settle_task.py",
+        "    if task.skip is None:\n",
+        "    if task.skip is None or task.before or task.written:\n",
+        (LETTERS + "test_a_row_that_a_resumed_load_read_itself_is_a_dead_letter_once",),
+    ),
+    Mutant(
+        "write dead letters of what a load holds",
+        "lake/fold_task.py",
+        "        told = unfit if task.skip is None else",
+        "        told = unfit if task.skip is None or task.files else",
+        (LETTERS + "test_a_row_that_a_resumed_load_read_itself_is_a_dead_letter_once",),
+    ),
+    Mutant(
+        "leave the load to its lock when a round fails",
+        "sync.py",
+        "        cancel_queries()\n",
+        "",
+        (
+            "tests/integration/test_beside.py::"
+            "test_an_error_in_a_round_does_not_wait_for_a_load_that_waits_for_a_lock",
+        ),
     ),
     Mutant(
         "do not look whether the table was rewritten between chunks",

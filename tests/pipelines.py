@@ -12,7 +12,7 @@ import secrets
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,14 @@ from tests.conftest import wait_until
 from tests.iceberg import SPARK_CONF
 from tests.oracle import assert_same
 from tests.oracle_history import assert_append_is_history
+from tests.oracle_iceberg import iceberg_files, iceberg_rows, iceberg_snapshot
 
+DESTINATIONS: Mapping[str, Mapping[str, Any]] = {
+    "parquet": {"type": "parquet", "path": "./lake"},
+    "iceberg": {"type": "iceberg", "warehouse": "./lake"},
+}
+#: What pipelines write to, unless a test says so itself.
+DESTINATION = os.environ.get("PENSTOCK_TEST_DESTINATION", "parquet")
 SYNC_TIMEOUT_S = 150.0
 #: These make a JVM that lives for seconds start sooner; a long-lived one would want the optimising compiler.
 _FAST_START = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
@@ -100,7 +107,7 @@ class PipelineUnderTest:
         """Again after a change to `streams` or `settings`."""
         content = {
             "source": {"type": "postgres", "url": self.url, "slot": self.name, "publication": self.name},
-            "destination": {"type": "parquet", "path": "./lake"},
+            "destination": dict(DESTINATIONS[DESTINATION]),
             "state": "./state",
             "streams": self.streams,
             "spark": {"master": "local[2]", "conf": SPARK_CONF},
@@ -116,8 +123,8 @@ class PipelineUnderTest:
         """In this process. What it has to say goes to `notes`."""
         return Pipeline.from_yaml(self.file).sync(self.notes)
 
-    def start_sync(self, failpoint: str | None = None) -> RunningSync:
-        """In a process of its own, `failpoint` as in PENSTOCK_FAILPOINT."""
+    def start_sync(self, failpoint: str | None = None, command: Sequence[str] = ("sync",)) -> RunningSync:
+        """In a process of its own, `failpoint` as in PENSTOCK_FAILPOINT; `command` may be another one."""
         report, gate = (self.directory / f"{what}-{secrets.token_hex(4)}" for what in ("report", "gate"))
         environment = {
             **os.environ,
@@ -128,7 +135,7 @@ class PipelineUnderTest:
             _MARK: self._mark,
         }
         process = subprocess.Popen(
-            [sys.executable, "-c", _COMMAND, "-c", str(self.file), "--json", "sync"],
+            [sys.executable, "-c", _COMMAND, "-c", str(self.file), "--json", *command],
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -137,9 +144,14 @@ class PipelineUnderTest:
         )
         return RunningSync(process, report, gate)
 
-    def sync_apart(self, failpoint: str | None = None, timeout_s: float = SYNC_TIMEOUT_S) -> Ended:
+    def sync_apart(
+        self,
+        failpoint: str | None = None,
+        timeout_s: float = SYNC_TIMEOUT_S,
+        command: Sequence[str] = ("sync",),
+    ) -> Ended:
         """In a process of its own, to its end; then nothing that it started runs on."""
-        ended = self.start_sync(failpoint).wait(timeout_s)
+        ended = self.start_sync(failpoint, command).wait(timeout_s)
         self.wait_until_nothing_runs()
         return ended
 
@@ -164,15 +176,34 @@ class PipelineUnderTest:
 
     # -- what came of it ----------------------------------------------------------------------
 
+    @property
+    def on_iceberg(self) -> bool:
+        return bool(self.settings.get("destination", DESTINATIONS[DESTINATION])["type"] == "iceberg")
+
+    @property
+    def warehouse(self) -> Path:
+        return self.directory / "lake"
+
     def path(self, stream: str) -> Path:
-        """A directory of Parquet files with the table's rows; of an Iceberg table, as Spark reads them."""
-        table = Pipeline.from_yaml(self.file).table(stream)
-        if self.settings.get("destination", {}).get("type") != "iceberg":
-            return table.path
+        """A directory of Parquet files with the table's rows: of an Iceberg table, what PyIceberg reads."""
+        path = Pipeline.from_yaml(self.file).table(stream).path  # says so if there is no table yet
+        if not self.on_iceberg:
+            return path
         directory = self.directory / "read" / secrets.token_hex(4)
         directory.mkdir(parents=True)
-        pq.write_table(table.to_arrow(), directory / "rows.parquet")
+        pq.write_table(iceberg_rows(self.warehouse, stream), directory / "rows.parquet")
         return directory
+
+    def version(self, stream: str) -> object:
+        """What readers are shown has changed exactly if this has."""
+        path = Pipeline.from_yaml(self.file).table(stream).path
+        return iceberg_snapshot(self.warehouse, stream) if self.on_iceberg else path
+
+    def files(self, stream: str) -> set[str]:
+        """The names, as they were written, of the files that readers are shown."""
+        if self.on_iceberg:
+            return iceberg_files(self.warehouse, stream)
+        return {path.name.partition("-")[2] for path in self.path(stream).glob("*.parquet")}
 
     def assert_same(self, *streams: str) -> None:
         for stream in streams:

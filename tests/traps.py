@@ -10,16 +10,24 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+import pytest
 
 from penstock.core.report import SyncReport
 from tests.conftest import wait_until
 from tests.oracle_history import install_audit
-from tests.pipelines import PipelineUnderTest
+from tests.pipelines import DESTINATION, PipelineUnderTest
 
 MakePipeline = Callable[..., PipelineUnderTest]
+#: A failpoint where the table has a commit that nothing else knows of yet.
+IN_A_COMMIT = "destination.recorded" if DESTINATION == "parquet" else "iceberg.committed"
 #: Every trap is sprung on both kinds of table: one would forgive what the other does not.
 STREAMS = ["public.state", {"table": "public.history", "write": "append"}]
 TABLES = "CREATE TABLE state (id int PRIMARY KEY, v text); CREATE TABLE history (id int PRIMARY KEY, v text)"
+
+
+def of_parquet(why: str) -> pytest.MarkDecorator:
+    """A test of what only Parquet tables have."""
+    return pytest.mark.skipif(DESTINATION != "parquet", reason=why)
 
 
 def make_tables(url: str) -> None:

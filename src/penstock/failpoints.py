@@ -54,6 +54,9 @@ FAILPOINTS: dict[str, str] = {
     "destination.switched": "`current` shows the new version",
     "iceberg.staged": "an Iceberg commit is checked and staged, the catalog does not have it",
     "iceberg.committed": "the catalog has an Iceberg commit, nothing else knows",
+    "compact.rewritten": "data files are rewritten by a commit of their own, their deletes are still there",
+    "compact.written_down": "what kept snapshots hold is written down, none has expired",
+    "compact.expired": "snapshots and their files are gone, nothing was looked at for orphans",
     "state.version_written": "the state's next version is durable, state.json is its predecessor",
 }
 

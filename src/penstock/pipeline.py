@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,13 +27,14 @@ from penstock.config.problems import nearest
 from penstock.core.errors import ConfigError, DestinationError, PenstockError
 from penstock.core.offset import LogOffset
 from penstock.core.position import Lsn
-from penstock.core.report import PipelineStatus, PlannedStream, ProgressListener, SyncReport
+from penstock.core.report import CompactReport, PipelineStatus, PlannedStream, ProgressListener, SyncReport
 from penstock.core.stream import StreamId
 from penstock.destinations.base import Destination
 from penstock.destinations.iceberg import IcebergTable
 from penstock.lake.dead_letters import open_letters, read_dead_letters
-from penstock.lake.destination import destination_of
+from penstock.lake.destination import destination_of, session_of
 from penstock.lake.iceberg_reading import read_iceberg
+from penstock.lake.upkeep import compact
 from penstock.ledger import pausing
 from penstock.ledger.ledger import Ledger
 from penstock.ledger.state import StateDocument
@@ -82,8 +84,16 @@ class Pipeline:
             self._url,
             source.slot,
             source.publication,
-            [stream_need(stream, by_pattern=stream.id not in named) for stream in wanted],
+            [
+                stream_need(
+                    stream,
+                    by_pattern=stream.id not in named,
+                    at_replica=source.replica_url is not None,
+                )
+                for stream in wanted
+            ],
             publication_mode=source.publication_mode,
+            replica_url=source.replica_url.get_secret_value() if source.replica_url is not None else None,
         )
         return [*findings, *not_found, *self._check_state()]
 
@@ -171,6 +181,25 @@ class Pipeline:
             StateStore(self.config.state).reset()
             for leftover in ("log", "load"):
                 shutil.rmtree(self.config.state / leftover, ignore_errors=True)
+
+    def compact(
+        self, streams: Sequence[str] = (), listener: ProgressListener | None = None, *, dry_run: bool = False
+    ) -> CompactReport:
+        """Do what is due to these tables, or to all: merge files, let old snapshots and orphans go.
+
+        It waits for no sync and no sync waits for it: one that runs is an error. `dry_run`: say what is due.
+        """
+        document = StateStore(self.config.state).load() or StateDocument.new()
+        there = {*document.streams, *(each.id for each in self.config.streams if not each.id.is_pattern)}
+        named = self._known_streams(streams, document) or sorted(there)
+        with nullcontext() if dry_run else only_one(self.config.state):
+            return compact(
+                self.config,
+                lambda: session_of(self.config),
+                named,
+                Silence() if listener is None else listener,
+                dry_run=dry_run,
+            )
 
     def pause(self, streams: Sequence[str], reason: str = "") -> None:
         """Let these streams stand still where they are; the others go on, and nothing of theirs is lost."""

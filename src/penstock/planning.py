@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import time
+from dataclasses import replace
 from pathlib import Path
 
 from penstock.config import Config
 from penstock.core.errors import PenstockError
-from penstock.core.report import PausedStatus, PipelineStatus, PlannedStream, StreamState, StreamStatus
+from penstock.core.report import (
+    PausedStatus,
+    PipelineStatus,
+    PlannedStream,
+    StreamState,
+    StreamStatus,
+    TableHealth,
+)
 from penstock.core.stream import StreamId
 from penstock.destinations.base import Destination, DestinationTable, TableRecord
+from penstock.destinations.iceberg import IcebergTable
+from penstock.destinations.iceberg_health import read_health
 from penstock.lake.dead_letters import open_letters
 from penstock.lake.destination import destination_of
 from penstock.lake.lane_state import LaneStream
@@ -64,7 +75,8 @@ def status(config: Config) -> PipelineStatus:
     for name in names:
         configured = modes.get(name)
         mode = configured.mode if configured else None
-        streams.append(_stream_status(name, document, destination, mode, kept))
+        one = _stream_status(name, document, destination, mode, kept)
+        streams.append(replace(one, health=_health(destination.table(name), config)))
     notes += [_paused_note(stream.stream, stream.paused) for stream in streams if stream.paused]
     if not document.streams:
         notes.append("Nothing has been synced yet: run `penstock sync`.")
@@ -106,6 +118,13 @@ def _stream_status(
         dead_letters_path=str(letters) if letters is not None else None,
         paused=kept.of(entry, document) if entry is not None else None,
     )
+
+
+def _health(table: DestinationTable, config: Config) -> TableHealth | None:
+    """By metadata alone. Parquet tables have no such figures: a version has the files it needs."""
+    if not isinstance(table, IcebergTable):
+        return None
+    return read_health(table, int(config.maintenance.target_file_bytes), time.time())
 
 
 def _dead_keys(table: DestinationTable, record: TableRecord | None) -> int | None:

@@ -18,9 +18,13 @@ from penstock.sources.postgres.finding import Finding, StreamNeed
 from penstock.sources.postgres.publication import PublicationInfo, read_publication
 
 
-def resolve_from_source(config: Config) -> list[LaneStream]:
-    """The configured streams with their tables as they are now; an error that names all that is wrong."""
-    with connect(config.source.url.get_secret_value()) as connection:
+def resolve_from_source(config: Config, *, at_replica: bool = False) -> list[LaneStream]:
+    """The configured streams with their tables as they are now; an error that names all that is wrong.
+
+    `at_replica`: as they are where tables are read, if that is another server.
+    """
+    replica = config.source.replica_url if at_replica else None
+    with connect((replica or config.source.url).get_secret_value()) as connection:
         patterns = [stream.id for stream in config.streams]
         tables = discover(connection, patterns)
         if not {name for name in patterns if not name.is_pattern} <= {table.stream for table in tables}:
@@ -41,7 +45,14 @@ def resolve(
         if stream.id in named or not _reads_log(stream) or by_name[stream.id].can_be_captured
     ]
     findings = check_streams(
-        [stream_need(stream, by_pattern=stream.id not in named) for stream in chosen],
+        [
+            stream_need(
+                stream,
+                by_pattern=stream.id not in named,
+                at_replica=config.source.replica_url is not None,
+            )
+            for stream in chosen
+        ],
         tables,
         config.source.publication,
         publication,
@@ -70,6 +81,8 @@ def _lane_stream(stream: StreamConfig, table: TableInfo) -> LaneStream:
         selection,
         _cursor(stream),
         stream.on_schema_change,
+        stream.deletes == "soft",
+        stream.iceberg.options,
     )
 
 
@@ -81,19 +94,22 @@ def _cursor(stream: StreamConfig) -> CursorChoice | None:
     return None if stream.cursor is None else CursorChoice(stream.cursor, stream.lookback or ())
 
 
-def stream_need(stream: StreamConfig, *, by_pattern: bool) -> StreamNeed:
+def stream_need(stream: StreamConfig, *, by_pattern: bool, at_replica: bool = False) -> StreamNeed:
     identity = "full" if stream.replica_identity == "full" else "default"
     return StreamNeed(
         stream.id,
         stream.mode,
         stream.write,
         identity,
+        stream.deletes,
         rename=dict(stream.rename),
         types=dict(stream.types),
         by_pattern=by_pattern,
+        at_replica=at_replica,
         columns=tuple(stream.columns or ()),
         where=stream.where,
         cursor=_cursor(stream),
+        options=stream.iceberg.options,
     )
 
 

@@ -5,12 +5,15 @@ The order that makes it exact:
 1. capture sets up publication and slot;
 2. tables to load get a snapshot exported by slot creation, with consistent point P. The catalog is read
    before and after: equal columns and file nodes on both sides of the snapshot mean that no ALTER or
-   VACUUM FULL fell in between, which the snapshot would show as missing rows or values;
+   VACUUM FULL fell in between, which the snapshot would show as missing rows or values. With a replica
+   the snapshot is the replica's, at a later position (`capture.snapshots`), and so is the catalog that is
+   read after it: what the primary showed before is at the replica by then, and loads read what it has;
 3. the target is noted after P, so that the log read in this run covers every snapshot of this run;
 4. loads run while capture reads, and so do rounds of what is sealed. Streams that are loaded already are
    followed beside the loads as the source goes on, and each stream joins them when its own load is done; a
-   stream is in the hands of a load or of rounds, never of both, and enters and leaves the global position
-   between rounds only (`LakeLane.beside_rounds`). Then the log is applied to its end;
+   stream enters and leaves the global position between rounds only (`LakeLane.beside_rounds`). A table that
+   is loaded anew is kept up by rounds, for its readers, until the load takes its place. Then the log is
+   applied to its end;
 5. only when the state is durable is the lane's position reported, and capture acknowledges it.
 
 A stream that must be loaded again (its columns changed beyond repair, it was rewritten while it was
@@ -33,7 +36,14 @@ from penstock import failpoints
 from penstock.capture.client import CaptureProcess
 from penstock.capture.spec import CaptureProgress, CaptureSpec, ExportedSnapshot, Started
 from penstock.config import Config
-from penstock.core.errors import ConfigError, SourceBusyError, SourceError, SparkError, StateError
+from penstock.core.errors import (
+    ConfigError,
+    SnapshotLostError,
+    SourceBusyError,
+    SourceError,
+    SparkError,
+    StateError,
+)
 from penstock.core.position import Lsn
 from penstock.core.report import ProgressListener, StreamReport, SyncReport
 from penstock.core.stream import StreamId
@@ -43,6 +53,7 @@ from penstock.lake.lane import LakeLane
 from penstock.lake.lane_state import LaneSettings, LaneStream
 from penstock.lake.partitions import reconcile_partitions
 from penstock.lake.spark_starter import SparkStarter
+from penstock.lake.upkeep import after_sync
 from penstock.ledger.ledger import Ledger
 from penstock.ledger.load_record import LoadPoint, LoadRecords
 from penstock.ledger.state import StateDocument
@@ -50,7 +61,7 @@ from penstock.ledger.store import StateStore
 from penstock.log.reader import ChangeLog
 from penstock.log.retention import apply_retention
 from penstock.resolution import resolve_from_source
-from penstock.sources.postgres.connection import connect
+from penstock.sources.postgres.connection import cancel_queries, connect, was_cancelled
 from penstock.sources.postgres.slots import read_slot
 
 SnapshotSource = Callable[[], ExportedSnapshot]
@@ -70,6 +81,9 @@ class Sync:
         self._config = config
         self._listener = listener
         self._url = config.source.url.get_secret_value()
+        replica = config.source.replica_url
+        self._replica_url = replica.get_secret_value() if replica is not None else None
+        self._lost: SnapshotLostError | None = None
         self._log_directory = config.state / "log"
         self._rows_captured = 0
         self._reload = reload
@@ -88,9 +102,10 @@ class Sync:
         with only_one(self._config.state), ExitStack() as stack:
             streams = self._resolve()
             stack.enter_context(self._spark)
-            capture = stack.enter_context(CaptureProcess(self._capture_spec(streams), self._captured))
-            lane = self._run(capture, streams)
-            position = self._finish(lane)
+            with CaptureProcess(self._capture_spec(streams), self._captured) as capture:
+                lane = self._run(capture, streams)
+                position = self._finish(lane)
+            after_sync(self._config, self._spark, list(lane.streams), self._listener)
         seconds = time.monotonic() - begun
         return SyncReport(_reports(lane, seconds), position, round(seconds, 3))
 
@@ -119,6 +134,7 @@ class Sync:
                 origin=f"{ledger.document.system_id}.{self._config.source.slot}",
                 rows_per_second=loading.rows_per_second,
                 snapshot_age_max_s=age.total_seconds() if (age := loading.snapshot_age_max) else None,
+                replica_url=self._replica_url,
             ),
             streams,
             ledger,
@@ -132,6 +148,7 @@ class Sync:
             lane.rebuild(started.slot_position)
         self._reload_asked(lane)  # before anything asks whether a stream may follow its source's table
         lane.recover()
+        lane.settle_options()
         for stream in started.published if started is not None else ():
             if lane.has_begun(stream):
                 lane.reload(stream, "it was not in the publication, so changes may be missing in the log")
@@ -145,6 +162,8 @@ class Sync:
             # A load that let its snapshot go has come further; the others were disturbed.
             turns += not lane.was_postponed()
             lane.use_tables(self._resolve())
+        if self._lost is not None:
+            raise self._lost
         waiting = ", ".join(map(str, [*lane.streams_to_load(), *lane.streams_to_advance()]))
         raise SourceError(
             f"The source kept changing these tables while they were read: {waiting}.",
@@ -181,7 +200,7 @@ class Sync:
             capture.read_to(capture.note_target())
         point = LoadPoint(snapshot.consistent_point, snapshot.name) if snapshot is not None else None
         load = partial(self._load, capture, lane, followed, refreshed, point)
-        if follows and waiting and lane.others_follow(waiting):
+        if follows and waiting and lane.some_follow(waiting):
             held_from = point.consistent_point if point is not None else None
             with lane.beside_rounds(waiting, held_from), beside(load, self._give_up) as loading:
                 self._follow_beside(loading, capture, lane)
@@ -203,16 +222,26 @@ class Sync:
     ) -> None:
         """All that is read from the tables themselves in this turn."""
         if point is not None:
-            lane.load(followed, point)
-            capture.release_snapshot()
+            self._load_under(point, capture, lane, followed)
         if refreshed:
             snapshot = self._settled_snapshot(capture.plain_snapshot, capture, lane, refreshed)
-            lane.load(refreshed, LoadPoint(snapshot.consistent_point, snapshot.name))
-            capture.release_snapshot()
+            point = LoadPoint(snapshot.consistent_point, snapshot.name)
+            self._load_under(point, capture, lane, refreshed)
         if advanced := lane.streams_to_advance():
             snapshot = self._settled_snapshot(capture.plain_snapshot, capture, lane, advanced)
             lane.advance(advanced, LoadPoint(snapshot.consistent_point, snapshot.name))
             capture.release_snapshot()
+
+    def _load_under(
+        self, point: LoadPoint, capture: CaptureProcess, lane: LakeLane, streams: Sequence[StreamId]
+    ) -> None:
+        """Load these streams. If the snapshot is lost, another turn goes on or begins again under another."""
+        try:
+            lane.load(streams, point)
+        except SnapshotLostError as error:
+            self._lost = error
+            self._listener.note("The snapshot of the load was lost; reading on under a new one.")
+        capture.release_snapshot()
 
     def _follow_beside(self, loading: Future[None], capture: CaptureProcess, lane: LakeLane) -> None:
         """Rounds of the streams that are loaded, as the source goes on, for as long as the others take."""
@@ -235,7 +264,9 @@ class Sync:
             failpoints.reach("cdc.acknowledged")
 
     def _give_up(self) -> None:
+        """Have the load thread fail, whatever it waits for."""
         self._spark().sparkContext.cancelAllJobs()
+        cancel_queries()
 
     def _settled_snapshot(
         self, take: SnapshotSource, capture: CaptureProcess, lane: LakeLane, streams: Sequence[StreamId]
@@ -247,7 +278,7 @@ class Sync:
             if before is None:
                 before = fingerprints(self._resolve())
             snapshot = take()
-            lane.use_tables(self._resolve())
+            lane.use_tables(resolve_from_source(self._config, at_replica=True))
             after = fingerprints(lane.streams.values())
             if all(after[stream] == before.get(stream) for stream in streams):
                 return snapshot
@@ -323,6 +354,8 @@ class Sync:
             step_bytes_max=int(self._config.log.step_bytes_max),
             publication_mode=source.publication_mode,
             lanes={LANE: None},
+            replica_url=self._replica_url,
+            replica_wait_s=self._config.loading.replica_wait.total_seconds(),
         )
 
     def _captured(self, progress: CaptureProgress) -> None:
@@ -348,12 +381,15 @@ def beside(work: Callable[[], None], give_up: Callable[[], None]) -> Iterator[Fu
             while not wait([running], GIVE_UP_EVERY_S).done:
                 give_up()
             # The work, ending by itself, cancels every job: then its error is the cause of the block's.
-            if isinstance(error, SparkError) and not isinstance(
-                reason := running.exception(), SparkError | None
-            ):
+            reason = running.exception()
+            if isinstance(error, SparkError) and reason is not None and not _was_given_up(reason):
                 raise reason from error
             raise
         running.result()
+
+
+def _was_given_up(reason: BaseException) -> bool:
+    return isinstance(reason, SparkError) or was_cancelled(reason)
 
 
 def fingerprints(streams: Iterable[LaneStream]) -> dict[StreamId, object]:

@@ -5,41 +5,38 @@ status and by the failpoint's own report. The writers go on. The next sync recov
 they pause, one more sync catches up, and the oracle compares all values and every change.
 
 Places that following the log reaches are struck one after the other in one pipeline, so that each crash meets
-the traces of those before it. Places that only a load reaches get a pipeline of their own each.
-
-Without more being asked for, a few places are struck (part of make test). `PENSTOCK_CHAOS=once` (make
-chaos-once, in CI) strikes every place once. `PENSTOCK_CHAOS=full` (make chaos) strikes each also the second
-and third time it is reached, under two mixes of writes, and many in pairs: killed, and killed again while
-recovering.
+the traces of those before it; so are those that a full refresh reaches. Places that only a first load reaches
+get a pipeline of their own each. What is struck of that, and on which tables, is in `matrix`; the whole of
+it runs under two mixes of writes, with many places in pairs: killed, and killed again while recovering.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import random
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import product
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
 
-from penstock.failpoints import FAILPOINTS
 from penstock.sources.postgres.embedded import EmbeddedPostgres
 from tests.chaos.databases import new_database
+from tests.chaos.matrix import (
+    FOLLOWING,
+    FULL,
+    LEVEL,
+    LOADING,
+    REFRESHING,
+    SEED,
+    pairs,
+)
 from tests.conftest import wait_until
-from tests.pipelines import Ended, PipelineUnderTest, streams_of
+from tests.pipelines import DESTINATIONS, Ended, PipelineUnderTest, streams_of
 from tests.workload import APPEND, UPSERT, Workload
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600)]
-
-FULL = os.environ.get("PENSTOCK_CHAOS") == "full"
-SHORT = os.environ.get("PENSTOCK_CHAOS", "short") == "short"
-#: Workers of one run draw the same number, so that they know the same tests.
-RUN = os.environ.get("PYTEST_XDIST_TESTRUNUID")
-SEED = int(os.environ.get("PENSTOCK_CHAOS_SEED", "0")) or random.Random(RUN).randrange(1, 10**6)
 
 #: Reached by Spark tasks, each in a process of its own.
 IN_A_TASK = {"destination.file_write"}
@@ -51,48 +48,8 @@ IN_ANOTHER_PROCESS = IN_A_TASK | {
     "log.manifest_written",
     "checkpoint.write",
 }
-#: One for each kind of gap: in the log, before and after a commit, inside one, around a swap.
-SHORT_ROUND = {
-    "log.manifest_written",
-    "load.swapped",
-    "cdc.prepared",
-    "cdc.committed",
-    "destination.recorded",
-}
-WHILE_LOADING = [name for name in FAILPOINTS if name.startswith(("load.", "capture."))]
-WHILE_FOLLOWING = [
-    name
-    for name in FAILPOINTS
-    if name not in WHILE_LOADING and not name.startswith(("iceberg.", "incremental."))
-]
-#: Struck in the midst of several streams, so that some are done and some are not.
-NTH_TIME = {
-    "cdc.written": 2,
-    "cdc.committed": 2,
-    "cdc.processed": 3,
-    "load.before_swap": 2,
-    "load.swapped": 3,
-    "load.done": 2,
-    "destination.version_built": 3,
-    "destination.recorded": 2,
-    "state.version_written": 4,
-}
-PAIRS_IN_FULL = 40
-
-
-def _rules(names: list[str]) -> list[str]:
-    """What a round strikes, as PENSTOCK_FAILPOINT writes it."""
-    if FULL:
-        return [f"{name}=kill@{nth}" for name, nth in product(names, (1, 2, 3))]
-    struck = [name for name in names if not SHORT or name in SHORT_ROUND]
-    return [f"{name}=kill@{NTH_TIME.get(name, 1)}" for name in struck]
-
-
-def _pairs() -> list[tuple[str, str]]:
-    pairs = list(product(WHILE_FOLLOWING, WHILE_FOLLOWING))
-    if FULL:
-        return random.Random(SEED).sample(pairs, PAIRS_IN_FULL)
-    return [("cdc.committed", "cdc.moved")]
+FOLLOWED = streams_of(UPSERT, APPEND)
+REFRESHED = [{"table": stream, "mode": "full_refresh"} for stream in (*UPSERT, *APPEND)]
 
 
 @dataclass
@@ -108,7 +65,10 @@ class Source:
         try:
             pipeline.sync()
             pipeline.assert_same(*UPSERT)
-            pipeline.assert_history(*APPEND)
+            if pipeline.streams == FOLLOWED:
+                pipeline.assert_history(*APPEND)
+            else:
+                pipeline.assert_same(*APPEND)
         finally:
             self.workload.start()
 
@@ -127,9 +87,25 @@ def source(request: pytest.FixtureRequest, server: EmbeddedPostgres) -> Iterator
 
 
 @pytest.fixture(scope="module")
-def following(source: Source, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PipelineUnderTest]:
+def following(
+    request: pytest.FixtureRequest, source: Source, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[PipelineUnderTest]:
     """A pipeline that has loaded its tables."""
-    pipeline = _pipeline(source, tmp_path_factory.mktemp("following"))
+    yield from _caught_up(source, FOLLOWED, tmp_path_factory.mktemp("following"), request.param)
+
+
+@pytest.fixture(scope="module")
+def refreshing(
+    request: pytest.FixtureRequest, source: Source, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[PipelineUnderTest]:
+    """A pipeline that has loaded its tables, and does so anew at each sync."""
+    yield from _caught_up(source, REFRESHED, tmp_path_factory.mktemp("refreshing"), request.param)
+
+
+def _caught_up(
+    source: Source, streams: list[Any], directory: Path, destination: str
+) -> Iterator[PipelineUnderTest]:
+    pipeline = _pipeline(source, streams, directory, destination)
     pipeline.sync()
     source.compare(pipeline)
     yield pipeline
@@ -137,38 +113,46 @@ def following(source: Source, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 @pytest.fixture
-def loading(source: Source, tmp_path: Path) -> Iterator[PipelineUnderTest]:
+def loading(request: pytest.FixtureRequest, source: Source, tmp_path: Path) -> Iterator[PipelineUnderTest]:
     """A pipeline that has not begun."""
-    pipeline = _pipeline(source, tmp_path)
+    pipeline = _pipeline(source, FOLLOWED, tmp_path, request.param)
     yield pipeline
     pipeline.drop()
 
 
-def _pipeline(source: Source, directory: Path) -> PipelineUnderTest:
-    return PipelineUnderTest(
-        directory,
-        source.url,
-        streams_of(UPSERT, APPEND),
-        # Several chunks per table; log steps that go as soon as nobody needs them.
-        {"load": {"rows_per_chunk": 300}, "log": {"retention": "0s"}, "readers": {"grace": "5s"}},
-    )
+def _pipeline(source: Source, streams: list[Any], directory: Path, destination: str) -> PipelineUnderTest:
+    # Several chunks per table; log steps that go as soon as nobody needs them.
+    settings: dict[str, Any] = {
+        "load": {"rows_per_chunk": 300},
+        "log": {"retention": "0s"},
+        "readers": {"grace": "5s"},
+        "destination": DESTINATIONS[destination],
+    }
+    return PipelineUnderTest(directory, source.url, streams, settings)
 
 
-@pytest.mark.parametrize("rule", _rules(WHILE_FOLLOWING))
+@pytest.mark.parametrize(("following", "rule"), FOLLOWING.cases(), indirect=["following"])
 def test_killed_while_following_it_ends_with_every_value_right(
     source: Source, following: PipelineUnderTest, rule: str
 ) -> None:
     _kill_and_recover(source, following, rule)
 
 
-@pytest.mark.parametrize("rule", _rules(WHILE_LOADING))
+@pytest.mark.parametrize(("loading", "rule"), LOADING.cases(), indirect=["loading"])
 def test_killed_while_loading_it_ends_with_every_value_right(
     source: Source, loading: PipelineUnderTest, rule: str
 ) -> None:
     _kill_and_recover(source, loading, rule)
 
 
-@pytest.mark.parametrize(("first", "second"), _pairs())
+@pytest.mark.parametrize(("refreshing", "rule"), REFRESHING.cases(), indirect=["refreshing"])
+def test_killed_during_a_full_refresh_it_ends_with_every_value_right(
+    source: Source, refreshing: PipelineUnderTest, rule: str
+) -> None:
+    _kill_and_recover(source, refreshing, rule)
+
+
+@pytest.mark.parametrize(("following", "first", "second"), pairs(), indirect=["following"])
 def test_killed_again_while_recovering_it_ends_with_every_value_right(
     source: Source, following: PipelineUnderTest, first: str, second: str
 ) -> None:
@@ -221,7 +205,15 @@ def _assert_struck(ended: Ended, rule: str) -> None:
         assert error["remedy"], f"it should say what to do: {ended}"
 
 
-@pytest.mark.parametrize("failpoint", ["log.file_write", "destination.file_write"])
+@pytest.mark.parametrize(
+    ("following", "failpoint"),
+    [
+        ("parquet", "log.file_write"),
+        ("parquet", "destination.file_write"),
+        ("iceberg", "destination.file_write"),
+    ],
+    indirect=["following"],
+)
 def test_a_full_disk_is_a_clear_error_and_loses_nothing(
     source: Source, following: PipelineUnderTest, failpoint: str
 ) -> None:
@@ -234,6 +226,7 @@ def test_a_full_disk_is_a_clear_error_and_loses_nothing(
     source.compare(following)
 
 
+@pytest.mark.parametrize("following", ["parquet"] if LEVEL == "short" else list(DESTINATIONS), indirect=True)
 def test_the_command_itself_recovers_and_leaves_nothing_running(
     source: Source, following: PipelineUnderTest
 ) -> None:

@@ -3,39 +3,30 @@
 Rows change under two kinds of cursor, a time with a second cursor for its nulls and a sequence; transactions
 overlap, so that rows commit after others with greater values. As in `test_kill`, a sync in a process of its
 own is killed at the named place, the writers go on, the next sync recovers while they write; then they rest,
-one more sync catches up, and the oracle compares every value. `PENSTOCK_CHAOS` asks for more, as there.
+one more sync catches up, and the oracle compares every value. How much is struck is in `matrix`, as there.
 """
 
 from __future__ import annotations
 
-import os
 import random
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import product
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
 
-from penstock.failpoints import FAILPOINTS
 from penstock.sources.postgres.embedded import EmbeddedPostgres
 from tests.chaos.databases import new_database
+from tests.chaos.matrix import FULL, LOADING_TO_READ_ON, READING_ON, SEED
 from tests.conftest import wait_until
-from tests.pipelines import PipelineUnderTest
+from tests.pipelines import DESTINATIONS, PipelineUnderTest
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600)]
 
-CHAOS = os.environ.get("PENSTOCK_CHAOS", "short")
-SEED = int(os.environ.get("PENSTOCK_CHAOS_SEED", "0")) or random.SystemRandom().randrange(1, 10**6)
 STREAMS = ["public.ticks", "public.parts"]
-READING_ON = [name for name in FAILPOINTS if name.startswith("incremental.")]
-#: Places that other modes pass too, struck here because what stands on either side of them is different.
-SHARED = ["destination.version_built", "destination.recorded", "state.version_written"]
-LOADING = ["load.planned", "load.committed", "load.before_swap", "load.swapped", "load.done"]
-#: In the midst of two streams: one is done and one is not.
-NTH_TIME = {"incremental.committed": 2, "state.version_written": 2}
 
 _TABLES = """
     CREATE SEQUENCE turns;
@@ -116,49 +107,46 @@ def writers(server: EmbeddedPostgres) -> Iterator[Writers]:
 
 
 @pytest.fixture(scope="module")
-def reading_on(writers: Writers, tmp_path_factory: pytest.TempPathFactory) -> PipelineUnderTest:
+def reading_on(
+    request: pytest.FixtureRequest, writers: Writers, tmp_path_factory: pytest.TempPathFactory
+) -> PipelineUnderTest:
     """A pipeline that has loaded its tables."""
-    pipeline = _pipeline(writers, tmp_path_factory.mktemp("reading_on"))
+    pipeline = _pipeline(writers, tmp_path_factory.mktemp("reading_on"), request.param)
     pipeline.sync()
     _compare(writers, pipeline)
     return pipeline
 
 
-def _pipeline(writers: Writers, directory: Path) -> PipelineUnderTest:
+def _pipeline(writers: Writers, directory: Path, destination: str) -> PipelineUnderTest:
     ticks = {"table": "public.ticks", "mode": "incremental", "cursor": "changed:turn"}
     parts = {"table": "public.parts", "mode": "incremental", "cursor": "turn", "lookback": 500}
-    settings = {"load": {"rows_per_chunk": 300}, "readers": {"grace": "5s"}}
+    settings: dict[str, Any] = {
+        "load": {"rows_per_chunk": 300},
+        "readers": {"grace": "5s"},
+        "destination": DESTINATIONS[destination],
+    }
     return PipelineUnderTest(directory, writers.url, [ticks, parts], settings)
 
 
-def _rules(names: list[str], short: set[str]) -> list[str]:
-    if CHAOS == "full":
-        return [f"{name}=kill@{nth}" for name, nth in product(names, (1, 2))]
-    struck = [name for name in names if CHAOS != "short" or name in short]
-    return [f"{name}=kill@{NTH_TIME.get(name, 1)}" for name in struck]
-
-
-@pytest.mark.parametrize(
-    "rule", _rules([*READING_ON, *SHARED], {"incremental.prepared", "incremental.committed"})
-)
+@pytest.mark.parametrize(("reading_on", "rule"), READING_ON.cases(), indirect=["reading_on"])
 def test_killed_while_reading_on_it_ends_with_every_row_right(
     writers: Writers, reading_on: PipelineUnderTest, rule: str
 ) -> None:
     _kill_and_recover(writers, reading_on, rule)
 
 
-@pytest.mark.parametrize("rule", _rules(LOADING, {"load.swapped"}))
+@pytest.mark.parametrize(("destination", "rule"), LOADING_TO_READ_ON.cases())
 def test_killed_during_the_first_load_it_ends_with_every_row_right(
-    writers: Writers, tmp_path: Path, rule: str
+    writers: Writers, tmp_path: Path, destination: str, rule: str
 ) -> None:
-    _kill_and_recover(writers, _pipeline(writers, tmp_path), rule)
+    _kill_and_recover(writers, _pipeline(writers, tmp_path, destination), rule)
 
 
 def _kill_and_recover(writers: Writers, pipeline: PipelineUnderTest, rule: str) -> None:
     writers.wait_for_writes()
     ended = pipeline.sync_apart(rule)
     name, nth = rule.partition("=")[0], int(rule.partition("@")[2] or 1)
-    if not (CHAOS == "full" and nth > 1 and not ended.struck):
+    if not (FULL and nth > 1 and not ended.struck):
         assert ended.struck == (f"{name}=kill",), f"{name} did not strike, or not once: {ended}"
         assert ended.killed, str(ended)
     writers.wait_for_writes()

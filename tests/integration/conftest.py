@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,17 +10,14 @@ import pytest
 
 from penstock import failpoints
 from tests.conftest import Database
-from tests.pipelines import PipelineUnderTest
+from tests.pipelines import DESTINATIONS, PipelineUnderTest
 from tests.traps import MakePipeline, Pause, PauseAt, make_tables
-
-ICEBERG = {"type": "iceberg", "warehouse": "./lake"}
 
 
 @pytest.fixture
 def make(database: Database, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[MakePipeline]:
-    """Parametrised by "iceberg", or told so by the environment, it makes pipelines with Iceberg tables."""
-    kind = getattr(request, "param", os.environ.get("PENSTOCK_TEST_DESTINATION", "parquet"))
-    usual = {"destination": ICEBERG} if kind == "iceberg" else {}
+    """Parametrised by "parquet" or "iceberg", pipelines with such tables."""
+    usual = {"destination": DESTINATIONS[request.param]} if hasattr(request, "param") else {}
     made: list[PipelineUnderTest] = []
 
     def make_pipeline(streams: list[Any], url: str | None = None, **settings: Any) -> PipelineUnderTest:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 
 import pytest
@@ -140,5 +140,44 @@ def test_a_load_that_fails_ends_the_sync_with_its_own_error_and_the_rounds_stand
         sync_while_the_load_fails()
     monkeypatch.undo()
     pipeline.assert_same("public.state")
+    pipeline.sync()
+    assert_exact(pipeline)
+
+
+class StruckError(Exception):
+    pass
+
+
+@pytest.mark.usefixtures("soon")
+def test_an_error_in_a_round_does_not_wait_for_a_load_that_waits_for_a_lock(
+    tables: Database, make: MakePipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables.execute("CREATE TABLE first (id int PRIMARY KEY)")
+    pipeline = make(["public.first"])
+    pipeline.sync()
+    tables.execute("INSERT INTO first VALUES (1)")
+    pipeline.streams = ["public.first", *ADDED]
+    pipeline.write_file()
+    waits = (
+        "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+        " AND datname = current_database() AND application_name LIKE 'penstock%'"
+    )
+    with tables.connect(autocommit=False) as owner:
+
+        def strike(name: str) -> None:
+            if name == "load.recorded":  # of one of the two; the other is to be planned next
+                owner.execute("LOCK TABLE state, history IN ACCESS EXCLUSIVE MODE")
+            if name == "cdc.written":
+                wait_until(lambda: tables.query(waits) != [(0,)], "the load to wait for the lock")
+                raise StruckError
+
+        with monkeypatch.context() as patched, ThreadPoolExecutor(1) as thread:
+            patched.setattr("penstock.failpoints.reach", strike)
+            running = thread.submit(pipeline.sync)
+            try:
+                wait_until(running.done, "the sync to end while the lock is held", timeout_s=60)
+            finally:
+                owner.rollback()
+            assert isinstance(running.exception(), StruckError)
     pipeline.sync()
     assert_exact(pipeline)

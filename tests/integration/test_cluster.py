@@ -9,7 +9,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from penstock import Pipeline
 from tests.conftest import Database, wait_until
 from tests.pipelines import PipelineUnderTest, RunningSync
 from tests.spark_cluster import SparkCluster, kill_machine
@@ -76,14 +75,14 @@ def sync_with_a_machine_lost(
     running = pipeline.start_sync()
     # Both machines have one core: when two tasks wait, each machine has one.
     tasks.wait_until_paused(2, running)
-    before = {path.name for path in (pipeline.directory / "lake").rglob("_files/*")}
+    before = {
+        path.name for directory in ("_files", "data") for path in pipeline.warehouse.rglob(f"{directory}/*")
+    }
     died = kill_machine(machine)
     tasks.go_on()
     ended = running.wait(SYNC_TIMEOUT_S)
     assert ended.status == 0, str(ended)
-    committed = Pipeline.from_yaml(pipeline.file).table(STREAM).path
-    kept = {path.name.partition("-")[2] for path in committed.glob("*.parquet")}
-    return died, before - kept
+    return died, before - pipeline.files(STREAM)
 
 
 @pytest.mark.slow

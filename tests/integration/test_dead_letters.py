@@ -12,7 +12,7 @@ import pytest
 from penstock import Pipeline
 from tests.conftest import Database
 from tests.pipelines import PipelineUnderTest
-from tests.traps import MakePipeline
+from tests.traps import IN_A_COMMIT, MakePipeline
 
 pytestmark = pytest.mark.integration
 
@@ -143,7 +143,7 @@ def test_any_tool_reads_the_directory_of_dead_letters(database: Database, offers
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("failpoint", ["cdc.written", "cdc.committed", "destination.recorded"])
+@pytest.mark.parametrize("failpoint", ["cdc.written", "cdc.committed", IN_A_COMMIT])
 def test_dead_letters_are_there_once_after_a_kill(
     database: Database, offers: PipelineUnderTest, failpoint: str
 ) -> None:
@@ -156,6 +156,37 @@ def test_dead_letters_are_there_once_after_a_kill(
     assert dead_keys(offers) == ["1", "2"]
     path = Pipeline.from_yaml(offers.file).dead_letters("public.offers").path
     assert pq.read_table(path).num_rows == 3
+
+
+def test_a_row_that_a_resumed_load_read_itself_is_a_dead_letter_once(
+    database: Database, make: MakePipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its change is in the log as well; row 1 was read before its change, row 3990 after."""
+
+    def cut_short(name: str) -> None:
+        if name == "load.chunks_removed":
+            raise InterruptedError
+
+    database.execute("CREATE TABLE offers (id int PRIMARY KEY, until date)")
+    database.execute("INSERT INTO offers SELECT n, '2024-01-01' FROM generate_series(1, 4000) n")
+    database.execute("ANALYZE offers")
+    pipeline = make(["public.offers"], load={"method": "key", "rows_per_chunk": 100})
+    monkeypatch.setattr("penstock.lake.load.JOBS_AT_ONCE", 1)
+    with monkeypatch.context() as patched:
+        patched.setattr("penstock.failpoints.reach", cut_short)
+        with pytest.raises(InterruptedError):
+            pipeline.sync()
+    database.execute("UPDATE offers SET until = 'infinity' WHERE id IN (1, 3990)")
+    pipeline.sync()
+    assert sorted((letter["_op"], letter["_key"]) for letter in letters(pipeline)) == [
+        ("r", ["3990"]),
+        ("u", ["1"]),
+    ]
+    assert dead_keys(pipeline) == ["1", "3990"]
+    database.execute("UPDATE offers SET until = '2024-01-01'")
+    pipeline.sync()
+    assert dead_keys(pipeline) == []
+    assert held(pipeline) == set(range(1, 4001))
 
 
 def test_a_row_that_could_not_be_completed_is_a_dead_letter_until_it_is_whole(

@@ -1,6 +1,6 @@
 """`penstock sync` into Iceberg tables: the same promises as for Parquet, value by value, and Iceberg's own.
 
-A selection of what is tested for Parquet runs here again; `PENSTOCK_TEST_DESTINATION=iceberg` runs all of it.
+A selection of what is tested for Parquet runs here again; `make iceberg` runs more of it, and with ALL=1 all.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 
 from penstock.core.stream import StreamId
+from penstock.destinations.base import TableRecord
 from penstock.destinations.iceberg import IcebergTable
+from penstock.lake.recovery import Recovery
 from penstock.pipeline import Pipeline
 from tests.conftest import Database
 from tests.iceberg import rewrite_all, sqlite_destination
@@ -83,7 +85,7 @@ def by_id(table: Any) -> list[dict[str, Any]]:
 
 def test_a_table_that_was_rolled_back_gets_its_changes_again(database: Database, make: MakePipeline) -> None:
     pipeline = changed_table(database, make)
-    table = table_of(pipeline, "public.orders")._opened()
+    table = table_of(pipeline, "public.orders").handle.table
     table.manageSnapshots().rollbackTo(table.currentSnapshot().parentId()).commit()
     database.execute("INSERT INTO orders (id) VALUES (5000)")
     pipeline.sync()
@@ -169,3 +171,96 @@ def test_an_incremental_stream_compares_rows_by_columns_and_not_by_their_names(
     assert held is not None
     assert held.rows == 22
     assert not [note for note in pipeline.notes if "loaded again" in note]
+
+
+@pytest.mark.parametrize("in_a_round", [False, True])
+def test_a_table_that_was_rolled_back_past_a_load_is_loaded_again(
+    database: Database, make: MakePipeline, monkeypatch: pytest.MonkeyPatch, in_a_round: bool
+) -> None:
+    pipeline = changed_table(database, make)
+    before = table_of(pipeline, "public.orders").handle.table.currentSnapshot().snapshotId()
+    database.execute("DELETE FROM orders WHERE id < 50")
+    Pipeline.from_yaml(pipeline.file).resync(["public.orders"])
+    database.execute("INSERT INTO orders (id) VALUES (5000)")
+    if in_a_round:
+
+        def cut_short(name: str) -> None:
+            if name == "cdc.written":
+                raise InterruptedError
+
+        with monkeypatch.context() as patched:
+            patched.setattr("penstock.failpoints.reach", cut_short)
+            with pytest.raises(InterruptedError):
+                pipeline.sync()
+    table_of(pipeline, "public.orders").handle.table.manageSnapshots().rollbackTo(before).commit()
+    pipeline.sync()
+    assert any("of another load" in note for note in pipeline.notes), pipeline.notes
+    pipeline.assert_same("public.orders")
+    database.execute("UPDATE orders SET note = 'last' WHERE id = 5000")
+    pipeline.sync()
+    pipeline.assert_same("public.orders")
+
+
+def test_an_incremental_table_that_was_rolled_back_past_a_load_is_loaded_again(
+    database: Database, make: MakePipeline
+) -> None:
+    database.execute("CREATE TABLE items (id int PRIMARY KEY, n int)")
+    database.execute("INSERT INTO items VALUES (1, 1), (2, 2)")
+    pipeline = make([{"table": "public.items", "mode": "incremental", "cursor": "n"}])
+    pipeline.sync()
+    before = table_of(pipeline, "public.items").handle.table.currentSnapshot().snapshotId()
+    database.execute("DELETE FROM items WHERE id = 1; INSERT INTO items VALUES (3, 3)")
+    Pipeline.from_yaml(pipeline.file).resync(["public.items"])
+    table_of(pipeline, "public.items").handle.table.manageSnapshots().rollbackTo(before).commit()
+    pipeline.sync()
+    assert any("of another load" in note for note in pipeline.notes), pipeline.notes
+    pipeline.assert_same("public.items")
+
+
+def test_values_that_somebody_took_from_the_table_before_the_second_lookup_are_not_missed(
+    database: Database, make: MakePipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log lacks large values that did not change. The first lookup found them, the second does not."""
+    large = "(SELECT string_agg(md5(g || ''), '') FROM generate_series(1, 3000) g)"
+    database.execute(
+        "CREATE TABLE t (id int PRIMARY KEY, n int, body text);"
+        f"INSERT INTO t SELECT n, n, {large} FROM generate_series(1, 4) n"
+    )
+    pipeline = make([{"table": "public.t", "where": "id > 0"}])
+    pipeline.sync()
+    database.execute("UPDATE t SET n = 9 WHERE id = 3")
+    emptied: list[int] = []
+
+    def empty(name: str) -> None:
+        if name == "cdc.written" and not emptied:
+            table = table_of(pipeline, "public.t")
+            every = table.catalog.java.iceberg("expressions.Expressions").alwaysTrue()
+            table.handle.table.newDelete().deleteFromRowFilter(every).commit()
+            emptied.append(1)
+
+    monkeypatch.setattr("penstock.failpoints.reach", empty)
+    pipeline.sync()
+    assert emptied
+    assert any("loaded again" in note for note in pipeline.notes), pipeline.notes
+    pipeline.assert_same("public.t")
+
+
+def test_recovery_asks_the_catalog_once_about_each_table(
+    database: Database, make: MakePipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipeline = changed_table(database, make)
+    recover, record = Recovery.recover, IcebergTable.record
+    asked: list[StreamId] = []
+
+    def counted(table: IcebergTable) -> TableRecord | None:
+        asked.append(table.stream)
+        return record(table)
+
+    def recover_counting(recovery: Recovery) -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr(IcebergTable, "record", counted)
+            recover(recovery)
+
+    monkeypatch.setattr(Recovery, "recover", recover_counting)
+    pipeline.sync()
+    assert asked == [StreamId.parse("public.orders")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,13 +11,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from penstock import durable
 from penstock.core.errors import CommitConflictError, DestinationError, StaleLookupError
 from penstock.core.position import Lsn
 from penstock.core.schema import SourceColumn, TableSchema
 from penstock.core.stream import StreamId
 from penstock.destinations.base import DataFile, Marker, PositionDeletes
 from penstock.destinations.iceberg import IcebergDestination, IcebergTable
-from penstock.destinations.iceberg_schema import assign_ids, ids_of, with_field_ids
+from penstock.destinations.iceberg_schema import assign_ids, ids_of, schema_json, with_field_ids
 from tests.iceberg import rewrite_all, session, sqlite_destination
 
 STREAM = StreamId("public", "orders")
@@ -60,8 +62,8 @@ def write_deletes(table: IcebergTable, of: DataFile, positions: list[int]) -> Po
 
 
 def rows_in_spark(table: IcebergTable, directory: Path) -> list[tuple[int, str, int]]:
-    table._opened().refresh()
-    metadata = table._opened().operations().current().metadataFileLocation()
+    table.handle.table.refresh()
+    metadata = table.handle.table.operations().current().metadataFileLocation()
     frame = session(directory).read.format("iceberg").load(metadata)
     return sorted((row["id"], row["v"], row["small"]) for row in frame.collect())
 
@@ -191,8 +193,8 @@ def test_a_foreign_commit_in_between_loses_nothing(
     read_from = table.record().snapshot_id  # type: ignore[union-attr]
 
     def append_rows() -> None:
-        update = foreign._opened().newAppend()
-        update.appendFile(foreign._known_files().data_file(write(foreign, columns, [7], "foreign")))
+        update = foreign.handle.table.newAppend()
+        update.appendFile(foreign.handle.files.data_file(write(foreign, columns, [7], "foreign")))
         update.commit()
 
     def meddle(name: str) -> None:
@@ -245,8 +247,8 @@ def test_a_rolled_back_commit_counts_as_not_committed(
             read_from=before.snapshot_id,
         )
         assert table.is_thread_committed("t100")
-        table._opened().refresh()
-        table._opened().manageSnapshots().rollbackTo(before.snapshot_id).commit()
+        table.handle.table.refresh()
+        table.handle.table.manageSnapshots().rollbackTo(before.snapshot_id).commit()
         assert not table.is_thread_committed("t100")
         assert table.record().marker == before.marker  # type: ignore[union-attr]
     assert rows_in_spark(table, tmp_path) == [(1, "loaded", 1)]
@@ -265,10 +267,12 @@ def test_the_marker_survives_compaction_and_expiry_by_others(
         removed=[],
         columns=columns,
     )
-    foreign = table._opened()
+    foreign = table.handle.table
     for _ in range(3):
         foreign.refresh()
         foreign.newAppend().commit()
+        if "penstock_fence" in foreign.refs():
+            foreign.manageSnapshots().removeTag("penstock_fence").commit()  # as expiry does after a day
         foreign.expireSnapshots().expireOlderThan(2**62).retainLast(1).commit()
     assert foreign.snapshot(record.snapshot_id) is None
     after = sqlite_destination(tmp_path).table(STREAM).record()
@@ -346,8 +350,8 @@ def test_files_that_somebody_compacted_while_rows_were_only_added_are_not_looked
     def compact(name: str) -> None:
         if name == "iceberg.staged":
             monkeypatch.undo()
-            files = other._known_files()
-            rewrite = other._opened().newRewrite()
+            files = other.handle.files
+            rewrite = other.handle.table.newRewrite()
             rewrite.deleteFile(files.data_file(file)).addFile(files.data_file(successor)).commit()
 
     monkeypatch.setattr("penstock.failpoints.reach", compact)
@@ -369,7 +373,7 @@ def test_a_table_that_somebody_else_made_is_left_alone(
 ) -> None:
     table = destination.table(STREAM)
     loaded(table, [1])
-    update = table._opened().updateProperties()
+    update = table.handle.table.updateProperties()
     for name in ("penstock.epoch", "penstock.commits"):
         update.remove(name)
     update.commit()
@@ -393,7 +397,7 @@ def test_ids_are_given_out_once_while_a_resumed_load_waits_to_be_shown(
     held = ids_of(waiting.columns)
     columns = with_field_ids(wider, assign_ids(wider, held, waiting.last_field_id))
     assert ids_of(columns)["more"] not in held.values()
-    assert table._opened().schema().highestFieldId() < ids_of(columns)["more"]
+    assert table.handle.table.schema().highestFieldId() < ids_of(columns)["more"]
     changes = marker(100, 600)
     with pytest.raises(AssertionError):
         assign_ids(wider, {**held, "more": max(held.values())}, 0)
@@ -422,7 +426,7 @@ def test_columns_with_ids_that_a_pending_load_has_taken_are_refused(destination:
 
 
 def partition_by_small(table: IcebergTable) -> None:
-    table._opened().updateSpec().addField("small").commit()
+    table.handle.table.updateSpec().addField("small").commit()
 
 
 def test_a_table_that_somebody_partitioned_is_written_on_and_read_whole(
@@ -478,22 +482,27 @@ def test_a_table_that_somebody_partitioned_is_written_on_and_read_whole(
     assert rows_in_spark(table, tmp_path) == [*expected[1:3], (9, "newer", 9)]
 
 
-def test_a_table_with_only_partitioned_specs_is_refused_with_a_remedy(
-    destination: IcebergDestination,
+def test_a_table_that_was_made_with_partitions_is_written_by_them_or_refused_with_a_remedy(
+    destination: IcebergDestination, tmp_path: Path
 ) -> None:
     table = destination.table(STREAM)
-    table._create_unless_there(COLUMNS)
-    java = destination.java
-    spec = java.iceberg("PartitionSpec").builderFor(table._opened().schema()).identity("small").build()
-    schema = table._opened().schema()
-    destination.catalog.dropTable(table._identifier(), True)
-    table._table = None
-    destination.catalog.buildTable(table._identifier(), schema).withPartitionSpec(spec).create()
+    catalog = destination.catalog
+    schema = catalog.java.iceberg("SchemaParser").fromJson(schema_json(COLUMNS, assign_ids(COLUMNS, {}, 0)))
+    spec = catalog.java.iceberg("PartitionSpec").builderFor(schema).identity("small").build()
+    catalog._catalog.createNamespace(catalog._identifier(STREAM).namespace())
+    catalog._catalog.buildTable(catalog._identifier(STREAM), schema).withPartitionSpec(spec).create()
     columns = begun(table)
     file = write(table, columns, [1], "a")
     with pytest.raises(DestinationError, match="no partition spec without") as refused:
         table.commit_chunks("load1", Lsn(1), ["c1"], [file])
     assert refused.value.remedy
+    record = table.record()
+    assert record is not None
+    [small] = record.layout.partitions
+    placed = replace(file, spec_id=record.layout.spec_id, partition=f'{{"{small.field_id}": 1}}')
+    table.commit_chunks("load1", Lsn(1), ["c1"], [placed])
+    table.swap("load1", Lsn(1), "g1", Lsn(100))
+    assert rows_in_spark(table, tmp_path) == [(1, "a", 1)]
 
 
 @pytest.mark.parametrize("at", ["chunk", "swap", "moved"])
@@ -504,7 +513,7 @@ def test_a_load_whose_branch_somebody_removed_is_refused(
     columns, _ = loaded(table, [1])
     table.begin_load("load2", Lsn(1), SCHEMA, "upsert", COLUMNS)
     table.commit_chunks("load2", Lsn(1), ["c2"], [write(table, columns, [2], "again")])
-    references = table._opened().manageSnapshots()
+    references = table.handle.table.manageSnapshots()
     if at == "moved":
         references.replaceBranch("penstock_load", "main").commit()
     else:
@@ -531,7 +540,7 @@ def test_the_branch_of_a_load_may_be_compacted(destination: IcebergDestination, 
     columns, _ = loaded(table, [1])
     table.begin_load("load2", Lsn(1), SCHEMA, "upsert", COLUMNS)
     table.commit_chunks("load2", Lsn(1), ["c2"], [write(table, columns, [2], "again")])
-    foreign = table._opened().newAppend()
+    foreign = table.handle.table.newAppend()
     foreign.toBranch("penstock_load").commit()
     table.commit_chunks("load2", Lsn(1), ["c3"], [write(table, columns, [3], "again")])
     table.swap("load2", Lsn(1), "g2", Lsn(300))
@@ -559,7 +568,7 @@ def test_equality_deletes_of_others_are_refused_with_a_remedy(destination: Icebe
     columns, _ = loaded(table, [1, 2])
     path = table.files_directory / "equality.parquet"
     pq.write_table(pa.table([pa.array([1])], pa.schema([columns.field("id")])), path)
-    java, opened = destination.java, table._opened()
+    java, opened = destination.catalog.java, table.handle.table
     [number] = [number for name, number in ids_of(columns).items() if name == "id"]
     field_ids = java.gateway.new_array(java.jvm.int, 1)
     field_ids[0] = number
@@ -578,3 +587,79 @@ def test_indexes_of_files_of_one_name_are_kept_apart(destination: IcebergDestina
     loaded(table, [1])
     names = ["a.parquet", "/lake/x/a.parquet", "/lake/y/a.parquet"]
     assert len({table.index_path(DataFile(name, 1, 1)) for name in names}) == 3
+
+
+def test_deletes_go_with_the_files_they_concern_and_rows_are_counted_right(
+    destination: IcebergDestination, tmp_path: Path
+) -> None:
+    table = destination.table(STREAM)
+    columns, file = loaded(table, [1, 2, 3])
+    record = table.record()
+    assert record is not None
+    other = write(table, columns, [7, 8], "other")
+    record = table.commit_changes(
+        Lsn(100),
+        marker(100, 200),
+        SCHEMA,
+        added=[other],
+        removed=[],
+        deletes=[write_deletes(table, file, [1])],
+        columns=columns,
+        read_from=record.snapshot_id,
+    )
+    record = table.commit_changes(
+        Lsn(200),
+        marker(200, 300),
+        SCHEMA,
+        added=[],
+        removed=[],
+        deletes=[write_deletes(table, other, [0])],
+        columns=columns,
+        read_from=record.snapshot_id,
+    )
+    assert record.rows == 3
+    after = table.commit_changes(
+        Lsn(300),
+        marker(300, 400),
+        SCHEMA,
+        added=[write(table, columns, [1, 3], "rewritten")],
+        removed=[file.name],
+        columns=columns,
+        read_from=record.snapshot_id,
+    )
+    assert rows_in_spark(table, tmp_path) == [(1, "rewritten", 1), (3, "rewritten", 3), (8, "other", 8)]
+    assert (after.rows, after.file_count) == (3, 2)
+
+
+def test_what_a_commit_is_made_of_is_on_disk_before_it_is_told(
+    destination: IcebergDestination, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = destination.table(STREAM)
+    columns, _ = loaded(table, [1])
+    file = write(table, columns, [2], "new")
+    directory = table.directory / "metadata"
+    before, synced, seen = set(directory.iterdir()), set[Path](), list[str]()
+    sync = durable.sync_file
+
+    def sync_file(path: Path) -> None:
+        synced.add(path)
+        sync(path)
+
+    def look(name: str) -> None:
+        new = set(directory.iterdir()) - before
+        assert new <= synced, name
+        assert {directory, table.files_directory, table.directory, destination.settings.warehouse} <= synced
+        seen.append(f"{name}: {len(new)}")
+
+    monkeypatch.setattr(durable, "sync_file", sync_file)
+    monkeypatch.setattr("penstock.failpoints.reach", look)
+    table.commit_changes(Lsn(100), marker(100, 200), SCHEMA, added=[file], removed=[], columns=columns)
+    assert seen == ["iceberg.staged: 4", "iceberg.committed: 6"]  # with a checksum of each
+
+
+def test_an_error_of_iceberg_is_one_that_people_can_act_on(destination: IcebergDestination) -> None:
+    """Iceberg takes the name of the second column for what is inside of the first."""
+    columns = pa.schema([("a", pa.list_(pa.field("element", pa.int64()))), ("a.element", pa.int64())])
+    with pytest.raises(DestinationError, match="creating the table") as refused:
+        destination.table(STREAM).begin_load("load1", Lsn(1), SCHEMA, "upsert", columns)
+    assert refused.value.remedy

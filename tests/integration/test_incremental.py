@@ -304,6 +304,24 @@ def test_a_dead_letter_is_written_once_and_settled_when_its_row_fits(
     assert (_status(pipeline).dead_letters, _status(pipeline).dead_keys) == (2, 0)
 
 
+def test_a_dead_letter_that_was_settled_is_told_anew_with_the_same_words(
+    database: Database, make: MakePipeline
+) -> None:
+    database.execute("CREATE TABLE items (id int PRIMARY KEY, n int NOT NULL, d date)")
+    database.execute("INSERT INTO items VALUES (1, 1, '2026-01-01')")
+    pipeline = make([incremental()])
+    pipeline.sync()
+    for letters in (1, 2):
+        database.execute("UPDATE items SET d = 'infinity'")
+        for _ in range(2):
+            pipeline.sync()
+            assert (_status(pipeline).dead_letters, _status(pipeline).dead_keys) == (letters, 1)
+        database.execute("UPDATE items SET d = '2026-01-01'")
+        pipeline.sync()
+        pipeline.assert_same(STREAM)
+        assert (_status(pipeline).dead_letters, _status(pipeline).dead_keys) == (letters, 0)
+
+
 def _status(pipeline: PipelineUnderTest) -> Any:
     [stream] = Pipeline.from_yaml(pipeline.file).status().streams
     return stream

@@ -34,12 +34,12 @@ def test_a_paused_stream_stands_still_while_the_others_go_on_and_then_catches_up
     pipeline = make(STREAMS, log={"retention": "0s"})
     pipeline.sync()
     opened(pipeline).pause(["public.history"], "a migration")
-    before = pipeline.path("public.history")
+    before = pipeline.version("public.history")
     for value in ("one", "two"):
         tables.execute(f"UPDATE state SET v = '{value}'; UPDATE history SET v = '{value}'")
         pipeline.sync()
         pipeline.assert_same("public.state")
-        assert pipeline.path("public.history") == before
+        assert pipeline.version("public.history") == before
     assert state(pipeline)["global"]["streams"] == ["public.state"]
 
     status = stream_status(pipeline, "public.history")

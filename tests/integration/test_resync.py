@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 
 import pyarrow.compute as pc
 import pytest
@@ -16,6 +17,11 @@ from tests.pipelines import PipelineUnderTest
 from tests.traps import STREAMS, MakePipeline, PauseAt, assert_exact
 
 ROWS = 20
+
+
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.sync.ROUND_EVERY_S", 0.2)
 
 
 @contextmanager
@@ -64,28 +70,59 @@ def reading(pipeline: PipelineUnderTest) -> Iterator[list[str]]:
         thread.join()
 
 
+@pytest.mark.usefixtures("soon")
 @pytest.mark.parametrize("streams", [["public.state"], ["public.state", "public.history"]])
-def test_readers_see_the_old_table_until_the_new_one_is_complete_and_nothing_is_missed(
+def test_the_old_table_is_kept_up_until_the_new_one_is_complete_and_nothing_is_missed(
     tables: Database, make: MakePipeline, pause_at: PauseAt, streams: list[str]
 ) -> None:
     tables.execute("UPDATE state SET v = 'one value'; UPDATE history SET v = 'one value'")
     pipeline = make(STREAMS, load={"rows_per_chunk": 5})
     pipeline.sync()
-    before = {stream: pipeline.path(stream) for stream in streams}
     opened = Pipeline.from_yaml(pipeline.file)
     pause = pause_at("load.before_swap=pause")
     with writing(tables) as written, reading(pipeline) as wrong, ThreadPoolExecutor(1) as thread:
         with pause:
             running = thread.submit(opened.resync, streams, pipeline.notes)
             pause.wait(running)
-            assert {stream: pipeline.path(stream) for stream in streams} == before
-            enough = len(written) + 5
-            wait_until(lambda: len(written) > enough, "the writers to go on")
+            asked = len(written)
+            for stream in streams:
+                wait_until(partial(shows_later_than, pipeline, stream, asked), f"{stream} to go on")
+            assert not running.done(), "the loads should still be waiting to be shown"
         report = running.result(timeout=120)
     assert {each.stream: each.rows_loaded for each in report.streams} == {
         stream: ROWS if stream in streams else 0 for stream in ("public.state", "public.history")
     }
     assert wrong == []
+    pipeline.sync()
+    assert_exact(pipeline)
+
+
+def shows_later_than(pipeline: PipelineUnderTest, stream: str, number: int) -> bool:
+    values = Pipeline.from_yaml(pipeline.file).table(stream).to_arrow().column("v").to_pylist()
+    return max((int(value[1:]) for value in values if value[1:].isdigit()), default=0) > number
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "cdc.committed",
+        *(
+            pytest.param(each, marks=pytest.mark.slow)
+            for each in ("cdc.prepared", "cdc.processed", "cdc.moved", "load.swapped", "load.done")
+        ),
+    ],
+)
+def test_a_kill_while_the_old_table_is_kept_up_loses_nothing(
+    tables: Database, make: MakePipeline, place: str
+) -> None:
+    pipeline = make(STREAMS, load={"rows_per_chunk": 5})
+    pipeline.sync()
+    tables.execute("UPDATE state SET v = 'before'; UPDATE history SET v = 'before'")
+    # A round while the load stands still, or the load's end when a round has been.
+    waits = "load.preparing=pause," if place.startswith("cdc") else ""
+    ended = pipeline.sync_apart(f"{waits}{place}=kill", command=["resync", "public.state"])
+    assert ended.killed, str(ended)
+    tables.execute("UPDATE state SET v = 'after' WHERE id % 2 = 0; DELETE FROM history WHERE id = 3")
     pipeline.sync()
     assert_exact(pipeline)
 

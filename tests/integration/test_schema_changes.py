@@ -113,11 +113,11 @@ def test_streams_that_wait_for_a_person_hold_nobody_up_and_miss_nothing(
     for change in changes.values():
         database.execute(change)
     write(database, "after", *changes)
-    shown = {stream: pipeline.path(stream) for stream in changes}
+    shown = {stream: pipeline.version(stream) for stream in changes}
     for word in ("one", "two"):
         pipeline.sync()
         pipeline.assert_same("public.other")
-        assert {stream: pipeline.path(stream) for stream in changes} == shown
+        assert {stream: pipeline.version(stream) for stream in changes} == shown
         write(database, word, *changes)
     notes = opened(pipeline).status().notes
     for stream in changes:

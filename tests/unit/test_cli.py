@@ -10,8 +10,8 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -31,12 +31,15 @@ from penstock.cli.tables import size
 from penstock.config import Config
 from penstock.core.errors import ConfigError, PenstockError, SourceError
 from penstock.core.report import (
+    CompactedStream,
+    CompactReport,
     PipelineStatus,
     PlannedStream,
     ProgressListener,
     StreamReport,
     StreamStatus,
     SyncReport,
+    TableHealth,
 )
 from penstock.sources.postgres.finding import Finding
 
@@ -51,6 +54,8 @@ STATUS = PipelineStatus(
     [StreamStatus("public.[bold]odd", "cdc", "upsert", "following", rows=7)],
     ["Hm."],
 )
+WORN = TableHealth(120, 2_000_000, 0.95, 40, 0.12, 0, 300, 6 * 86400)
+COMPACTED = CompactedStream("public.[bold]odd", ("data files",), WORN, replace(WORN, data_files=1), 290, 3)
 
 
 @dataclass
@@ -80,6 +85,12 @@ class StandIn:
 
     def status(self) -> PipelineStatus:
         return STATUS
+
+    def compact(
+        self, streams: Sequence[str], listener: ProgressListener, *, dry_run: bool = False
+    ) -> CompactReport:
+        listener.note("public.orders: merging 120 data files.")
+        return CompactReport([replace(COMPACTED, after=None) if dry_run else COMPACTED], [], 1.0)
 
     def table(self, stream: str) -> Any:
         return SimpleNamespace(path=Path("/lake") / stream)
@@ -281,6 +292,28 @@ class TestOtherCommands:
         assert "public.[bold]odd" in out
         assert "Hm." in err
         assert json.loads(run("status", "--json")[1]) == STATUS.to_json()
+
+    def test_status_shows_the_health_of_tables_that_have_such_figures(
+        self, run: Run, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        assert "small files" not in run("status")[1]
+        shown = replace(STATUS, streams=[replace(STATUS.streams[0], health=WORN)])
+        monkeypatch.setattr(stand_in, "status", lambda: shown)
+        out = run("status")[1]
+        for figure in ("95%", "12%", "6.0 d"):
+            assert figure in out
+
+    def test_compact_shows_what_was_done_or_is_due(self, run: Run, stand_in: StandIn) -> None:
+        code, out, err = run("compact", "public.orders")
+        assert code == 0
+        assert "120 → 1" in out
+        assert "merging" in err
+        code, out, err = run("compact", "--dry-run")
+        assert "95%" in out
+        assert "data files" in out
+        assert "Nothing was changed." in err
+        [shown] = json.loads(run("compact", "--json")[1])["streams"]
+        assert shown["after"]["data_files"] == 1
 
     def test_table_path_prints_the_path_alone(self, run: Run, stand_in: StandIn) -> None:
         assert run("table", "path", "public.orders") == (0, "/lake/public.orders\n", "")

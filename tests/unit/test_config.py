@@ -209,6 +209,9 @@ class TestCursors:
             ("mode: incremental, cursor: n, lookback: -5", "should be a duration with a unit"),
             ("mode: incremental, cursor: n, lookback: 5 parsecs", "should be a duration with a unit"),
             ("mode: incremental, cursor: n, lookback: [1, 2, 3]", "should be one value, or a list"),
+            ("deletes: soft, write: append", "`soft` is for `write: upsert`"),
+            ("deletes: soft, mode: full_refresh", "`full_refresh` does not see deletes"),
+            ("deletes: soft, mode: incremental, cursor: n", "`incremental` does not see deletes"),
         ],
     )
     def test_what_makes_no_sense_is_refused(self, tmp_path: Path, written: str, said: str) -> None:
@@ -216,11 +219,6 @@ class TestCursors:
 
 
 class TestWhatIsNotThereYetIsNeverIgnored:
-    @pytest.mark.parametrize("key", ["deletes: soft"])
-    def test_a_stream_key_of_a_later_version_is_refused_by_name(self, tmp_path: Path, key: str) -> None:
-        error = refused(tmp_path, MINIMAL + f"  - {{table: public.x, {key}}}\n")
-        assert f"`{key.partition(':')[0]}` is not available yet" in error.detail
-
     def test_lanes_and_other_sources_are_refused_by_name(self, tmp_path: Path) -> None:
         text = MINIMAL.replace("type: postgres", "type: mysql")
         detail = refused(tmp_path, text + "lanes: {shapes: {port: 3000}}\n").detail
@@ -249,12 +247,17 @@ class TestDestination:
         text = MINIMAL.replace("parquet, path: ./lake", "iceberg, warehouse: ./lake, catalog: {type: rest}")
         assert "a catalog of type rest needs `uri`" in refused(tmp_path, text).detail
 
-    def test_a_format_version_that_upserts_would_fail_with_is_refused(self, tmp_path: Path) -> None:
-        text = MINIMAL.replace("parquet, path: ./lake", "iceberg, warehouse: ./lake, properties: {P}")
-        assert load(tmp_path, text.replace("{P}", '{format-version: "2"}')).destination.properties
-        for version in ('"3"', "3"):
-            wrong = refused(tmp_path, text.replace("{P}", f"{{format-version: {version}}}"))
-            assert "`format-version: 3` is not available" in wrong.detail
+    def test_a_format_version_that_is_not_written_is_refused(self, tmp_path: Path) -> None:
+        text = MINIMAL.replace("parquet, path: ./lake", "iceberg, warehouse: ./lake, {V}")
+        assert load(tmp_path, text.replace(", {V}", "")).destination.format_version is None
+        for version in (2, 3):
+            config = load(tmp_path, text.replace("{V}", f"format_version: {version}"))
+            assert config.destination.format_version == version
+        for wrong in ("1", "4"):
+            detail = refused(tmp_path, text.replace("{V}", f"format_version: {wrong}")).detail
+            assert "destination.format_version" in detail
+        as_property = refused(tmp_path, text.replace("{V}", "properties: {format-version: 3}"))
+        assert "set `format_version`" in as_property.detail
 
 
 class TestSubstitution:

@@ -73,6 +73,15 @@ def test_the_same_entry_changed_by_both_is_refused() -> None:
         rebased(two_phase.chunks_preparing(start, A, CHUNKS[1:]), theirs)
 
 
+def test_a_load_counts_its_chunks_while_rounds_move_the_table_it_will_replace() -> None:
+    start = settled(loading(settled(level(A, B)), A))
+    committed = two_phase.stream_committed(two_phase.prepare_round(start, Lsn(200), [A]), A, Lsn(200))
+    both = rebased(two_phase.chunks_preparing(start, A, CHUNKS[:1]), settled(committed))
+    assert both == two_phase.chunks_preparing(committed, A, CHUNKS[:1])
+    assert state_of(both, A).committed_to == Lsn(200)
+    assert next(chunk.preparing for chunk in state_of(both, A).chunks or ())
+
+
 @given(st.lists(st.booleans(), min_size=1, max_size=12))
 def test_in_whatever_order_the_hands_write_the_end_is_the_same(turns: list[bool]) -> None:
     """One hand goes through a load, the other through rounds; each may have read long before it writes."""

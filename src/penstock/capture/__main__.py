@@ -41,6 +41,9 @@ def main() -> None:
     requests: queue.SimpleQueue[str] = queue.SimpleQueue()
     threading.Thread(target=_read_requests, args=(requests,), name="capture-requests", daemon=True).start()
     _serve(requests, answers)
+    sys.stderr.flush()
+    # Everything is closed. Taking the interpreter apart would take the time of a small sync.
+    os._exit(0)
 
 
 def _serve(requests: queue.SimpleQueue[str], answers: TextIO) -> None:

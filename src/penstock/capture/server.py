@@ -32,6 +32,7 @@ from penstock.log import retention
 from penstock.log.writer import LogWriter, open_writer
 from penstock.sources.postgres import inbox, pgoutput
 from penstock.sources.postgres.connection import Connection, query_errors
+from penstock.sources.postgres.replica import Replica
 from penstock.sources.postgres.replication import ReplicationStream
 
 _CONFIRM_TIMEOUT_S = 30.0
@@ -43,7 +44,8 @@ class CaptureServer:
     def __init__(self, spec: CaptureSpec, tell: Events) -> None:
         self._spec = spec
         self._tell = tell
-        self._snapshots = SnapshotKeeper(spec.url)
+        replica = Replica(spec.url, spec.replica_url, spec.replica_wait_s) if spec.replica_url else None
+        self._snapshots = SnapshotKeeper(spec.url, replica)
         self._leadership: Leadership | None = None
         self._connection: Connection | None = None
         self._source: Source | None = None

@@ -26,6 +26,8 @@ class CaptureSpec:
     step_bytes_max: int = 256 << 20
     publication_mode: PublicationMode = "auto"
     lanes: dict[str, Lsn | None] = field(default_factory=dict)
+    replica_url: str | None = None  # where tables are read, if not at `url`
+    replica_wait_s: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -39,6 +41,8 @@ class CaptureSpec:
             "step_bytes_max": self.step_bytes_max,
             "publication_mode": self.publication_mode,
             "lanes": {lane: None if at is None else str(at) for lane, at in self.lanes.items()},
+            "replica_url": self.replica_url,
+            "replica_wait_s": self.replica_wait_s,
         }
 
     @classmethod
@@ -54,6 +58,8 @@ class CaptureSpec:
             step_bytes_max=fields["step_bytes_max"],
             publication_mode=fields["publication_mode"],
             lanes={lane: None if at is None else Lsn.parse(at) for lane, at in fields["lanes"].items()},
+            replica_url=fields["replica_url"],
+            replica_wait_s=fields["replica_wait_s"],
         )
 
 

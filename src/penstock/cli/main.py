@@ -11,7 +11,21 @@ import typer
 from typer.core import TyperGroup
 
 from penstock import __version__
-from penstock.cli import check, demo, discover, dlq, init, pause, resync, state, status, sync, table, teardown
+from penstock.cli import (
+    check,
+    compact,
+    demo,
+    discover,
+    dlq,
+    init,
+    pause,
+    resync,
+    state,
+    status,
+    sync,
+    table,
+    teardown,
+)
 from penstock.cli.failure import exit_codes, report_error, report_interrupted, report_unexpected
 from penstock.cli.log_output import configure_logs
 from penstock.cli.settings import Settings
@@ -84,6 +98,7 @@ app.command("check")(check.check)
 app.command("discover")(discover.discover)
 app.command("sync")(sync.sync)
 app.command("resync")(resync.resync)
+app.command("compact")(compact.compact)
 app.command("pause")(pause.pause)
 app.command("resume")(pause.resume)
 app.command("status")(status.status)

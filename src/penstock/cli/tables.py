@@ -42,5 +42,16 @@ def size(number: int | None) -> str:
     raise AssertionError("unreachable")
 
 
+def percent(part: float) -> str:
+    return f"{part:.0%}"
+
+
+def age(seconds: float) -> str:
+    for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
+        if seconds >= length:
+            return f"{seconds / length:.1f} {unit}"
+    return f"{seconds:.0f} s"
+
+
 def text(value: str | None) -> str:
     return value or _ABSENT

@@ -6,6 +6,7 @@ The docstring below a key is its line in docs/reference/configuration.md.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -22,7 +23,7 @@ from pydantic import (
     model_validator,
 )
 
-from penstock.config.document import Document, read_document
+from penstock.config.document import Document, Location, read_document
 from penstock.config.problems import Problem, config_error, problems_of
 from penstock.config.selection import choose, not_there, unmatched
 from penstock.config.substitution import substitute_all
@@ -33,15 +34,19 @@ from penstock.config.values import (
     CursorColumns,
     Duration,
     Identifier,
+    Interval,
     LocalPath,
     Lookbacks,
+    PartitionBy,
     PostgresUrl,
     SlotName,
+    SortBy,
     SparkValue,
     StreamPattern,
 )
 from penstock.core.errors import ConfigError
 from penstock.core.stream import StreamId
+from penstock.core.table_options import PartitionField, SortField, TableOptions, check_partitions
 from penstock.core.where import check_syntax
 
 _MIB = 1024 * 1024
@@ -60,6 +65,9 @@ class SourceConfig(_Section):
     """The kind of database."""
     url: PostgresUrl
     """`postgresql://user:${PGPASSWORD}@host:5432/database`, straight to the server and not to a pooler."""
+    replica_url: PostgresUrl | None = None
+    """Of a streaming standby of that server: [tables are read there](../guides/replica.md), changes still
+    come from `url`."""
     slot: SlotName = "penstock"
     """The replication slot, created at the first sync. One pipeline, one slot."""
     publication: Identifier = "penstock"
@@ -68,7 +76,7 @@ class SourceConfig(_Section):
     """`manual`: Penstock neither creates nor changes the publication, and says what is missing in it."""
 
 
-_ICEBERG_ONLY = ("catalog", "upserts", "properties", "jars_dir")
+_ICEBERG_ONLY = ("catalog", "upserts", "format_version", "properties", "jars_dir")
 
 
 class CatalogConfig(_Section):
@@ -91,6 +99,21 @@ class CatalogConfig(_Section):
         return self
 
 
+#: What Penstock keeps in a table's properties, and what Iceberg does not take for some.
+_OWN_PROPERTIES = re.compile(
+    r"penstock\..*|format-version|uuid|snapshot-count|current-(schema|snapshot-.*)"
+    r"|default-(partition-spec|sort-order)"
+)
+
+
+def _free(properties: dict[str, str]) -> dict[str, str]:
+    for key in properties:
+        if _OWN_PROPERTIES.fullmatch(key):
+            own = "set `format_version`" if key == "format-version" else "Penstock or Iceberg sets it itself"
+            raise ValueError(f"`{key}` is no property to choose: {own}")
+    return properties
+
+
 class DestinationConfig(_Section):
     """Where tables go."""
 
@@ -104,8 +127,11 @@ class DestinationConfig(_Section):
     upserts: Literal["merge_on_read", "copy_on_write"] = "merge_on_read"
     """Iceberg: changed rows are marked as deleted in their files, or the files are written again without
     them, for readers that cannot apply deletes."""
+    format_version: Literal[2, 3] | None = None
+    """Iceberg: `3` for [deletion vectors](../guides/iceberg.md#format-version-3); a table of version 2 is
+    upgraded at the next sync, for good. By default new tables have 2, and others keep theirs."""
     properties: dict[str, SparkValue] = {}
-    """Iceberg: table properties, by Iceberg's own names, set when a table is created."""
+    """Iceberg: table properties, by Iceberg's own names; those of a stream's own come over them."""
     jars_dir: LocalPath | None = None
     """Iceberg: a directory with the jars, for machines that cannot download them."""
 
@@ -124,12 +150,60 @@ class DestinationConfig(_Section):
         foreign = {other, *(_ICEBERG_ONLY if self.type == "parquet" else ())} & self.model_fields_set
         if foreign:
             raise ValueError(f"`{min(foreign)}` has no meaning for {self.type} tables")
-        version = str(self.properties.get("format-version", "2"))
-        if version != "2":
-            raise ValueError(
-                f"`format-version: {version}` is not available: rows are deleted as format version 2 does it"
-            )
         return self
+
+    @field_validator("properties")
+    @classmethod
+    def _properties_are_free(cls, properties: dict[str, str]) -> dict[str, str]:
+        return _free(properties)
+
+
+class TableConfig(_Section):
+    """What is chosen for [one Iceberg table](../guides/iceberg.md#partitions-order-properties-place). Columns
+    have the table's names. What is not named stays as it is in the table; what is changed holds from the next
+    sync on, for files that are written then."""
+
+    partition_by: list[PartitionBy] | None = None
+    """Columns, or `year(c)`, `month(c)`, `day(c)`, `hour(c)`, `bucket(16, c)`, `truncate(4, c)` of them; `[]`
+    for none."""
+    sort_by: list[SortBy] | None = None
+    """The order of rows in each file: `created_at desc`, `id`, `name asc nulls last`; `[]` for none."""
+    location: LocalPath | None = None
+    """A directory of its own, for catalogs that let it be chosen. It cannot be changed later."""
+    properties: dict[str, SparkValue] = {}
+    """Table properties by Iceberg's own names, over those of the destination."""
+    format_version: Literal[2, 3] | None = None
+    """Over that of the destination."""
+
+    @property
+    def options(self) -> TableOptions:
+        partitions, order = self.partition_by, self.sort_by
+        return TableOptions(
+            None if partitions is None else tuple(map(PartitionField.parse, partitions)),
+            None if order is None else tuple(map(SortField.parse, order)),
+            self.location,
+            dict(self.properties),
+            self.format_version,
+        )
+
+    @field_validator("partition_by")
+    @classmethod
+    def _partitions_are_distinct(cls, fields: list[str] | None) -> list[str] | None:
+        check_partitions(list(map(PartitionField.parse, fields or ())))
+        return fields
+
+    @field_validator("sort_by")
+    @classmethod
+    def _order_names_a_column_once(cls, fields: list[str] | None) -> list[str] | None:
+        columns = [SortField.parse(field).column for field in fields or ()]
+        if len(set(columns)) != len(columns):
+            raise ValueError("names a column twice")
+        return fields
+
+    @field_validator("properties")
+    @classmethod
+    def _properties_are_free(cls, properties: dict[str, str]) -> dict[str, str]:
+        return _free(properties)
 
 
 class StreamConfig(_Section):
@@ -151,6 +225,10 @@ class StreamConfig(_Section):
     default 10 minutes, or 1000."""
     write: Literal["upsert", "append"] = "upsert"
     """`upsert`: the last state of every row. `append`: every change as a row of its own."""
+    deletes: Literal["hard", "soft"] = "hard"
+    """For `write: upsert`. `hard`: a row that is deleted at the source is gone. `soft`: it stays, with its
+    last values and the time in [`_deleted_at`](../guides/deletes.md), which is null in all others. Another
+    choice means that the table is loaded again."""
     replica_identity: Literal["none", "full"] = "none"
     """`full`: have the source send whole old rows; Penstock sets `REPLICA IDENTITY FULL` on the table."""
     columns: Annotated[list[str], Field(min_length=1)] | None = None
@@ -171,6 +249,7 @@ class StreamConfig(_Section):
     rows. `evolve`: the table follows, and is loaded again where that is the only exact way. `pause`: the
     stream stands still before the change until `penstock resume`, while the others go on. `fail`: the sync
     ends with an error."""
+    iceberg: TableConfig = TableConfig()
 
     @property
     def id(self) -> StreamId:
@@ -237,6 +316,30 @@ class LoadConfig(_Section):
     snapshot_age_max: Duration | None = None
     """A snapshot that is older is let go, so that the source can vacuum; the load goes on under a new one
     where that is exact (`method: key`, or `write: upsert`). Other loads keep theirs to the end."""
+    replica_wait: Duration = timedelta(minutes=10)
+    """How long a load waits for the replica (`source.replica_url`) to come to where the source is."""
+
+
+class MaintenanceConfig(_Section):
+    """How [Iceberg tables are kept in order](../guides/iceberg.md#maintenance), by `penstock compact` and
+    after syncs."""
+
+    every: Interval = timedelta(hours=1)
+    """A sync that is done looks after each table that often, and does what is due; or `never`."""
+    target_file_bytes: ByteSize = Field(default=ByteSize(256 * _MIB), ge=_MIB)
+    """The size of file that small ones are merged into."""
+    small_file_ratio: Annotated[float, Field(ge=0, le=1)] = 0.3
+    """Files are merged when merging would spare this part of them, and five at least."""
+    delete_ratio: Annotated[float, Field(gt=0, le=1)] = 0.1
+    """Files are written again without their deleted rows when this part of the table's rows is deleted, by
+    five files of deletes at least, or a quarter of `target_file_bytes`."""
+    snapshot_age_max: Duration = timedelta(days=5)
+    """Older snapshots go, and with them the files that only they have; not before `readers.grace`."""
+    snapshots_min: PositiveInt = 10
+    """So many of the newest snapshots stay, however old they are."""
+    orphan_age: Annotated[Duration, Field(ge=timedelta(days=1))] = timedelta(days=3)
+    """Files in a table's directory that no snapshot has and that are older go. Work that lasts longer than
+    that between writing a file and committing it would lose it."""
 
 
 class Config(_Section):
@@ -252,6 +355,7 @@ class Config(_Section):
     spark: SparkConfig = SparkConfig()
     log: LogConfig = LogConfig()
     readers: ReadersConfig = ReadersConfig()
+    maintenance: MaintenanceConfig = MaintenanceConfig()
     # `load:` in the file; the name is taken by the function below.
     loading: LoadConfig = Field(default=LoadConfig(), alias="load")
     lanes: dict[str, Any] = {}
@@ -321,10 +425,44 @@ def _contradictions(config: Config) -> list[Problem]:
         for key in ("cursor", "lookback"):
             if stream.mode != "incremental" and getattr(stream, key) is not None:
                 problems.append((("streams", index, key), f"`{key}` is for `mode: incremental` alone."))
+        if stream.deletes == "soft" and stream.write == "append":
+            problems.append(
+                (("streams", index, "deletes"), "`soft` is for `write: upsert`: `append` keeps every delete.")
+            )
+        if stream.deletes == "soft" and stream.mode in ("full_refresh", "incremental"):
+            message = f"`soft` needs `mode: cdc` or `strict_cdc`: `{stream.mode}` does not see deletes."
+            problems.append((("streams", index, "deletes"), message))
         if stream.table in config.exclude:
             problems.append((("streams", index), f"{stream.table} is also in `exclude`."))
+        problems += _table_contradictions(config, index)
         seen.add(stream.table)
+    if config.destination.type == "parquet" and "maintenance" in config.model_fields_set:
+        problems.append((("maintenance",), "is for Iceberg tables: Parquet tables need none."))
     if config.state.is_relative_to(config.destination.directory):
         # Whoever reads all Parquet files below the destination would read the change log too.
         problems.append((("state",), "lies inside the destination's directory; give it one beside it."))
     return problems
+
+
+def _table_contradictions(config: Config, index: int) -> list[Problem]:
+    stream, destination = config.streams[index], config.destination
+    place: Location = ("streams", index, "iceberg")
+    if destination.type == "parquet" and "iceberg" in stream.model_fields_set:
+        return [(place, "has no meaning for parquet tables.")]
+    location = stream.iceberg.location
+    if location is None:
+        return []
+    place = (*place, "location")
+    if stream.id.is_pattern:
+        return [(place, "is for a stream that is named exactly: two tables cannot share a directory.")]
+    if destination.catalog.type == "hadoop":
+        return [(place, "cannot be chosen: a catalog of type hadoop is its directories.")]
+    others = [other.iceberg.location for other in config.streams[:index]]
+    taken = [other for other in (config.state, *others) if other is not None]
+    if destination.directory.is_relative_to(location) or any(_overlap(location, other) for other in taken):
+        return [(place, "is or holds the warehouse, or overlaps with the state or another table's location.")]
+    return []
+
+
+def _overlap(one: Path, other: Path) -> bool:
+    return one.is_relative_to(other) or other.is_relative_to(one)

@@ -1,7 +1,7 @@
 """What the pipeline file may say in a later version, and must not be taken for granted in this one.
 
-Somebody who writes `deletes: soft` and finds rows gone has been harmed; so each of these is
-refused by name instead of being unknown, or worse, ignored.
+Somebody who asks for a lane and finds that nobody serves it has been harmed; so each of these is refused by
+name instead of being unknown, or worse, ignored.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ REMEDY = "Remove it, or wait for the version that brings it; CHANGELOG.md says w
 
 LATER_SOURCES = ("mysql", "mongodb")
 LATER_DESTINATIONS: tuple[str, ...] = ()
-LATER_MODES: tuple[str, ...] = ()
-LATER_STREAM_KEYS = ("deletes",)
 
 
 def unavailable(values: dict[str, Any]) -> list[Problem]:
@@ -28,20 +26,4 @@ def unavailable(values: dict[str, Any]) -> list[Problem]:
     lanes = values.get("lanes")
     if isinstance(lanes, dict):
         problems += [(("lanes", str(name)), f"the lane `{name}` is not available yet.") for name in lanes]
-    streams = values.get("streams")
-    for index, stream in enumerate(streams if isinstance(streams, list) else ()):
-        if isinstance(stream, dict):
-            problems += _in_stream(index, stream)
-    return problems
-
-
-def _in_stream(index: int, stream: dict[str, Any]) -> list[Problem]:
-    problems: list[Problem] = []
-    if stream.get("mode") in LATER_MODES:
-        problems.append((("streams", index, "mode"), f"`{stream['mode']}` is not available yet."))
-    problems += [
-        (("streams", index, key), f"`{key}` is not available yet.")
-        for key in LATER_STREAM_KEYS
-        if key in stream
-    ]
     return problems

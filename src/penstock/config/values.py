@@ -12,6 +12,7 @@ from pydantic import BeforeValidator, ByteSize, PlainValidator, SecretStr, Valid
 
 from penstock.core.held_as import HeldAs
 from penstock.core.stream import StreamId
+from penstock.core.table_options import PartitionField, SortField
 
 _SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 _DURATION = re.compile(r"\A\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|w)\s*\Z")
@@ -31,6 +32,10 @@ def _duration(value: Any) -> timedelta:
             raise ValueError("is longer than Penstock can count") from None
     # A bare number would leave the unit to be guessed.
     raise ValueError("should be a duration with a unit, such as 30s, 15m, 12h or 7d")
+
+
+def _interval(value: Any) -> timedelta | None:
+    return None if value is None or value == "never" else _duration(value)
 
 
 def _path(value: Any, info: ValidationInfo) -> Path:
@@ -53,6 +58,14 @@ def _stream(value: Any) -> str:
 
 def _column_type(value: Any) -> str:
     return str(HeldAs.parse(value if isinstance(value, str) else ""))
+
+
+def _partition(value: Any) -> str:
+    return str(PartitionField.parse(value if isinstance(value, str) else ""))
+
+
+def _sort(value: Any) -> str:
+    return str(SortField.parse(value if isinstance(value, str) else ""))
 
 
 def _cursor(value: Any) -> tuple[str, ...]:
@@ -104,9 +117,12 @@ def _spark_value(value: Any) -> Any:
 
 
 Duration = Annotated[timedelta, BeforeValidator(_duration)]
+Interval = Annotated[timedelta | None, BeforeValidator(_interval)]  # None: never
 LocalPath = Annotated[Path, BeforeValidator(_path)]
 StreamPattern = Annotated[str, BeforeValidator(_stream)]
 ColumnType = Annotated[str, BeforeValidator(_column_type)]
+PartitionBy = Annotated[str, BeforeValidator(_partition)]
+SortBy = Annotated[str, BeforeValidator(_sort)]
 CursorColumns = Annotated[tuple[str, ...], BeforeValidator(_cursor)]
 Lookbacks = Annotated[tuple[timedelta | Decimal, ...], PlainValidator(_lookbacks)]
 SlotName = Annotated[str, BeforeValidator(_slot)]
@@ -120,10 +136,13 @@ __all__ = [
     "CursorColumns",
     "Duration",
     "Identifier",
+    "Interval",
     "LocalPath",
     "Lookbacks",
+    "PartitionBy",
     "PostgresUrl",
     "SlotName",
+    "SortBy",
     "SparkValue",
     "StreamPattern",
 ]

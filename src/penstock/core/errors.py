@@ -58,6 +58,12 @@ class SourceError(PenstockError):
     exit_code = 3
 
 
+class SnapshotLostError(SourceError):
+    """The snapshot that tables were read under is gone; reading goes on under another one."""
+
+    code = "snapshot_lost"
+
+
 class PositionGoneError(SourceError):
     """The source no longer has the position we must continue from (slot dropped, invalidated, moved)."""
 

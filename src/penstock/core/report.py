@@ -77,6 +77,42 @@ class PlannedStream:
 
 
 @dataclass(frozen=True, slots=True)
+class TableHealth:
+    """How an Iceberg table is for its readers, by its metadata alone."""
+
+    data_files: int
+    file_bytes: int  # of data and deletes
+    small_file_ratio: float  # files that compaction would spare, of all data files
+    delete_files: int
+    delete_ratio: float  # rows that are marked as deleted, of all in the data files
+    spare_manifests: int
+    snapshots: int
+    oldest_snapshot_age_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class CompactedStream:
+    """What was due to a table, and what was done; `after` is None if nothing was to be changed."""
+
+    stream: str
+    due: tuple[str, ...]
+    before: TableHealth
+    after: TableHealth | None = None
+    snapshots_expired: int = 0
+    orphans_removed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CompactReport:
+    streams: list[CompactedStream]
+    notes: list[str]
+    seconds: float
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
 class StreamStatus:
     """How far a stream is. `rows` and `files` are those of the table readers see; None: no table yet."""
 
@@ -92,6 +128,7 @@ class StreamStatus:
     dead_keys: int | None = None  # keys whose newest version is a dead letter; None: the table has no such
     dead_letters_path: str | None = None
     paused: PausedStatus | None = None
+    health: TableHealth | None = None  # of Iceberg tables that can be read
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

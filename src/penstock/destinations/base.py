@@ -19,6 +19,8 @@ from penstock.core.cursor import Cursors, cursors_from_json, cursors_to_json
 from penstock.core.position import Lsn
 from penstock.core.schema import TableSchema
 from penstock.core.stream import StreamId
+from penstock.core.table_options import NO_OPTIONS, TableOptions
+from penstock.destinations.layout import PLAIN, Layout
 
 FORMAT_VERSION = 1
 
@@ -26,6 +28,25 @@ WriteMode = Literal["upsert", "append"]
 RecordKind = Literal["load", "chunks", "swap", "publish", "changes"]
 KeyBound = int | float | str | None
 SETTLED = "settled-"
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A part of a file, in bytes."""
+
+    offset: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class HeldDeletes:
+    """Positions that are deleted from a data file, as the table has them: a file, or a vector inside one."""
+
+    location: str
+    rows: int
+    bytes: int
+    vector: Span | None = None
+    is_shared: bool = False  # the file names rows of other data files too
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +58,10 @@ class DataFile:
     bytes: int
     key_min: KeyBound = None
     key_max: KeyBound = None
-    deletes: tuple[str, ...] = ()  # files of positions in it that are deleted
+    deletes: tuple[HeldDeletes, ...] = ()
+    spec_id: int | None = None  # of the partitions it was written by; None: it is in no partition
+    partition: str | None = None  # its values there, as Iceberg's JSON
+    sort_order_id: int | None = None  # the order that its rows are in, from the first to the last
 
     def to_json(self) -> dict[str, Any]:
         fields: dict[str, Any] = {"name": self.name, "rows": self.rows, "bytes": self.bytes}
@@ -53,10 +77,15 @@ class DataFile:
 
 @dataclass(frozen=True, slots=True)
 class PositionDeletes:
-    """A file of positions of rows that are deleted from one data file."""
+    """Positions of rows that are deleted from one data file: a file of them, or a vector inside one.
+
+    A vector holds everything that is deleted, so it takes the place of what was there before.
+    """
 
     file: DataFile
     of: str  # the data file's name
+    vector: Span | None = None
+    replaces: tuple[HeldDeletes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +222,7 @@ class TableRecord:
     last_field_id: int = 0
     snapshot_id: int | None = None
     counts: tuple[int, int] | None = None  # rows and files, where `files` is not read with the record
+    layout: Layout = PLAIN  # by which new files are to be written
 
     def has_thread(self, thread_id: str) -> bool:
         """Whether this piece of work is in the table, or in the load that is to be it."""
@@ -278,6 +308,11 @@ class DestinationTable(Protocol):
         ...
 
     @property
+    def deletes_by_vector(self) -> bool:
+        """Whether those positions are to be vectors, one for each data file (`deletion_vectors`)."""
+        ...
+
+    @property
     def rewrites_rows(self) -> bool:
         """Whether, of tables that could delete by positions, readers want files without deletes."""
         ...
@@ -315,6 +350,10 @@ class DestinationTable(Protocol):
         """The table's files as of a record."""
         ...
 
+    def partition_columns(self, record: TableRecord) -> frozenset[int]:
+        """The ids of columns by which files of the table lie in partitions."""
+        ...
+
     def begin_load(
         self,
         load_id: str,
@@ -322,11 +361,17 @@ class DestinationTable(Protocol):
         schema: TableSchema,
         write: WriteMode,
         columns: pa.Schema | None = None,
+        options: TableOptions = NO_OPTIONS,
     ) -> TableRecord:
         """Open a load; another one that was pending is given up. Nothing if this one is open or done.
 
-        `columns`: what the data files will hold; a table whose columns have ids needs it.
+        `columns`: what the data files will hold; a table whose columns have ids needs it. `options`: how a
+        table of Iceberg is made, or changed.
         """
+        ...
+
+    def settle_options(self, epoch: Lsn, options: TableOptions) -> None:
+        """Give a table that is there these options; its rows stay as they are."""
         ...
 
     def commit_chunks(

@@ -1,10 +1,7 @@
-"""Iceberg tables, committed through the JVM's table API.
+"""Iceberg tables: the destination's operations as commits through the JVM's table API.
 
-Every operation: read the table's metadata → check epoch, generation, position against it → stage files,
-record and properties on top of it → compare-and-set against that very metadata (`iceberg_java`). Whoever
-committed in between makes it fail. If that was a foreign commit (compaction, another writer's rows), the
-checks pass again and the operation is repeated on top; if it was a newer leader, they do not. A commit whose
-outcome the catalog did not tell is looked for by its record and never repeated blindly.
+Each operation checks generation and position against the record that the table holds, and stages files,
+record and properties for one atomic commit (`iceberg_handle`).
 
 Each snapshot that makes a difference to the table's position carries the record of that commit, so rows and
 position become visible together, and a rollback takes both back (`iceberg_history`).
@@ -15,116 +12,82 @@ from __future__ import annotations
 import hashlib
 import secrets
 import shutil
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 
-from penstock import failpoints
 from penstock.core.cursor import Cursors
-from penstock.core.errors import CommitConflictError, DestinationError, StaleLookupError
+from penstock.core.errors import CommitConflictError, DestinationError
 from penstock.core.position import Lsn
 from penstock.core.schema import TableSchema
-from penstock.core.stream import StreamId, escape_file_name, unescape_file_name
+from penstock.core.stream import StreamId
+from penstock.core.table_options import NO_OPTIONS, TableOptions
+from penstock.destinations import iceberg_letters, moves
 from penstock.destinations import iceberg_record as text
-from penstock.destinations import moves
 from penstock.destinations.base import DataFile, Marker, PendingLoad, PositionDeletes, TableRecord, WriteMode
-from penstock.destinations.iceberg_files import IcebergFiles
-from penstock.destinations.iceberg_history import HistoryGapError, newest_commit
-from penstock.destinations.iceberg_java import (
-    Attempt,
-    ConflictingFilesError,
-    Java,
-    Metadata,
-    StaleMetadataError,
-    UnknownOutcomeError,
-    iceberg_errors,
+from penstock.destinations.iceberg_catalog import IcebergCatalog, IcebergSettings
+from penstock.destinations.iceberg_durable import local_path
+from penstock.destinations.iceberg_handle import TableHandle, last_id
+from penstock.destinations.iceberg_java import Attempt, Java, iceberg_errors
+from penstock.destinations.iceberg_options import stage_options
+from penstock.destinations.iceberg_schema import (
+    assign_ids,
+    ids_of,
+    same_columns,
+    same_columns_in,
+    schema_json,
+    with_field_ids,
 )
-from penstock.destinations.iceberg_schema import assign_ids, ids_of, same_columns, schema_json, with_field_ids
 from penstock.destinations.iceberg_staging import LOAD_BRANCH, MAIN, Staging, branch_of
+from penstock.destinations.turns import in_turn
 
-TRIES_MAX = 10
 ABANDONED_AFTER_S = 3600.0
 
 
-@dataclass(frozen=True, slots=True)
-class IcebergSettings:
-    """Where tables go. `catalog` as Iceberg's `CatalogUtil` takes it; it may hold credentials."""
-
-    catalog_name: str
-    catalog: Mapping[str, str] = field(repr=False)
-    warehouse: Path
-    sets_location: bool = True  # some catalogs decide where a table lies
-    properties: Mapping[str, str] = field(default_factory=dict)
-    copy_on_write: bool = False
-
-
 class IcebergDestination:
-    """The JVM is asked for when the first table is."""
-
     def __init__(self, settings: IcebergSettings, java: Callable[[], Java]) -> None:
         self.settings = settings
-        self._start_java = java
-        self._java: Java | None = None
-        self._catalog: Any = None
+        self.catalog = IcebergCatalog(settings, java)
         self._tables: dict[StreamId, IcebergTable] = {}
-
-    @property
-    def java(self) -> Java:
-        if self._java is None:
-            self._java = self._start_java()
-        return self._java
-
-    @property
-    def catalog(self) -> Any:
-        if self._catalog is None:
-            self.settings.warehouse.mkdir(parents=True, exist_ok=True)
-            java = self.java
-            with iceberg_errors("opening the catalog"):
-                self._catalog = java.iceberg("CatalogUtil").buildIcebergCatalog(
-                    self.settings.catalog_name, java.map_of(self.settings.catalog), java.hadoop_configuration
-                )
-        return self._catalog
 
     def table(self, stream: StreamId) -> IcebergTable:
         """The table of a stream; nothing is made before its first commit."""
         if stream not in self._tables:
-            self._tables[stream] = IcebergTable(self, stream)
+            self._tables[stream] = IcebergTable(self.catalog, stream)
         return self._tables[stream]
 
     def streams(self) -> list[StreamId]:
-        found = []
-        with iceberg_errors("listing the tables"):
-            for namespace in self.catalog.listNamespaces():
-                for identifier in self.catalog.listTables(namespace):
-                    name = StreamId(
-                        unescape_file_name(str(namespace.toString())),
-                        unescape_file_name(str(identifier.name())),
-                    )
-                    found.append(name)
+        found = self.catalog.streams()
         return sorted(stream for stream in found if self.table(stream).record() is not None)
 
 
 class IcebergTable:
-    def __init__(self, destination: IcebergDestination, stream: StreamId) -> None:
+    def __init__(self, catalog: IcebergCatalog, stream: StreamId) -> None:
         self.stream = stream
-        self._destination = destination
-        self._names = escape_file_name(stream.namespace), escape_file_name(stream.name)
-        self._table: Any = None
-        self._files: IcebergFiles | None = None
+        self.catalog = catalog
+        self.handle = TableHandle(catalog, stream)
+        self.turn = threading.Lock()
 
     # Where things are
 
     @property
     def location(self) -> str:
-        return str(self._opened().location())
+        return str(self.handle.table.location())
 
     @property
     def directory(self) -> Path:
-        return Path(self.location.removeprefix("file:"))
+        path = local_path(self.location)
+        if path is None:
+            raise DestinationError(
+                "The catalog put the table into a store, and Penstock writes to local directories.",
+                stream=str(self.stream),
+                remedy="Use a catalog whose warehouse is a directory that this machine has too.",
+            )
+        return path
 
     @property
     def files_directory(self) -> Path:
@@ -146,8 +109,7 @@ class IcebergTable:
 
     @property
     def _own_directory(self) -> Path:
-        # Not inside the table's: whoever removes orphan files there would take these for some.
-        return self._destination.settings.warehouse.joinpath("_penstock", *self._names)
+        return self.catalog.own_directory(self.stream)
 
     def dead_letter_paths(self) -> tuple[Path, ...]:
         record = self.record()
@@ -161,31 +123,44 @@ class IcebergTable:
         return True
 
     @property
+    def deletes_by_vector(self) -> bool:
+        return self.handle.known_metadata().deletes_by_vector
+
+    @property
     def rewrites_rows(self) -> bool:
-        return self._destination.settings.copy_on_write
+        return self.catalog.settings.copy_on_write
 
     @property
     def key_secret(self) -> bytes:
         # Made at random when the table was, and known to nobody who chooses keys.
-        return hashlib.sha256(str(self._opened().uuid()).encode()).digest()[:16]
+        return hashlib.sha256(str(self.handle.table.uuid()).encode()).digest()[:16]
 
     def path(self, file: DataFile) -> Path:
-        return Path(self._known_files().location(file.name).removeprefix("file:"))
+        return Path(self.handle.files.location(file.name).removeprefix("file:"))
 
     def file_location(self, name: str) -> str:
         """A data file's name as the table's metadata has it."""
-        return self._known_files().location(name)
+        return self.handle.files.location(name)
 
     def version_path(self) -> Path | None:
         record = self.record()
         return None if record is None or record.directory is None else self.directory
 
     def dead_letters_path(self) -> Path | None:
-        return self.dead_letters_directory if self.dead_letter_paths() else None
+        files = self._shown_letters(self.record())
+        return iceberg_letters.directory_of(files, self._letters_directory) if files else None
+
+    def _shown_letters(self, record: TableRecord | None) -> tuple[Path, ...]:
+        names = () if record is None else record.dead_letters.files
+        return tuple(self.dead_letters_directory / name for name in names)
+
+    @property
+    def _letters_directory(self) -> Path:
+        return self._own_directory / "letters"
 
     def metadata_location(self) -> str:
         """The table's newest metadata file: what readers without a catalog are given."""
-        metadata = self._metadata()
+        metadata = self.handle.metadata()
         if metadata is None:
             raise DestinationError(
                 "There is no table yet.", stream=str(self.stream), remedy="Run `penstock sync` first."
@@ -200,14 +175,20 @@ class IcebergTable:
     # What it holds
 
     def record(self) -> TableRecord | None:
-        metadata = self._metadata()
-        return None if metadata is None else self._record(metadata)
+        return self.handle.record()
 
     def files(self, record: TableRecord) -> tuple[DataFile, ...]:
         if record.snapshot_id is None:
             return ()
         with iceberg_errors("listing the table's files", self.stream):
-            return tuple(self._known_files().live(record.snapshot_id).values())
+            return tuple(self.handle.files.live(record.snapshot_id).values())
+
+    def partition_columns(self, record: TableRecord) -> frozenset[int]:
+        specs = {file.spec_id for file in self.files(record) if file.spec_id is not None}
+        with iceberg_errors("reading the table", self.stream):
+            held = self.handle.table.specs()
+            fields = [field for spec_id in specs for field in held.get(spec_id).fields()]
+            return frozenset(int(field.sourceId()) for field in fields)
 
     def is_thread_committed(self, thread_id: str) -> bool:
         record = self.record()
@@ -215,6 +196,7 @@ class IcebergTable:
 
     # Loads
 
+    @in_turn
     def begin_load(
         self,
         load_id: str,
@@ -222,9 +204,10 @@ class IcebergTable:
         schema: TableSchema,
         write: WriteMode,
         columns: pa.Schema | None = None,
+        options: TableOptions = NO_OPTIONS,
     ) -> TableRecord:
         assert columns is not None, "a table of Iceberg knows its columns by ids"
-        self._create_unless_there(columns)
+        self.catalog.create(self.stream, schema_json(columns, assign_ids(columns, {}, 0)), options)
 
         def prepare(attempt: Attempt, stage: Staging, base: TableRecord | None) -> TableRecord | None:
             if moves.knows_load(base, load_id):
@@ -235,9 +218,12 @@ class IcebergTable:
                     stream=str(self.stream),
                     remedy="Give the pipeline a warehouse or a catalog of its own, or drop that table.",
                 )
-            held = base.columns if base is not None and base.columns is not None else pa.schema([])
-            taken = last_id(attempt.base, base)
-            with_ids = with_field_ids(columns, assign_ids(columns, same_columns(columns, held), taken))
+            if base is not None and base.columns is not None:
+                held = same_columns(columns, base.columns)
+            else:
+                held = same_columns_in(columns, attempt.base.schema_json)
+            with_ids = with_field_ids(columns, assign_ids(columns, held, last_id(attempt.base, base)))
+            self._stage_options(attempt, options)
             stage.start_load_branch()
             head = attempt.staged.head(LOAD_BRANCH)
             load = PendingLoad(load_id, schema, write, columns=with_ids, head=head)
@@ -246,8 +232,32 @@ class IcebergTable:
             stage.set_properties(epoch, {text.LOAD: text.load_text(load)}, schema, with_ids)
             return record
 
-        return self._commit(epoch, prepare)
+        return self.handle.commit(epoch, prepare)
 
+    @in_turn
+    def settle_options(self, epoch: Lsn, options: TableOptions) -> None:
+        settings = self.catalog.settings
+        is_settled = options == NO_OPTIONS and not settings.properties and settings.format_version is None
+        if is_settled or self.record() is None:
+            return
+
+        def prepare(attempt: Attempt, stage: Staging, base: TableRecord | None) -> TableRecord | None:
+            branch = branch_of(attempt.base)
+            if base is None or attempt.base.head(branch) is None or not self._stage_options(attempt, options):
+                return None
+            record = moves.following(base, epoch)
+            stage.append(branch, (), record)
+            stage.show(branch, record, same_columns=True)
+            return record
+
+        self.handle.commit(epoch, prepare)
+
+    def _stage_options(self, attempt: Attempt, options: TableOptions) -> bool:
+        settings = self.catalog.settings
+        options = replace(options, format_version=options.format_version or settings.format_version)
+        return stage_options(self.catalog.java, attempt, options, settings.properties, self.stream)
+
+    @in_turn
     def commit_chunks(
         self,
         load_id: str,
@@ -267,8 +277,9 @@ class IcebergTable:
             stage.set_properties(epoch, {text.LOAD: text.load_text(load)})
             return replace(base, load=load)
 
-        return self._commit(epoch, prepare)
+        return self.handle.commit(epoch, prepare)
 
+    @in_turn
     def swap(
         self,
         load_id: str,
@@ -299,8 +310,9 @@ class IcebergTable:
             stage.show(branch, record, ends_load=True)
             return record
 
-        return self._commit(epoch, prepare)
+        return self.handle.commit(epoch, prepare)
 
+    @in_turn
     def publish(self, epoch: Lsn, position: Lsn) -> TableRecord:
         def prepare(attempt: Attempt, stage: Staging, base: TableRecord | None) -> TableRecord | None:
             record = moves.published(self.stream, base, epoch, position)
@@ -311,10 +323,11 @@ class IcebergTable:
             stage.show(branch, record)
             return record
 
-        return self._commit(epoch, prepare)
+        return self.handle.commit(epoch, prepare)
 
     # Changes
 
+    @in_turn
     def commit_changes(
         self,
         expected_to: Lsn | None,
@@ -340,6 +353,8 @@ class IcebergTable:
                 self._check_new_ids(attempt, base, columns)
             record = replace(record, columns=columns)
             branch = branch_of(attempt.base)
+            if any((each.vector is not None) != attempt.base.deletes_by_vector for each in deletes):
+                raise self.handle.stale_lookup()  # somebody upgraded the table meanwhile
             if deletes:
                 stage.row_delta(branch, added, deletes, record, read_from)
             elif removed:
@@ -351,30 +366,21 @@ class IcebergTable:
             stage.show(branch, record, same_columns=columns.equals(base.columns))
             return record
 
-        before = self._known_files().snapshot_id
-        record = self._commit(marker.epoch, prepare)
+        before = self.handle.files.snapshot_id
+        record = self.handle.commit(marker.epoch, prepare)
         if (
             before is not None
             and record.snapshot_id is not None
-            and before == self._parent(record.snapshot_id)
+            and before == self.handle.parent(record.snapshot_id)
         ):
-            self._known_files().advance(record.snapshot_id, added, removed, deletes)
+            self.handle.files.advance(record.snapshot_id, added, removed, deletes)
         return record
 
-    def _parent(self, snapshot_id: int) -> int | None:
-        """What a snapshot was made on top of: ours, unless somebody committed in between."""
-        with iceberg_errors("reading the table", self.stream):
-            snapshot = self._opened().operations().current().snapshot(snapshot_id)
-            parent = None if snapshot is None else snapshot.parentId()
-        return None if parent is None else int(parent)
-
     def drop_all(self) -> None:
-        if self._metadata() is None:
+        if self.handle.metadata() is None:
             return
         directory = self.directory
-        with iceberg_errors("dropping the table", self.stream):
-            self._destination.catalog.dropTable(self._identifier(), True)
-        self._table, self._files = None, None
+        self.handle.drop()
         for leftover in (directory, self._own_directory):
             shutil.rmtree(leftover, ignore_errors=True)
 
@@ -390,6 +396,7 @@ class IcebergTable:
         for directory in (self._own_directory / "staging").glob("*"):
             if directory.stat().st_mtime < old:
                 shutil.rmtree(directory, ignore_errors=True)
+        iceberg_letters.sweep(self._letters_directory, self._shown_letters(record), time.time() - grace_s)
         indexes = [path for path in self.index_directory.glob("*") if path.stat().st_mtime < old]
         if indexes:
             live = {self.index_path(file) for file in self.files(record)}
@@ -397,61 +404,12 @@ class IcebergTable:
                 if path not in live:
                     path.unlink(missing_ok=True)
 
-    # Committing
-
-    def _commit(
-        self, epoch: Lsn, prepare: Callable[[Attempt, Staging, TableRecord | None], TableRecord | None]
-    ) -> TableRecord:
-        """Stage with `prepare` and commit; on top of newer metadata again, as long as its checks pass."""
-        with iceberg_errors("committing", self.stream):
-            operations = self._opened().operations()
-            for turn in range(TRIES_MAX):
-                attempt = Attempt(self._destination.java, ".".join(self._names), operations)
-                base = self._record(attempt.base)
-                fence = attempt.base.property(text.EPOCH)
-                moves.check_epoch(self.stream, None if fence is None else Lsn.parse(fence), epoch)
-                try:
-                    stage = Staging(self._destination.java, attempt, self._known_files(), self.stream)
-                    staged = prepare(attempt, stage, base)
-                except ConflictingFilesError as error:
-                    raise self._stale_lookup() from error
-                if staged is None:
-                    assert base is not None
-                    return base
-                failpoints.reach("iceberg.staged")
-                try:
-                    with iceberg_errors("committing", self.stream):
-                        attempt.commit()
-                except StaleMetadataError:
-                    time.sleep(0.01 * 2**turn)  # others are committing: they get out of step with us
-                    continue
-                except UnknownOutcomeError as error:
-                    return self._look_for(staged, error)
-                failpoints.reach("iceberg.committed")
-                committed = self.record()
-                assert committed is not None
-                return committed
-        raise moves.conflict(self.stream, "other writers committed first, again and again")
-
-    def _look_for(self, staged: TableRecord, cause: UnknownOutcomeError) -> TableRecord:
-        """A commit without an answer: it was made if the table says what we staged."""
-        found = self.record()
-        if found is not None and (found.committed_at, found.marker, found.load) == (
-            staged.committed_at,
-            staged.marker,
-            staged.load,
-        ):
-            return found
-        raise DestinationError(
-            "The catalog did not say whether it took a commit, and the table does not show it.",
-            stream=str(self.stream),
-            remedy="Run the same command again when the catalog is well: it looks for the commit first.",
-        ) from cause
+    # Checks
 
     def _check_load_branch(self, attempt: Attempt, load: PendingLoad) -> None:
         """The branch must hold what the load committed: a new one would hold the table's rows instead."""
         head = attempt.base.head(LOAD_BRANCH)
-        if head == load.head or (load.head is not None and attempt.base.descends(head, load.head)):
+        if load.head is not None and attempt.base.descends(head, load.head):
             return
         raise CommitConflictError(
             f"The commit was refused: the branch {LOAD_BRANCH} does not hold the chunks of this load; "
@@ -464,106 +422,4 @@ class IcebergTable:
         held = set(ids_of(base.columns).values()) if base.columns is not None else set()
         fresh = set(ids_of(columns).values()) - held
         if fresh and min(fresh) <= last_id(attempt.base, base):
-            raise self._stale_lookup()  # somebody added columns: the files carry ids that are taken
-
-    # Reading
-
-    def _record(self, metadata: Metadata) -> TableRecord | None:
-        load = text.read_load(metadata.property)
-        head = metadata.head(branch_of(metadata))
-        try:
-            commit = newest_commit(head, metadata.find(text.SUMMARY), text.read_mirror(metadata.property))
-        except HistoryGapError as error:
-            raise DestinationError(
-                "Snapshots of the table expired, and whether it was rolled back before cannot be told.",
-                stream=str(self.stream),
-                remedy="Run `penstock resync` for this stream.",
-            ) from error
-        epoch = metadata.property(text.EPOCH)
-        if epoch is None or (commit is None and load is None):
-            return None
-        if commit is None:
-            assert load is not None
-            record = moves.first(Lsn.parse(epoch), load.write, load.schema, load)
-        else:
-            record = replace(text.read_record(metadata.property, commit), load=load)
-        return replace(
-            record,
-            epoch=Lsn.parse(epoch),
-            directory=metadata.location if metadata.head(MAIN) is not None else None,
-            last_field_id=last_id(metadata, record),
-            snapshot_id=head,
-            counts=_counts(metadata, head),
-        )
-
-    def _metadata(self) -> Metadata | None:
-        with iceberg_errors("reading the table", self.stream):
-            if self._table is None and not self._destination.catalog.tableExists(self._identifier()):
-                return None
-            operations = self._opened().operations()
-            return Metadata(self._destination.java, operations.refresh(), operations.io())
-
-    def _opened(self) -> Any:
-        if self._table is None:
-            with iceberg_errors("opening the table", self.stream):
-                self._table = self._destination.catalog.loadTable(self._identifier())
-        return self._table
-
-    def _known_files(self) -> IcebergFiles:
-        if self._files is None:
-            self._files = IcebergFiles(self._destination.java, self._opened())
-        return self._files
-
-    def _identifier(self) -> Any:
-        java = self._destination.java
-        namespace = java.iceberg("catalog.Namespace").of(java.strings(self._names[0]))
-        return java.iceberg("catalog.TableIdentifier").of(namespace, self._names[1])
-
-    def _create_unless_there(self, columns: pa.Schema) -> None:
-        java, settings = self._destination.java, self._destination.settings
-        catalog, identifier = self._destination.catalog, self._identifier()
-        with iceberg_errors("creating the table", self.stream):
-            if catalog.tableExists(identifier):
-                return
-            if not catalog.namespaceExists(identifier.namespace()):
-                catalog.createNamespace(identifier.namespace())
-            schema = java.iceberg("SchemaParser").fromJson(schema_json(columns, assign_ids(columns, {}, 0)))
-            builder = catalog.buildTable(identifier, schema)
-            builder.withProperties(java.map_of({**_TABLE_PROPERTIES, **settings.properties}))
-            if settings.sets_location:
-                builder.withLocation(str(settings.warehouse.joinpath(*self._names)))
-            builder.create()
-
-    def _stale_lookup(self) -> StaleLookupError:
-        return StaleLookupError(
-            "The commit was refused: another writer changed the table's files meanwhile.",
-            stream=str(self.stream),
-            remedy="Run `penstock sync` again: it looks the rows up again.",
-        )
-
-
-_TABLE_PROPERTIES = {
-    "format-version": "2",
-    "write.parquet.compression-codec": "zstd",
-    "write.metadata.delete-after-commit.enabled": "true",
-    "write.metadata.previous-versions-max": "100",
-}
-
-
-def last_id(metadata: Metadata, record: TableRecord | None) -> int:
-    """The highest id that is taken. Iceberg does not know those of columns that nobody is shown yet: of a
-    pending load, or of a table that waits to be shown. Nor may a load's come back when it is given up."""
-    schemas = [] if record is None else [record.columns, record.load.columns if record.load else None]
-    taken = [number for schema in schemas if schema is not None for number in ids_of(schema).values()]
-    return max([metadata.last_column_id, *taken])
-
-
-def _counts(metadata: Metadata, head: int | None) -> tuple[int, int]:
-    if head is None:
-        return 0, 0
-    summary = metadata.java.snapshot(head).summary()
-    rows, files, deleted = (
-        int(summary.get(name) or 0)
-        for name in ("total-records", "total-data-files", "total-position-deletes")
-    )
-    return rows - deleted, files
+            raise self.handle.stale_lookup()  # somebody added columns: the files carry ids that are taken

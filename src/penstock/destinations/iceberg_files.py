@@ -1,18 +1,23 @@
 """The files of an Iceberg table: which are live in a snapshot, and how they are told to Iceberg.
 
-Listing a snapshot's files takes about a millisecond each, so what our own commits change is kept up here,
-and the manifests are read again only when somebody else committed.
+Listing a snapshot's files takes about a millisecond each, told by Java in one piece since every call costs a
+part of that. What our own commits change is kept up here, and the manifests are read again only when somebody
+else committed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from penstock.core.errors import DestinationError
-from penstock.destinations.base import DataFile, PositionDeletes
+from penstock.destinations.base import DataFile, HeldDeletes, PositionDeletes, Span
 from penstock.destinations.iceberg_java import Java
+
+_FILE_PATH_ID = 2147483546  # of a file of position deletes, as the Iceberg specification numbers it
 
 
 class IcebergFiles:
@@ -23,8 +28,12 @@ class IcebergFiles:
         self._table = table
         self._data = f"{table.location()}/data/"
         self._live: dict[str, DataFile] = {}
-        self._partitioned: dict[str, Any] = {}  # those that somebody put into partitions, as Iceberg has them
         self.snapshot_id: int | None = None
+
+    @property
+    def directory(self) -> Path:
+        """Where ours lie."""
+        return Path(self._data.removeprefix("file:"))
 
     def location(self, name: str) -> str:
         return name if "/" in name else self._data + name
@@ -36,7 +45,7 @@ class IcebergFiles:
     def live(self, snapshot_id: int) -> dict[str, DataFile]:
         """The data files of a snapshot by name, each with the position deletes that concern it."""
         if snapshot_id != self.snapshot_id:
-            self.snapshot_id, self._partitioned = None, {}
+            self.snapshot_id = None
             found = (self._described(task) for task in self._tasks(snapshot_id))
             self._live = {file.name: file for file in found}
             self.snapshot_id = snapshot_id
@@ -54,8 +63,9 @@ class IcebergFiles:
         live = {name: file for name, file in self._live.items() if name not in gone}
         live |= {file.name: file for file in added if file.rows}
         for each in deletes:
-            held = live[each.of]
-            live[each.of] = replace(held, deletes=(*held.deletes, self.location(each.file.name)))
+            file, held = each.file, live[each.of]
+            new = HeldDeletes(self.location(file.name), file.rows, file.bytes, each.vector)
+            live[each.of] = replace(held, deletes=(new,) if each.vector else (*held.deletes, new))
         self._live, self.snapshot_id = live, snapshot_id
 
     def java_files(self, snapshot_id: int) -> Iterator[Any]:
@@ -63,35 +73,80 @@ class IcebergFiles:
             yield task.file()
 
     def data_file(self, file: DataFile) -> Any:
-        """A file in no partition, whatever somebody made of the table's partitions; a held one in its own."""
-        if file.name in self._partitioned:
-            return self._partitioned[file.name]
-        location = self.location(file.name)
-        builder = self._java.iceberg("DataFiles").builder(self._unpartitioned())
+        """In the partition that the file was written for, whatever the table's partitions are by now."""
+        location, spec = self.location(file.name), self._spec(file)
+        builder = self._java.iceberg("DataFiles").builder(spec)
+        if file.partition is not None:
+            builder.withPartition(self._values(spec, file.partition))
+        if file.sort_order_id is not None:
+            builder.withSortOrderId(file.sort_order_id)
         return self._finished(
             builder, location, file.bytes, self._java.iceberg("MetricsConfig").forTable(self._table)
         )
 
     def delete_file(self, deletes: PositionDeletes) -> Any:
-        location = self.location(deletes.file.name)
-        held = self._partitioned.get(deletes.of)
-        spec = self._unpartitioned() if held is None else self._table.specs().get(held.specId())
-        builder = self._java.iceberg("FileMetadata").deleteFileBuilder(spec).ofPositionDeletes()
-        if held is not None:
-            builder.withPartition(held.partition())
-        builder.withReferencedDataFile(self.location(deletes.of))
-        config = self._java.iceberg("MetricsConfig").forPositionDelete()
-        return self._finished(builder, location, deletes.file.bytes, config)
+        file, location = deletes.file, self.location(deletes.file.name)
+        if deletes.vector is not None:
+            return self._known(deletes.of, HeldDeletes(location, file.rows, file.bytes, deletes.vector))
+        builder = self._delete_builder(deletes.of).withPath(location).withFileSizeInBytes(file.bytes)
+        return builder.withFormat("PARQUET").withMetrics(self._metrics_of(deletes)).build()
 
-    def _unpartitioned(self) -> Any:
+    def _metrics_of(self, deletes: PositionDeletes) -> Any:
+        """What readers look at to tell which data file deletes are of, without reading their file."""
+        bounds = self._java.named("java.util.HashMap")()
+        location = self.location(deletes.of).encode()
+        bounds.put(_FILE_PATH_ID, self._java.named("java.nio.ByteBuffer").wrap(location))
+        return self._java.iceberg("Metrics")(deletes.file.rows, None, None, None, None, bounds, bounds)
+
+    def replaced(self, deletes: PositionDeletes) -> Iterator[Any]:
+        """What a vector takes the place of; a file that other data files need too has to stay."""
+        for held in deletes.replaces:
+            if not held.is_shared:
+                yield self._known(deletes.of, held)
+
+    def needless_deletes(self, removed: Sequence[str]) -> Any:
+        """Files of deletes that concern none of the live files but these."""
+        gone = set(removed)
+        kept = {held for file in self._live.values() if file.name not in gone for held in file.deletes}
+        found = self._java.iceberg("util.DeleteFileSet").create()
+        for name in gone:
+            for held in self._live[name].deletes:
+                if held not in kept:
+                    found.add(self._known(name, held))
+        return found
+
+    def _known(self, of: str, deletes: HeldDeletes) -> Any:
+        """Deletes whose file need not be read to be told to Iceberg."""
+        builder = self._delete_builder(of).withPath(deletes.location).withFileSizeInBytes(deletes.bytes)
+        builder.withFormat("PARQUET" if deletes.vector is None else "PUFFIN").withRecordCount(deletes.rows)
+        if deletes.vector is not None:
+            builder.withContentOffset(deletes.vector.offset).withContentSizeInBytes(deletes.vector.size)
+        return builder.build()
+
+    def _delete_builder(self, of: str) -> Any:
+        """In the partition of the file that the deletes concern."""
+        held = self._live.get(of)
+        spec = self._spec(held)
+        builder = self._java.iceberg("FileMetadata").deleteFileBuilder(spec).ofPositionDeletes()
+        if held is not None and held.partition is not None:
+            builder.withPartition(self._values(spec, held.partition))
+        return builder.withReferencedDataFile(self.location(of))
+
+    def _spec(self, file: DataFile | None) -> Any:
+        if file is not None and file.spec_id is not None:
+            return self._table.specs().get(file.spec_id)
         for spec in self._table.specs().values():
             if spec.isUnpartitioned():
                 return spec
         raise DestinationError(
-            "The table has no partition spec without partitions, and Penstock writes files without.",
-            remedy="Drop the table's partition fields with the engine that added them, or drop the table and "
-            "run `penstock resync` for this stream.",
+            "The table has no partition spec without partitions, and Penstock cannot write by those it has.",
+            remedy="Set `partition_by` under `iceberg` of this stream, or drop the table's partition fields "
+            "with the engine that added them.",
         )
+
+    def _values(self, spec: Any, partition: str) -> Any:
+        # Made by Iceberg as a whole: a number that goes through Python comes back as another type of number.
+        return self._java.iceberg("SingleValueParser").fromJson(spec.partitionType(), partition)
 
     def _finished(self, builder: Any, location: str, size: int, config: Any) -> Any:
         file = self._table.io().newInputFile(location)
@@ -110,28 +165,35 @@ class IcebergFiles:
             tasks.close()
 
     def _described(self, task: Any) -> DataFile:
-        file = task.file()
-        deletes = tuple(_position_deletes(each) for each in task.deletes())
-        name = self.name(str(file.location()))
-        if not task.spec().isUnpartitioned():
-            self._partitioned[name] = file.copyWithoutStats()
-        return DataFile(
-            name,
-            int(file.recordCount()),
-            int(file.fileSizeInBytes()),
-            deletes=deletes,
-        )
+        told = json.loads(str(self._java.iceberg("ScanTaskParser").toJson(task)))
+        file = told["data-file"]
+        name = self.name(file["file-path"])
+        deletes = tuple(map(_held_deletes, told.get("delete-files", ())))
+        held = DataFile(name, file["record-count"], file["file-size-in-bytes"], deletes=deletes)
+        fields = [str(field["field-id"]) for field in told["spec"]["fields"]]
+        if not fields:
+            return held
+        values = dict(zip(fields, file["partition"], strict=True))
+        return replace(held, spec_id=file["spec-id"], partition=json.dumps(values))
 
 
-def _position_deletes(file: Any) -> str:
-    if str(file.content().toString()) != "POSITION_DELETES":
+def _held_deletes(file: Mapping[str, Any]) -> HeldDeletes:
+    kind, form = file["content"], file["file-format"]
+    if kind != "position-deletes" or form not in ("parquet", "puffin"):
+        what = "equality deletes" if kind != "position-deletes" else f"positions in {form.upper()} files"
         raise DestinationError(
-            "The table has deletes in a form that Penstock does not write (equality deletes).",
+            f"The table has deletes in a form that Penstock does not write ({what}).",
             remedy="Compact the table with the engine that wrote them, so that they are applied.",
         )
-    if str(file.format().toString()) != "PARQUET":
-        raise DestinationError(
-            "The table has deletes in a form that Penstock does not write (deletion vectors).",
-            remedy="Compact the table with the engine that wrote them, and keep its format version at 2.",
-        )
-    return str(file.location())
+    vector = Span(file["content-offset"], file["content-size-in-bytes"]) if form == "puffin" else None
+    is_shared = "referenced-data-file" not in file and not _names_one_file(file)
+    return HeldDeletes(file["file-path"], file["record-count"], file["file-size-in-bytes"], vector, is_shared)
+
+
+def _names_one_file(deletes: Mapping[str, Any]) -> bool:
+    """Whether the bounds of `file_path` say that all positions are of the same data file."""
+    lower, upper = (
+        dict(zip(bounds.get("keys", ()), bounds.get("values", ()), strict=True)).get(_FILE_PATH_ID)
+        for bounds in (deletes.get("lower-bounds", {}), deletes.get("upper-bounds", {}))
+    )
+    return lower is not None and lower == upper

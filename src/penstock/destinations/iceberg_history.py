@@ -7,9 +7,11 @@ nearest such ancestor of the branch's head says, whoever committed after it:
            └──── S4 (foreign)                                 rolled back to S1, head S4: it holds S1's
 
 So a commit that was rolled back counts as not made, and compaction changes nothing. Snapshots may have
-expired between the head and our commit. Their parents are then told by `mirror`, a table property with
-our latest commits by snapshot id, or by older metadata files, where they still stand. If neither knows,
-nobody can tell whether the table was rolled back, and `HistoryGapError` says so instead of guessing.
+expired between the head and our commit. Then the answer is in `known`, what table properties say of single
+snapshots (our latest commits, and what our own expiry left without ancestors), or in older metadata files,
+where the expired ones still stand. What a snapshot holds never changes, so `known` is right whenever it has
+an answer. If none has, nobody can tell whether the table was rolled back, and `HistoryGapError` says so
+instead of guessing.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ class HistoryGapError(Exception):
 
 
 def newest_commit(
-    head: int | None, find: Callable[[int], Ancestor | None], mirror: Mapping[int, str]
+    head: int | None, find: Callable[[int], Ancestor | None], known: Mapping[int, str | None]
 ) -> str | None:
     """The record of the newest commit of ours that the head contains; None if it contains none.
 
@@ -38,10 +40,10 @@ def newest_commit(
     """
     at = head
     while at is not None:
+        if at in known:
+            return known[at]
         snapshot = find(at)
         if snapshot is None:
-            if at in mirror:
-                return mirror[at]
             raise HistoryGapError
         if snapshot.commit is not None:
             return snapshot.commit

@@ -38,8 +38,11 @@ class Java:
 
     def iceberg(self, name: str) -> Any:
         """A class of Iceberg, named from `org.apache.iceberg` on."""
+        return self.named(f"org.apache.iceberg.{name}")
+
+    def named(self, name: str) -> Any:
         if name not in self._classes:
-            found = self.jvm.org.apache.iceberg
+            found = self.jvm
             for part in name.split("."):
                 found = getattr(found, part)
             self._classes[name] = found
@@ -58,16 +61,33 @@ class Java:
         return array
 
 
+def items(java_list: Any) -> Iterator[Any]:
+    """What a list of Java's holds. Python's own loop over one ends by a Java exception, which takes 10 ms."""
+    for index in range(java_list.size()):
+        yield java_list.get(index)
+
+
 class StaleMetadataError(Exception):
     """Somebody committed since we looked; nothing of ours was written."""
 
 
 class ConflictingFilesError(Exception):
-    """Somebody changed the files we looked at; nothing of ours was written."""
+    """What is staged does not fit to what the table holds; nothing of ours was written."""
 
 
 class UnknownOutcomeError(Exception):
     """The catalog did not answer: the commit may or may not have been made."""
+
+
+Outcomes = Mapping[str, type[Exception]]
+STAGING: Outcomes = {"ValidationException": ConflictingFilesError}
+COMMITTING: Outcomes = {
+    "CommitFailedException": StaleMetadataError,
+    "ValidationException": ConflictingFilesError,
+    "BadRequestException": ConflictingFilesError,  # a REST catalog's word for the same
+    "CommitStateUnknownException": UnknownOutcomeError,
+    "RESTException": UnknownOutcomeError,  # no answer came, or none that could be read
+}
 
 
 @contextmanager
@@ -76,16 +96,25 @@ def iceberg_errors(doing: str, stream: StreamId | None = None) -> Iterator[None]
     try:
         yield
     except Py4JJavaError as error:
-        name = str(error.java_exception.getClass().getName()).removeprefix(_EXCEPTIONS)
-        if name == "CommitFailedException":
-            raise StaleMetadataError from error
-        if name == "ValidationException":
-            raise ConflictingFilesError from error
-        if name == "CommitStateUnknownException":
-            raise UnknownOutcomeError from error
-        raise _failed(doing, stream, name) from error
+        raise _failed(doing, stream, _name(error)) from error
     except Py4JError as error:
         raise _failed(doing, stream, type(error).__name__) from error
+
+
+@contextmanager
+def commit_outcomes(stream: StreamId, acted_upon: Outcomes = COMMITTING) -> Iterator[None]:
+    """The same around a step of a commit; those that the caller acts upon are the exceptions above."""
+    with iceberg_errors("committing", stream):
+        try:
+            yield
+        except Py4JJavaError as error:
+            if _name(error) in acted_upon:
+                raise acted_upon[_name(error)] from error
+            raise
+
+
+def _name(error: Py4JJavaError) -> str:
+    return str(error.java_exception.getClass().getName()).removeprefix(_EXCEPTIONS)
 
 
 def _failed(doing: str, stream: StreamId | None, name: str) -> DestinationError:
@@ -132,6 +161,11 @@ class Attempt:
         after = self._java.iceberg("TableMetadata").buildFrom(before).setCurrentSchema(schema, last).build()
         self._staged.commit(before, after)
 
+    def is_outdated(self) -> bool:
+        """Whether the table has other metadata now than the attempt was made on top of."""
+        now = self._operations.refresh().metadataFileLocation()
+        return str(now) != str(self.base.java.metadataFileLocation())
+
     def commit(self) -> None:
         self._operations.commit(self.base.java, self._staged.current())
 
@@ -150,8 +184,21 @@ class Metadata:
         return str(self.java.location())
 
     @property
+    def schema_json(self) -> str:
+        return str(self._java.iceberg("SchemaParser").toJson(self.java.schema()))
+
+    @property
     def last_column_id(self) -> int:
         return int(self.java.lastColumnId())
+
+    @property
+    def format_version(self) -> int:
+        return int(self.java.formatVersion())
+
+    @property
+    def deletes_by_vector(self) -> bool:
+        """Whether the format wants vectors for new deletes of positions, or cannot have them."""
+        return self.format_version >= 3
 
     def property(self, key: str) -> str | None:
         value = self.java.properties().get(key)
@@ -169,6 +216,14 @@ class Metadata:
             snapshot_id = None if parent is None else int(parent)
         return snapshot_id is not None
 
+    def written_for(self, snapshot_id: int) -> Iterator[str]:
+        """The files of metadata that came with a snapshot: its list of manifests, and new ones in it."""
+        snapshot = self.java.snapshot(snapshot_id)
+        yield str(snapshot.manifestListLocation())
+        for manifest in items(snapshot.allManifests(self._io)):
+            if manifest.snapshotId() == snapshot_id:
+                yield str(manifest.path())
+
     def find(self, summary_key: str) -> Callable[[int], Ancestor | None]:
         """Looks up a snapshot here, then in the older metadata files that are still listed."""
 
@@ -185,12 +240,12 @@ class Metadata:
     def _read_older(self, summary_key: str) -> dict[int, Ancestor]:
         found: dict[int, Ancestor] = {}
         parser = self._java.iceberg("TableMetadataParser")
-        for entry in self.java.previousFiles():
+        for entry in items(self.java.previousFiles()):
             try:
                 older = parser.read(self._io, entry.file())
             except Py4JJavaError:
                 continue  # removed since; what is left may be enough
-            for snapshot in older.snapshots():
+            for snapshot in items(older.snapshots()):
                 found[int(snapshot.snapshotId())] = _ancestor(snapshot, summary_key)
         return found
 

@@ -3,7 +3,8 @@
 A commit's record stands in the summary of its snapshot. What would make every summary long stands in table
 properties: the source's schema and the columns under `penstock.schema.<key>`, named by key in the record; the
 pending load under `penstock.load`; the latest records by snapshot id under `penstock.commits`, for when
-their snapshots have expired; the newest epoch that wrote anything under `penstock.epoch`.
+their snapshots have expired; under `penstock.cut_off` what kept snapshots hold whose ancestors we let expire
+(`iceberg_expiry`); the newest epoch that wrote anything under `penstock.epoch`.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from penstock.destinations.iceberg_schema import FIELD_ID
 SUMMARY = "penstock"
 LOAD = "penstock.load"
 COMMITS = "penstock.commits"
+CUT_OFF = "penstock.cut_off"
 EPOCH = "penstock.epoch"
 SCHEMA = "penstock.schema."
 
@@ -98,6 +100,18 @@ def read_load(properties: Properties) -> PendingLoad | None:
 def read_mirror(properties: Properties) -> dict[int, str]:
     """Our latest commits by snapshot id, the oldest first."""
     return {int(snapshot): text for snapshot, text in json.loads(properties(COMMITS) or "{}").items()}
+
+
+def read_known(properties: Properties) -> dict[int, str | None]:
+    """All that is written down of which snapshot holds which commit of ours; None: it holds none."""
+    cut_off = {int(snapshot): text for snapshot, text in json.loads(properties(CUT_OFF) or "{}").items()}
+    return {**cut_off, **read_mirror(properties)}
+
+
+def cut_off_text(answers: Mapping[int, str | None]) -> str:
+    """The newest ones: tags of others may keep any number of snapshots."""
+    latest = list(answers.items())[-COMMITS_MIRRORED:]
+    return json.dumps({str(snapshot): text for snapshot, text in latest}, separators=(",", ":"))
 
 
 def mirror_text(mirror: Mapping[int, str], snapshot_id: int, record: str) -> str:

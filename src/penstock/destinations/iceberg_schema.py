@@ -20,7 +20,9 @@ from penstock.core.iceberg_names import iceberg_name
 
 FIELD_ID = b"PARQUET:field_id"
 
-#: By column name; inside a column by path: `<column>.element` in a list, `<column>.<field>` in a struct.
+#: Between the parts of a path; no name of a column has this character, while it may have a dot.
+INSIDE = "\0"
+#: By column name; inside a column by path: column and `element` in a list, column and field in a struct.
 FieldIds = Mapping[str, int]
 
 
@@ -65,12 +67,37 @@ def same_columns(schema: pa.Schema, held: pa.Schema) -> dict[str, int]:
         field for field in schema if field.name in held.names and held.field(field.name).type == field.type
     ]
     names = {field.name for field in alike}
-    return {path: number for path, number in ids_of(held).items() if path.partition(".")[0] in names}
+    return {path: number for path, number in ids_of(held).items() if path.partition(INSIDE)[0] in names}
+
+
+def same_columns_in(schema: pa.Schema, table: str) -> dict[str, int]:
+    """The same of a table's schema as Iceberg writes it."""
+    held = {field["name"]: field for field in json.loads(table)["fields"]}
+    found: dict[str, int] = {}
+    for field in schema:
+        if field.name in held:
+            ids = _ids_in_json(held[field.name], field.name)
+            alike = ids.keys() == set(_id_names(field))
+            if alike and _type_json(field.type, ids, field.name) == held[field.name]["type"]:
+                found |= ids
+    return found
 
 
 def names_by_id(schema: pa.Schema) -> dict[int, str]:
     """The columns of a data file by their field ids."""
     return {int(field.metadata[FIELD_ID]): field.name for field in schema if _has_id(field)}
+
+
+def _ids_in_json(field: Mapping[str, Any], path: str) -> dict[str, int]:
+    ids, kind = {path: int(field["id"])}, field["type"]
+    inner = []
+    if isinstance(kind, dict) and kind["type"] == "list":
+        inner = [{"id": kind["element-id"], "name": "element", "type": kind["element"]}]
+    elif isinstance(kind, dict) and kind["type"] == "struct":
+        inner = kind["fields"]
+    for each in inner:
+        ids |= _ids_in_json(each, f"{path}{INSIDE}{each['name']}")
+    return ids
 
 
 def _has_id(field: pa.Field) -> bool:
@@ -85,9 +112,10 @@ def _id_names(field: pa.Field, path: str = "") -> list[str]:
 def _inner(kind: pa.DataType, path: str) -> list[tuple[pa.Field, str]]:
     """The fields inside a type, each with its path."""
     if pa.types.is_list(kind):
-        return [(kind.value_field, f"{path}.element")]
+        return [(kind.value_field, f"{path}{INSIDE}element")]
     if pa.types.is_struct(kind):
-        return [(kind.field(index), f"{path}.{kind.field(index).name}") for index in range(kind.num_fields)]
+        fields = map(kind.field, range(kind.num_fields))
+        return [(field, f"{path}{INSIDE}{field.name}") for field in fields]
     return []
 
 
@@ -119,11 +147,11 @@ def _field_json(field: pa.Field, ids: FieldIds, path: str) -> dict[str, Any]:
     return {"id": ids[path], "name": field.name, "required": False, "type": _type_json(field.type, ids, path)}
 
 
-def _primitive(kind: pa.DataType, column: str) -> str:
+def _primitive(kind: pa.DataType, path: str) -> str:
     name = iceberg_name(kind)
     if name is None:
         raise DestinationError(
-            f"Iceberg has no type for column {column} ({kind}).",
+            f"Iceberg has no type for column {path.replace(INSIDE, '.')} ({kind}).",
             remedy="Please report this: every type that Penstock reads should have one.",
         )
     return name

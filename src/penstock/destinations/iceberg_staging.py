@@ -6,6 +6,13 @@ Nothing here is visible before the attempt commits, and then all of it is at onc
     penstock_load   chunks of a pending load; nobody reads it
     penstock_next   a resumed load that is not yet one state of the source (correctness 13); changes go to
                     it, and when it has reached `readable_from` it becomes `main`
+    penstock_fence  a tag on the newest snapshot of ours, on whichever branch
+
+The tag is for REST catalogs. They do not compare the metadata that a commit was made on top of, but only
+that the references it moves are where they were. So every commit of ours makes a snapshot and moves the tag
+to it, whatever else it does: of two on top of the same metadata, the second is refused. Who expires snapshots
+may drop the tag after a day, so that it keeps no data alive; the next commit makes it again. To slip through,
+a commit would have to be under way for longer than that, with the tag dropped before it and again meanwhile.
 """
 
 from __future__ import annotations
@@ -21,12 +28,15 @@ from penstock.core.stream import StreamId
 from penstock.destinations import iceberg_record as text
 from penstock.destinations.base import DataFile, PositionDeletes, TableRecord
 from penstock.destinations.iceberg_files import IcebergFiles
-from penstock.destinations.iceberg_java import Attempt, Java, Metadata, iceberg_errors
+from penstock.destinations.iceberg_java import STAGING, Attempt, Java, Metadata, commit_outcomes
+from penstock.destinations.iceberg_options import let_go
 from penstock.destinations.iceberg_schema import ids_of, schema_json
 
 MAIN = "main"
 LOAD_BRANCH = "penstock_load"
 NEXT_BRANCH = "penstock_next"
+FENCE = "penstock_fence"
+FENCE_AGE_MAX_MS = 24 * 3600 * 1000
 
 
 def branch_of(metadata: Metadata) -> str:
@@ -36,29 +46,30 @@ def branch_of(metadata: Metadata) -> str:
 
 class Staging:
     def __init__(self, java: Java, attempt: Attempt, files: IcebergFiles, stream: StreamId) -> None:
+        self._java = java
         self._attempt = attempt
         self._files = files
         self._stream = stream
         self._every = java.iceberg("expressions.Expressions").alwaysTrue()
         self._list = java.jvm.java.util.ArrayList
+        self._data_files = java.iceberg("util.DataFileSet")
+        self._landed: list[int] = []
 
     def start_load_branch(self) -> None:
-        """A branch without rows. Without a table to branch from, the first chunk makes it."""
+        """A branch without rows."""
         if self._attempt.base.head(LOAD_BRANCH) is not None:
             self._attempt.transaction.manageSnapshots().removeBranch(LOAD_BRANCH).commit()
         if self._attempt.base.head(MAIN) is not None:
             update = self._attempt.transaction.newDelete().deleteFromRowFilter(self._every)
-            update.toBranch(LOAD_BRANCH).commit()
+        else:
+            update = self._attempt.transaction.newAppend()
+        self._land(update, LOAD_BRANCH, None)
 
     def append(self, branch: str, files: Sequence[DataFile], record: TableRecord | None) -> None:
-        held = [file for file in files if file.rows]
-        if not held and record is None:
-            return
-        if branch == LOAD_BRANCH and self._attempt.staged.head(LOAD_BRANCH) is None:
-            self.start_load_branch()  # else Iceberg would branch from a table that was shown meanwhile
         update = self._attempt.transaction.newAppend()
-        for file in held:
-            update.appendFile(self._files.data_file(file))
+        for file in files:
+            if file.rows:
+                update.appendFile(self._files.data_file(file))
         self._land(update, branch, record)
 
     def append_load(self, branch: str, record: TableRecord) -> None:
@@ -80,13 +91,22 @@ class Staging:
     ) -> None:
         """Rows and deletes; refused if the files they were looked up in are not what they were."""
         update = self._attempt.transaction.newRowDelta()
+        if deletes and read_from is not None:
+            self._files.live(read_from)  # deletes lie in the partitions of the files they concern
         for file in added:
             if file.rows:
                 update.addRows(self._files.data_file(file))
         touched = self._list()
         for each in deletes:
             update.addDeletes(self._files.delete_file(each))
+            for replaced in self._files.replaced(each):
+                update.removeDeletes(replaced)
             touched.add(self._files.location(each.of))
+        if any(each.vector for each in deletes):
+            # Iceberg refuses a second vector of a data file that came since; without this, since ever.
+            assert read_from is not None, "rows to delete were found in some snapshot"
+            update.validateFromSnapshot(read_from)
+            update.validateDeletedFiles()
         if self._is_stale(branch, read_from):
             update.validateFromSnapshot(read_from)
             update.validateDataFilesExist(touched)
@@ -110,6 +130,7 @@ class Staging:
         held = self._files.live(read_from)
         for name in removed:
             update.deleteFile(self._files.data_file(held[name]))
+        update.deleteFiles(self._data_files.create(), self._files.needless_deletes(removed))
         for file in added:
             if file.rows:
                 update.addFile(self._files.data_file(file))
@@ -130,7 +151,9 @@ class Staging:
         shown = record.readable_from is None
         self._move_branches(branch, MAIN if shown else NEXT_BRANCH, head, ends_load)
         if shown and not (same_columns and branch == MAIN):
-            self._attempt.set_schema(schema_json(record.columns, ids_of(record.columns)))
+            ids = ids_of(record.columns)
+            let_go(self._java, self._attempt, ids.values())
+            self._attempt.set_schema(schema_json(record.columns, ids))
         mirror = text.read_mirror(self._attempt.base.property)
         properties = {text.COMMITS: text.mirror_text(mirror, head, text.record_text(record))}
         load = {text.LOAD: None} if ends_load else {}
@@ -149,6 +172,18 @@ class Staging:
             if self._attempt.base.property(key) is None:
                 staged[key] = text.schema_text(schema, columns)
         self._attempt.set_properties(staged)
+
+    def new_files(self) -> list[str]:
+        """Where Iceberg wrote manifests and lists of them for this attempt."""
+        return [place for head in self._landed for place in self._attempt.staged.written_for(head)]
+
+    def move_fence(self) -> None:
+        """Have the commit refused if any other of ours came between; every commit does this."""
+        assert self._landed, "a commit makes a snapshot"
+        references = self._attempt.transaction.manageSnapshots()
+        exists = self._attempt.base.head(FENCE) is not None
+        (references.replaceTag if exists else references.createTag)(FENCE, self._landed[-1])
+        references.setMaxRefAgeMs(FENCE, FENCE_AGE_MAX_MS).commit()
 
     def _move_branches(self, branch: str, goes_to: str, head: int, ends_load: bool) -> None:
         staged = self._attempt.staged
@@ -172,5 +207,8 @@ class Staging:
         update.toBranch(branch)
         if record is not None:
             update.set(text.SUMMARY, text.record_text(record))
-        with iceberg_errors("staging a commit", self._stream):
+        with commit_outcomes(self._stream, STAGING):
             update.commit()
+        head = self._attempt.staged.head(branch)
+        assert head is not None, "the update's own snapshot"
+        self._landed.append(head)

@@ -10,6 +10,7 @@ whoever committed in between has taken the number, so a writer that was asleep l
 from __future__ import annotations
 
 import secrets
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,20 +22,25 @@ from penstock.core.cursor import Cursors
 from penstock.core.position import Lsn
 from penstock.core.schema import TableSchema
 from penstock.core.stream import StreamId, unescape_file_name
+from penstock.core.table_options import NO_OPTIONS, TableOptions
 from penstock.destinations import moves
 from penstock.destinations.base import DataFile, Marker, PendingLoad, PositionDeletes, TableRecord, WriteMode
 from penstock.destinations.parquet_files import new_file_name, write_empty_like
 from penstock.destinations.parquet_layout import TableLayout
 from penstock.destinations.parquet_sweep import RECORDS_KEPT, Swept, drop, sweep
+from penstock.destinations.turns import in_turn
 
 
 class ParquetDestination:
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._tables: dict[StreamId, ParquetTable] = {}
 
     def table(self, stream: StreamId) -> ParquetTable:
         """The table of a stream; nothing is made before its first commit."""
-        return ParquetTable(self.path, stream)
+        if stream not in self._tables:
+            self._tables[stream] = ParquetTable(self.path, stream)
+        return self._tables[stream]
 
     def streams(self) -> list[StreamId]:
         return sorted(
@@ -48,6 +54,7 @@ class ParquetTable:
     def __init__(self, root: Path, stream: StreamId) -> None:
         self.stream = stream
         self.layout = TableLayout(root, stream)
+        self.turn = threading.Lock()
         self.roll_forward()
 
     @property
@@ -74,6 +81,10 @@ class ParquetTable:
 
     @property
     def deletes_rows(self) -> bool:
+        return False
+
+    @property
+    def deletes_by_vector(self) -> bool:
         return False
 
     @property
@@ -120,6 +131,7 @@ class ParquetTable:
     def files(self, record: TableRecord) -> tuple[DataFile, ...]:
         return record.files
 
+    @in_turn
     def begin_load(
         self,
         load_id: str,
@@ -127,6 +139,7 @@ class ParquetTable:
         schema: TableSchema,
         write: WriteMode,
         columns: pa.Schema | None = None,
+        options: TableOptions = NO_OPTIONS,
     ) -> TableRecord:
         base = self._base(epoch)
         if base is not None and moves.knows_load(base, load_id):
@@ -136,6 +149,13 @@ class ParquetTable:
             return self._commit(moves.first(epoch, write, schema, load), None)
         return self._commit(moves.following(base, epoch, kind="load", load=load), base)
 
+    def partition_columns(self, record: TableRecord) -> frozenset[int]:
+        return frozenset()
+
+    def settle_options(self, epoch: Lsn, options: TableOptions) -> None:
+        """A table of plain files has none."""
+
+    @in_turn
     def commit_chunks(
         self,
         load_id: str,
@@ -152,6 +172,7 @@ class ParquetTable:
         load = replace(load, files=(*load.files, *files))
         return self._commit(moves.following(base, epoch, kind="chunks", load=load), base)
 
+    @in_turn
     def swap(
         self,
         load_id: str,
@@ -170,10 +191,12 @@ class ParquetTable:
         )
         return self._commit_if_new(record, base)
 
+    @in_turn
     def publish(self, epoch: Lsn, position: Lsn) -> TableRecord:
         base = self._base(epoch)
         return self._commit_if_new(moves.published(self.stream, base, epoch, position), base)
 
+    @in_turn
     def commit_changes(
         self,
         expected_to: Lsn | None,

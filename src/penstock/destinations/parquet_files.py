@@ -79,6 +79,10 @@ class DataFileWriter:
         for batch in table.to_batches():
             self.write_batch(batch)
 
+    def flush(self) -> None:
+        """Have nothing wait: what was taken becomes a row group."""
+        self._write_row_group()
+
     def close(self) -> DataFile:
         """Make the file durable (content; its name becomes durable with the commit) and describe it."""
         if self._file is None:

@@ -107,7 +107,7 @@ class TableLayout:
         with durable.storage_errors(f"Could not make a version of the table in {self.directory}."):
             directory.mkdir()
             for file_name in file_names:
-                _link_or_copy((source or self.files) / file_name, directory / f"{version}-{file_name}")
+                link_or_copy((source or self.files) / file_name, directory / f"{version}-{file_name}")
             durable.sync_directory(directory)
             durable.sync_directory(self.directory)
         return name
@@ -153,7 +153,7 @@ def make_directory(path: Path) -> None:
         durable.sync_directory(path.parent)
 
 
-def _link_or_copy(source: Path, target: Path) -> None:
+def link_or_copy(source: Path, target: Path) -> None:
     try:
         os.link(source, target)
     except OSError as error:

@@ -24,7 +24,7 @@ from penstock.lake.buckets import WHOLE, Bucket
 from penstock.lake.complete_task import CompleteTask, complete_rows
 from penstock.lake.delete_stage import delete_touched
 from penstock.lake.evolve import ColumnSource
-from penstock.lake.fold_task import FoldResult, FoldTask, Staged, fold_changes, stands_alone
+from penstock.lake.fold_task import FoldResult, FoldTask, Staged, fold_changes, stands_alone, truncated_at
 from penstock.lake.output import OutputFile
 from penstock.lake.rewrite_task import RewriteResult, RewriteTask, rewrite_files
 from penstock.lake.session import balanced, run_tasks
@@ -142,7 +142,7 @@ def _gather(folded: Mapping[StreamId, Sequence[FoldResult]], outcomes: Mapping[S
     for stream, results in folded.items():
         outcome = outcomes[stream]
         for result in results:
-            outcome.added += _present(result.file)
+            outcome.added += result.files
             outcome.dead_letters += _present(result.dead_letters)
             for operation, count in result.operations.items():
                 outcome.operations[operation] = outcome.operations.get(operation, 0) + count
@@ -220,7 +220,9 @@ def _rewrite(
     tasks: list[tuple[StreamId, RewriteTask, int]] = []
     for work in works:
         results = folded[work.stream]
-        touched = [file for file in work.files if work.rewrite is not None or _may_hold(file, results)]
+        truncated_at_us = truncated_at(results)
+        whole = work.rewrite is not None or truncated_at_us is not None
+        touched = [file for file in work.files if whole or _may_hold(file, results)]
         shares = balanced([file.bytes for file in touched], min(2 * cores, len(touched)))
         for number, indices in enumerate(shares):
             share = [touched[index] for index in indices]
@@ -232,6 +234,7 @@ def _rewrite(
                 picked=tuple(
                     staging[work.stream] / f"{number}-{bucket}.picked.arrow" for bucket in range(len(results))
                 ),
+                truncated_at_us=truncated_at_us,
             )
             tasks.append((work.stream, task, sum(file.bytes for file in share)))
     sizes = [size for _, _, size in tasks]
@@ -245,10 +248,10 @@ def _rewrite(
     return rewritten
 
 
-def _replace_files(outcome: Outcome, replaced: Mapping[str, DataFile | None]) -> None:
-    for name, successor in replaced.items():
+def _replace_files(outcome: Outcome, replaced: Mapping[str, Sequence[DataFile]]) -> None:
+    for name, successors in replaced.items():
         outcome.removed.add(name)
-        outcome.added += _present(successor)
+        outcome.added += successors
 
 
 def _successor(work: StreamWork, file: DataFile) -> tuple[str, Path, Path]:
@@ -280,7 +283,7 @@ def _complete(
             tasks.append((work.stream, task))
     done = run_tasks(spark, complete_rows, [task for _, task in tasks], "complete rows")
     for (stream, _), completed in zip(tasks, done, strict=True):
-        outcomes[stream].added += _present(completed.file)
+        outcomes[stream].added += completed.files
         outcomes[stream].dead_letters += _present(completed.dead_letters)
         outcomes[stream].unresolved += completed.dead_letters.rows if completed.dead_letters else 0
 
@@ -304,6 +307,7 @@ def _settle(spark: SparkSession, works: Sequence[StreamWork], outcomes: Mapping[
             before=before,
             written=written,
             path=directory / new_file_name("settled"),
+            skip=work.skip,
         )
         tasks.append((work.stream, task))
     done = run_tasks(spark, settle_letters, [task for _, task in tasks], "settle dead letters")

@@ -57,9 +57,9 @@ class Backfill:
         if joining == names:
             return
         names = [stream for stream in names if stream not in joining]
-        with LoadProgress(self._lane.settings.url, self._lane.listener) as progress:
+        with LoadProgress(self._lane.settings.load_url, self._lane.listener) as progress:
             loader = Loader(
-                self._lane.settings.url,
+                self._lane.settings.load_url,
                 self._lane.spark(),
                 self._lane.ledger,
                 self._lane.records,
@@ -118,7 +118,7 @@ class Backfill:
         """Tables whose columns changed while they were read: a name may have stood for another column."""
         if not any(load.to_read for load in loads):
             return set()
-        with connect(self._lane.settings.url) as connection:
+        with connect(self._lane.settings.load_url) as connection:
             present = {table.stream: table for table in discover(connection, [load.stream for load in loads])}
         return {
             load.stream
@@ -140,7 +140,8 @@ class Backfill:
         going_on = self._go_on_with_load(loader, stream, configured)
         if going_on is not None:
             return going_on
-        if stream in self._lane.ledger.document.global_streams:
+        is_global = stream in self._lane.ledger.document.global_streams
+        if is_global and stream not in self._lane.kept_up:
             self._lane.ledger.write(two_phase.leave_global(self._lane.ledger.document, stream))
         return loader.plan(
             connection,
@@ -187,6 +188,10 @@ class Backfill:
         A resumed load mixes moments of the source: it is shown once the log has passed the newest of them.
         """
         failpoints.reach("load.before_swap")
+        with self._lane.rounds:
+            self._swap_between_rounds(stream, record)
+
+    def _swap_between_rounds(self, stream: StreamId, record: LoadRecord) -> None:
         mode = self._lane.streams[stream].mode
         follows = self._lane.streams[stream].reads_log
         by_cursor = mode == "incremental"
@@ -216,6 +221,7 @@ class Backfill:
         failpoints.reach("load.done")
         self.forget_load(stream, record)
         self._lane.being_loaded.discard(stream)
+        self._lane.kept_up.discard(stream)
 
     def _keeps_history(self, stream: StreamId, record: LoadRecord) -> bool:
         """Whether a reload adds to an append table: its rows are history, and its columns are the same."""

@@ -24,7 +24,8 @@ class Changes:
     """Changes of one stream, ordered by (tx, op_index).
 
     A delete's key is its `old_key`, whatever `rows` holds there. `bad` marks rows with a value that the
-    table cannot hold: a fold does not apply them, and takes no value from them for a later change.
+    table cannot hold: a fold does not apply them, and takes no value from them for a later change. In a table
+    that keeps deleted rows their key is left without a row.
     """
 
     rows: pa.Table  # the source's columns; null for deletes and truncates

@@ -97,6 +97,7 @@ def in_log_order(parts: Sequence[Changes]) -> Changes | None:
         tx=whole.tx[order],
         op_index=whole.op_index[order],
         unchanged=None if whole.unchanged is None else whole.unchanged.take(positions),
+        commit_ts=None if whole.commit_ts is None else whole.commit_ts.take(positions),
         bad=None if whole.bad is None else whole.bad[order],
     )
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from penstock.destinations.base import TableRecord
-from penstock.destinations.iceberg_schema import assign_ids, ids_of, with_field_ids
+from penstock.destinations.base import DestinationTable, TableRecord
+from penstock.destinations.iceberg_schema import INSIDE, assign_ids, ids_of, with_field_ids
 from penstock.lake.evolve import ColumnSource
 from penstock.lake.target import Target
 
@@ -26,7 +26,22 @@ def evolved_columns(
         path.replace(before, now, 1): number
         for now, before in came_from.items()
         for path, number in held.items()
-        if before and (path == before or path.startswith(f"{before}."))
+        if before and (path == before or path.startswith(before + INSIDE))
     }
     columns = target.arrow_schema()
     return with_field_ids(columns, assign_ids(columns, inherited, record.last_field_id))
+
+
+def dropped_partition(table: DestinationTable, record: TableRecord, target: Target) -> str | None:
+    """A column that is not in the target any more, and by which files of the table lie in partitions.
+
+    Without the column its partitions have no type, and Iceberg can neither list such files nor delete rows
+    in them: they have to be written anew.
+    """
+    if record.columns is None:
+        return None
+    gone = {number: name for name, number in ids_of(record.columns).items()}
+    for number in target.field_ids.values():
+        gone.pop(number, None)
+    found = gone.keys() & table.partition_columns(record) if gone else ()
+    return min((gone[number] for number in found), default=None)

@@ -19,6 +19,8 @@ from penstock.lake.fold import Completed, complete
 from penstock.lake.output import OutputFile
 from penstock.lake.pending import Pending
 from penstock.lake.printing import print_values
+from penstock.lake.soft_fold import complete_softly
+from penstock.lake.table_output import TableOutput
 from penstock.lake.target import Target
 
 #: Why a row was left incomplete, after the column's name.
@@ -37,7 +39,7 @@ class CompleteTask:
 
 @dataclass(frozen=True, slots=True)
 class CompleteResult:
-    file: DataFile | None
+    files: tuple[DataFile, ...]
     dead_letters: DataFile | None
 
 
@@ -47,12 +49,13 @@ def complete_rows(task: CompleteTask) -> CompleteResult:
     picked = [feather.read_table(path) for path in task.picked]
     rows = pa.concat_tables(picked) if picked else schema.empty_table()
     dead_letters = OutputFile(task.dead_letter_path, DEAD_LETTERS)
-    with OutputFile(task.path, schema, target.key[0]) as output, dead_letters:
-        completed = complete(Pending.read(task.pending), rows)
+    with TableOutput(task.path, target) as output, dead_letters:
+        finish = complete_softly if target.soft_deletes else complete
+        completed = finish(Pending.read(task.pending), rows)
         output.write_table(completed.rows)
         if completed.unresolved.num_rows:
             dead_letters.write_batch(_unresolved_letters(completed, task))
-    return CompleteResult(output.data_file, dead_letters.data_file)
+    return CompleteResult(output.files, dead_letters.data_file)
 
 
 def _unresolved_letters(completed: Completed, task: CompleteTask) -> pa.RecordBatch:

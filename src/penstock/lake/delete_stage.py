@@ -10,9 +10,10 @@ from pyspark.sql import SparkSession
 
 from penstock.core.stream import StreamId
 from penstock.destinations.base import DataFile
+from penstock.destinations.deletion_vectors import new_vector_file_name
 from penstock.destinations.parquet_files import new_file_name
 from penstock.lake.delete_task import DeleteResult, DeleteTask, HeldFile, delete_rows
-from penstock.lake.fold_task import FoldResult
+from penstock.lake.fold_task import FoldResult, truncated_at
 from penstock.lake.key_index import KeyForm
 from penstock.lake.session import balanced, run_tasks
 from penstock.lake.target import Target
@@ -46,22 +47,26 @@ def delete_touched(
 
 
 def _tasks(work: StreamWork, results: Sequence[FoldResult], staging: Path, cores: int) -> list[DeleteTask]:
-    rewrites = work.table.rewrites_rows or _has_fills(work)
+    truncated_at_us = truncated_at(results)
+    rewrites_all = _has_fills(work) or truncated_at_us is not None
+    rewrites = work.table.rewrites_rows or rewrites_all
     touches = any(result.staged.keys is not None for result in results)
-    if not work.files or not (touches or _has_fills(work)):
+    if not work.files or not (touches or rewrites_all):
         return []
     rows = [file.rows for file in work.files]
     shares = balanced(rows, min(2 * cores, len(rows), 1 + sum(rows) // ROWS_PER_TASK))
-    form = _key_form(work.target, work.table.key_secret)
+    form, by_vector = _key_form(work.target, work.table.key_secret), work.table.deletes_by_vector
     return [
         DeleteTask(
             target=work.target,
-            files=tuple(_held(work, work.files[index], rewrites) for index in share),
+            files=tuple(_held(work, work.files[index], rewrites, by_vector) for index in share),
             staged=tuple(result.staged for result in results),
             form=form,
             fills=work.rewrite or (),
             picked=tuple(staging / f"{number}-{bucket}.picked.arrow" for bucket in range(len(results))),
-            rewrites_all=_has_fills(work),
+            rewrites_all=rewrites_all,
+            truncated_at_us=truncated_at_us,
+            by_vector=by_vector,
         )
         for number, share in enumerate(shares)
     ]
@@ -79,15 +84,17 @@ def _key_form(target: Target, secret: bytes) -> KeyForm:
     return KeyForm(secret, exact_uuid=is_uuid, types=types)
 
 
-def _held(work: StreamWork, file: DataFile, rewrites: bool) -> HeldFile:
+def _held(work: StreamWork, file: DataFile, rewrites: bool, by_vector: bool) -> HeldFile:
     table = work.table
+    delete_name = new_vector_file_name() if by_vector else new_file_name("deletes")
     return HeldFile(
         name=file.name,
         location=table.file_location(file.name),
         path=table.path(file),
         rows=file.rows,
         index=table.index_path(file),
-        deletes=tuple(table.path(DataFile(name, 0, 0)) for name in file.deletes),
-        delete_path=table.files_directory / new_file_name("deletes"),
+        deletes=file.deletes,
+        delete_paths=tuple(table.path(DataFile(each.location, 0, 0)) for each in file.deletes),
+        delete_path=table.files_directory / delete_name,
         successor=table.files_directory / new_file_name("rewritten") if rewrites else None,
     )

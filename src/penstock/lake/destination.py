@@ -8,7 +8,8 @@ from urllib.parse import unquote, urlsplit
 from pyspark.sql import SparkSession
 
 from penstock.config.models import CatalogConfig, Config, DestinationConfig
-from penstock.destinations.iceberg import IcebergDestination, IcebergSettings
+from penstock.destinations.iceberg import IcebergDestination
+from penstock.destinations.iceberg_catalog import IcebergSettings
 from penstock.destinations.parquet import ParquetDestination
 from penstock.lake.iceberg_session import DRIVERS, ICEBERG, iceberg_conf, java_of
 from penstock.lake.session import spark_session
@@ -28,17 +29,18 @@ def open_destination(
         sets_location=config.catalog.type in ("sqlite", "postgres"),
         properties=config.properties,
         copy_on_write=config.upserts == "copy_on_write",
+        format_version=config.format_version,
     )
     return IcebergDestination(settings, lambda: java_of(spark()))
 
 
 def destination_of(config: Config) -> ParquetDestination | IcebergDestination:
     """For looking at tables: Spark is started only if there are Iceberg tables to look at."""
+    return open_destination(config.destination, lambda: session_of(config))
 
-    def spark() -> SparkSession:
-        return spark_session(config.spark.master, spark_conf(config), config.state / "spark.log")
 
-    return open_destination(config.destination, spark)
+def session_of(config: Config) -> SparkSession:
+    return spark_session(config.spark.master, spark_conf(config), config.state / "spark.log")
 
 
 def spark_conf(config: Config) -> dict[str, str]:
@@ -67,6 +69,8 @@ def _where(catalog: CatalogConfig, config: DestinationConfig) -> dict[str, str]:
         return {"uri": f"jdbc:sqlite:{config.directory}/catalog.db", "jdbc.schema-version": "V1"}
     if catalog.type == "postgres":
         return {"jdbc.schema-version": "V1", **_jdbc(uri)}
+    if catalog.type == "glue":  # else it takes every location for one in S3
+        return {"io-impl": "org.apache.iceberg.hadoop.HadoopFileIO"}
     return {"uri": uri} if uri else {}
 
 

@@ -39,11 +39,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from penstock.core.errors import SourceError
 from penstock.lake import replay
 from penstock.lake.append import append_rows
-from penstock.lake.change_set import DELETE, INSERT, TRUNCATE, Changes, Flags, Numbers, Operations
-from penstock.lake.keys import KeySet, flat, read_only
+from penstock.lake.change_set import INSERT, TRUNCATE, Changes, Flags, Numbers, Operations
+from penstock.lake.coded import Coded, encode, with_column
+from penstock.lake.keys import KeySet, flat
 from penstock.lake.pending import NAMES, Pending, missing_by_column
 from penstock.lake.replay import NOTHING, TARGET, UNKNOWN
 
@@ -56,6 +56,8 @@ class Folded:
     keys: pa.Table  # distinct keys whose rows in the target go
     rows: pa.Table  # final rows that the batch alone gives
     pending: Pending | None = None
+    #: Of a table that keeps deleted rows (`soft_fold`): when all others of the target were deleted.
+    truncated_at_us: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,43 +67,26 @@ class Completed:
     unresolved: pa.Table
 
 
-@dataclass(frozen=True, slots=True)
-class _Coded:
-    """Changes with their keys as numbers."""
-
-    changes: Changes
-    keys: pa.Table  # by number
-    old: Numbers
-    new: Numbers
-    missing: Mapping[str, Flags]
-    truncated: bool
-
-    @property
-    def bad(self) -> Flags:
-        bad = self.changes.bad
-        return read_only(np.zeros(len(self.changes), np.bool_) if bad is None else bad)
-
-
 def fold(changes: Changes, key: Sequence[str], deferrable_key: bool) -> Folded:
     start = _after_last_truncate(changes.op)
     if start:
         changes = changes.after(start)
-    if _only_whole_inserts(changes):
+    if only_whole_inserts(changes):
         # Each key at most once: a second insert of it needs a delete in between.
         return Folded(start > 0, changes.rows.select(list(key)), changes.rows)
-    coded = _encode(changes, key, start > 0)
+    coded = encode(changes, key, start > 0)
     if not deferrable_key:
         history = replay.replay_last(
             coded.changes.op, coded.old, coded.new, coded.bad, coded.keys.num_rows, coded.truncated
         )
-        return _assemble(coded, *history, conditional=None)
+        return assemble(coded, *history)
     existed = _infer_existence(coded)
     unknown = existed == UNKNOWN
     if unknown.any() and coded.missing:
         pending = Pending.of_changes(changes, coded.keys)
         return Folded(coded.truncated, coded.keys, pending.rows, pending)
     history = _replay_queues(coded, np.where(unknown, 1, existed).astype(np.int8))
-    return _assemble(coded, *history, conditional=unknown if unknown.any() else None)
+    return assemble(coded, *history, conditional=unknown if unknown.any() else None)
 
 
 def complete(pending: Pending, target_rows: pa.Table) -> Completed:
@@ -115,7 +100,7 @@ def complete(pending: Pending, target_rows: pa.Table) -> Completed:
     lacking = np.zeros(rows.num_rows, np.bool_)
     for name, mask in missing_by_column(pending.missing, rows.column_names).items():
         given = flat(target_rows.column(name)).cast(rows.column(name).type).take(from_target)
-        rows = _with_column(rows, name, pc.if_else(pa.array(mask), given, flat(rows.column(name))))
+        rows = with_column(rows, name, pc.if_else(pa.array(mask), given, flat(rows.column(name))))
         lacking |= mask
     alive = found | ~pending.only_if_exists
     unresolved = pa.array(alive & lacking & ~found)
@@ -127,12 +112,12 @@ def complete(pending: Pending, target_rows: pa.Table) -> Completed:
 
 def _complete_changes(changes: Changes, key: Sequence[str], target_rows: pa.Table) -> Completed:
     """A deferrable key with missing values, now that it is known which keys the target had."""
-    coded = _encode(changes, key, truncated=False)
+    coded = encode(changes, key, truncated=False)
     held = KeySet(target_rows.select(list(key))).index(coded.keys)
     existed = _infer_existence(coded)
     existed = np.where(existed == UNKNOWN, held >= 0, existed).astype(np.int8)
     state, predecessor = _replay_queues(coded, existed)
-    folded = _assemble(coded, state, predecessor, conditional=None)
+    folded = assemble(coded, state, predecessor)
     # `Folded.keys` had to name every key; rows that turn out untouched come back as they were.
     kept = target_rows.take(pa.array(held[(state == TARGET) & (held >= 0)])).select(folded.rows.column_names)
     rest = complete(folded.pending or _nothing_pending(folded), target_rows)
@@ -145,15 +130,10 @@ def _nothing_pending(folded: Folded) -> Pending:
     return Pending(folded.rows.slice(0, 0), folded.keys.slice(0, 0), none, np.zeros(0, np.bool_))
 
 
-def _only_whole_inserts(changes: Changes) -> bool:
+def only_whole_inserts(changes: Changes) -> bool:
     """An insert lacks a value only if it is the second half of an update whose first half was skipped."""
     whole = changes.unchanged is None or changes.unchanged.null_count == len(changes)
     return whole and changes.bad is None and bool((changes.op == INSERT).all())
-
-
-def _with_column(table: pa.Table, name: str, values: pa.Array) -> pa.Table:
-    position = table.column_names.index(name)
-    return table.set_column(position, table.schema.field(position), values)
 
 
 def _after_last_truncate(op: Operations) -> int:
@@ -161,56 +141,23 @@ def _after_last_truncate(op: Operations) -> int:
     return int(truncates[-1]) + 1 if truncates.size else 0
 
 
-def _encode(changes: Changes, key: Sequence[str], truncated: bool) -> _Coded:
-    is_delete = pa.array(changes.op == DELETE)
-    has_deletes = bool((changes.op == DELETE).any())
-    columns = {}
-    moved = changes.moved_positions(key)
-    for name in key:
-        before, now = flat(changes.old_key.column(name)), flat(changes.rows.column(name))
-        if has_deletes:
-            now = pc.if_else(is_delete, before, now)
-        if now.null_count:
-            # An update whose key is itself unchanged TOAST: its value was sent as the old key.
-            now = pc.coalesce(now, before)
-            changes = replace(changes, rows=_with_column(changes.rows, name, now))
-        columns[name] = pa.concat_arrays([now, before.take(pa.array(moved))]) if moved.size else now
-    table = pa.table(columns)
-    known = KeySet(table)
-    if known.codes.size != table.num_rows:
-        raise SourceError(
-            "The source sent a change that does not say which row it concerns.",
-            remedy="Give the table a primary key or a replica identity, then resync the stream.",
-        )
-    new = known.codes[: len(changes)]
-    old = new
-    if moved.size:
-        old = new.copy()
-        old[moved] = known.codes[len(changes) :]
-    keys = table if known.count == len(table) else table.take(pa.array(known.first_positions))
-    values = [name for name in changes.rows.column_names if name not in key]
-    missing = missing_by_column(changes.unchanged, values)
-    changes = replace(changes, op=read_only(changes.op), tx=read_only(changes.tx))
-    return _Coded(changes, keys, read_only(old), read_only(new), missing, truncated)
-
-
-def _infer_existence(coded: _Coded) -> NDArray[np.int8]:
+def _infer_existence(coded: Coded) -> NDArray[np.int8]:
     keys = coded.keys.num_rows
     if coded.truncated:
         return np.zeros(keys, np.int8)
     changes = coded.changes
-    existed: NDArray[np.int8] = replay.infer_existence(changes.op, coded.old, coded.new, changes.tx, keys)
+    existed: NDArray[np.int8] = replay.infer_existence(changes.op, coded.old, coded.new, changes.tx, keys, -1)
     return existed
 
 
-def _replay_queues(coded: _Coded, existed: NDArray[np.int8]) -> tuple[Numbers, Numbers]:
+def _replay_queues(coded: Coded, existed: NDArray[np.int8]) -> tuple[Numbers, Numbers]:
     history: tuple[Numbers, Numbers] = replay.replay_queues(
         coded.changes.op, coded.old, coded.new, coded.bad, existed
     )
     return history
 
 
-def _assemble(coded: _Coded, state: Numbers, predecessor: Numbers, conditional: Flags | None) -> Folded:
+def assemble(coded: Coded, state: Numbers, predecessor: Numbers, conditional: Flags | None = None) -> Folded:
     """`state` of each key at the end; `conditional`: keys whose row survives only if the target has it."""
     rows = coded.changes.rows
     surviving = np.sort(state[state >= 0])

@@ -31,6 +31,8 @@ from penstock.lake.fold import Pending, append_rows, fold
 from penstock.lake.output import OutputFile
 from penstock.lake.session import of_this_attempt
 from penstock.lake.skip import SkipRule
+from penstock.lake.soft_fold import as_live, fold_softly
+from penstock.lake.table_output import TableOutput
 from penstock.lake.target import Target
 from penstock.log.reader import LogFile, read_rows
 from penstock.sources.postgres.types import cast_text
@@ -64,11 +66,17 @@ class Staged:
 
 @dataclass(frozen=True, slots=True)
 class FoldResult:
-    file: DataFile | None
+    files: tuple[DataFile, ...]
     dead_letters: DataFile | None
     staged: Staged
     truncated: bool
     operations: dict[str, int]
+    truncated_at_us: int | None = None  # all other rows of the table are kept, as deleted then
+
+
+def truncated_at(results: Sequence[FoldResult]) -> int | None:
+    """When the rows that a stream's results do not name were deleted; every bucket has the truncates."""
+    return next((each.truncated_at_us for each in results if each.truncated_at_us is not None), None)
 
 
 def stands_alone(target: Target, files: Sequence[LogFile], skip: SkipRule | None) -> bool:
@@ -86,11 +94,10 @@ def fold_changes(task: FoldTask) -> FoldResult | None:
 
 def _fold_changes(task: FoldTask) -> FoldResult:
     target = task.target
-    key = target.key[0] if target.key else None
-    output = OutputFile(task.path, target.arrow_schema(), key)
+    output = TableOutput(task.path, target)
     dead_letters = OutputFile(task.dead_letter_path, DEAD_LETTERS)
     operations: dict[str, int] = {}
-    staged, truncated = Staged(), False
+    staged, truncated, truncated_at_us = Staged(), False, None
     with output, dead_letters:
         parts = _read_changes(task, dead_letters, operations)
         if target.write == "append":
@@ -101,19 +108,25 @@ def _fold_changes(task: FoldTask) -> FoldResult:
         else:
             changes = in_log_order(list(parts))
             if changes is not None:
-                folded = fold(changes, target.key, target.schema.deferrable_key)
+                folding = fold_softly if target.soft_deletes else fold
+                folded = folding(changes, target.key, target.schema.deferrable_key)
                 output.write_table(folded.rows)
-                staged, truncated = stage(task.staging, folded.keys, folded.pending), folded.truncated
-    return FoldResult(output.data_file, dead_letters.data_file, staged, truncated, operations)
+                staged = stage(task.staging, folded.keys, folded.pending)
+                truncated, truncated_at_us = folded.truncated, folded.truncated_at_us
+    return FoldResult(output.files, dead_letters.data_file, staged, truncated, operations, truncated_at_us)
 
 
-def _take_inserts(task: FoldTask, parts: Iterator[Changes], output: OutputFile) -> pa.Table:
+def _take_inserts(task: FoldTask, parts: Iterator[Changes], output: TableOutput) -> pa.Table:
     """Inserts alone cannot repeat a key, so they go through piece by piece; their keys come back."""
     keys = []
     for part in parts:
         inserts = part.filter(part.op == INSERT)  # without those that did not fit
-        output.write_table(inserts.rows)
         keys.append(inserts.rows.select(task.target.key))
+        if task.target.soft_deletes:
+            fitting = inserts if inserts.bad is None else inserts.filter(~inserts.bad)
+            output.write_table(as_live(fitting.rows))
+        else:
+            output.write_table(inserts.rows)
     return pa.concat_tables(keys) if keys else pa.table({})
 
 
@@ -165,14 +178,20 @@ def _typed(
     )
     if bad:
         unfit = any_bad(bad) & (changes.op != DELETE)  # of half a move only the insert's row counts
-        letters = {name: mask & unfit for name, mask in bad.items()}
-        if unfit.any():
+        # The load has its own letters of what it holds.
+        told = unfit if task.skip is None else unfit & ~task.skip.holds_row(changes)
+        letters = {name: mask & told for name, mask in bad.items()}
+        if told.any():
             marks = {
                 name: conformed.log.column(name).combine_chunks()
                 for name in ("_op", "_tx", "_op_index", "_commit_ts")
             }
             dead_letters.write_batch(dead_letter_rows(conformed.text, letters, task.target, marks))
-        changes, fits = _without_unfit_rows(changes, unfit, task.target)
+        if task.target.soft_deletes:
+            key_masks = [bad[name] for name in schema.key if name in bad]
+            changes, fits = _with_unfit_marked(changes, unfit, key_masks)
+        else:
+            changes, fits = _without_unfit_rows(changes, unfit, task.target)
         keep &= fits
     return changes.filter(keep)
 
@@ -216,6 +235,20 @@ def _without_unfit_rows(changes: Changes, unfit: Flags, target: Target) -> tuple
     # A key that does not fit itself was never in the table.
     held: Flags = np.all([column.is_valid().to_numpy() for column in old_key.columns], axis=0)
     return replace(changes, op=op, old_key=old_key), held | ~unfit
+
+
+def _with_unfit_marked(changes: Changes, unfit: Flags, key_masks: Sequence[Flags]) -> tuple[Changes, Flags]:
+    """Changes of a table that keeps deleted rows, and which are left: rows that do not fit are bad.
+
+    A delete of them would leave their last fitting version as one that was deleted. A row whose new key does
+    not fit is nowhere in the table; under its old key, if that was another, a row has ended.
+    """
+    unfit_key = unfit & np.any(key_masks, axis=0) if key_masks else np.zeros(len(changes), np.bool_)
+    op = changes.op.copy()
+    sent = np.all([column.is_valid().to_numpy() for column in changes.old_key.columns], axis=0)
+    leaves = unfit_key & sent & (op == UPDATE)
+    op[leaves] = DELETE
+    return replace(changes, op=op, bad=unfit & ~unfit_key), leaves | ~unfit_key
 
 
 def stage(prefix: Path, keys: pa.Table, pending: Pending | None = None) -> Staged:

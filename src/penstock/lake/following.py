@@ -17,13 +17,14 @@ from penstock.core.where import WhereError
 from penstock.destinations.base import Marker
 from penstock.lake.apply import Outcome, StreamWork, apply, fold, merge
 from penstock.lake.backfill import Backfill
-from penstock.lake.column_ids import evolved_columns
+from penstock.lake.column_ids import dropped_partition, evolved_columns
 from penstock.lake.fold_task import FoldResult
 from penstock.lake.lane_state import LaneState
 from penstock.lake.load import owns_keys
 from penstock.lake.skip import skip_rule
 from penstock.lake.work import MustReload, plan_schema, unfit_default, words_of
 from penstock.ledger import two_phase
+from penstock.ledger.load_record import LoadRecord
 from penstock.ledger.threads import cdc_thread_id
 from penstock.log.reader import LogRange
 
@@ -42,21 +43,25 @@ class Following:
         for end in self._batches(self._lane.ledger.document.lsn, to):
             self._global_round(end)
         for stream in self._lane.streams:
-            if stream in self._lane.being_loaded:  # asked first: once it is not, its state is settled
-                continue
-            state = self._lane.ledger.document.stream(stream)
-            if state is not None and state.paused is not None:
-                continue
-            if state is not None and state.cdc_from is not None and state.has_completed_backfill:
-                for end in self._batches(state.cdc_from, to):
-                    if not self._stream_round(stream, end):
-                        break
-                if self._lane.is_paused(stream):
-                    continue
-                self._lane.ledger.write(two_phase.join_global(self._lane.ledger.document, stream))
-            record = self._lane.records.load(stream)
-            if record is not None and state is not None and state.has_completed_backfill:
-                self._backfill.forget_load(stream, record)
+            with self._lane.rounds:
+                if stream not in self._lane.being_loaded or stream in self._lane.kept_up:
+                    self._bring_level(stream, to)
+
+    def _bring_level(self, stream: StreamId, to: Lsn) -> None:
+        """Rounds of a stream that does not share the global position, until it does."""
+        state = self._lane.ledger.document.stream(stream)
+        if state is None or state.paused is not None:
+            return
+        if state.cdc_from is not None and (state.has_completed_backfill or stream in self._lane.kept_up):
+            for end in self._batches(state.cdc_from, to):
+                if not self._stream_round(stream, end):
+                    break
+            if self._lane.is_paused(stream):
+                return
+            self._lane.ledger.write(two_phase.join_global(self._lane.ledger.document, stream))
+        record = self._lane.records.load(stream)
+        if record is not None and state.has_completed_backfill:
+            self._backfill.forget_load(stream, record)
 
     def follow_ahead(self) -> None:
         """A round of what is sealed, if it costs no more now than as a part of a later one.
@@ -95,6 +100,10 @@ class Following:
         return self._lane.log.boundaries(after, to, ROUND_BYTES_MAX)
 
     def _global_round(self, to: Lsn) -> None:
+        with self._lane.rounds:
+            self._round_of_all(to)
+
+    def _round_of_all(self, to: Lsn) -> None:
         start = self._lane.ledger.document.lsn
         assert start is not None
         changed = set(self._lane.log.streams_with_changes(start, to))
@@ -111,9 +120,8 @@ class Following:
     def finish_global_round(self, streams: Sequence[StreamId], start: Lsn, to: Lsn) -> None:
         for work, outcome in self._apply([self._work(stream, start, to) for stream in streams]):
             failpoints.reach("cdc.written")
-            if self._lacks_values(work, outcome):
+            if not self._commit(work, outcome):
                 continue
-            self._commit(work, outcome)
             failpoints.reach("cdc.committed")
             self._lane.ledger.write(two_phase.stream_committed(self._lane.ledger.document, work.stream, to))
             failpoints.reach("cdc.processed")
@@ -137,9 +145,8 @@ class Following:
         has_changes = bool(self._lane.log.files(stream, start, to).files)
         if has_changes:
             [(work, outcome)] = self._apply([self._work(stream, start, to)])
-            if self._lacks_values(work, outcome):
+            if not self._commit(work, outcome):
                 return
-            self._commit(work, outcome)
         self._lane.ledger.write(
             two_phase.finish_stream_round(self._lane.ledger.document, stream, committed=has_changes)
         )
@@ -148,11 +155,21 @@ class Following:
         """Whether the table can take the range; if not, the stream is set aside with its reason."""
         plan = self._plan_work(stream, start, to)
         change = self._schema_change(stream, plan)
+        if stream in self._lane.kept_up:
+            return self._can_be_kept_up(stream, plan, change)
         if change is not None and not self._lane.may_follow(stream, change):
             return False
         if isinstance(plan, MustReload):
             self._lane.reload(stream, plan.reason)
         return isinstance(plan, StreamWork)
+
+    def _can_be_kept_up(self, stream: StreamId, plan: StreamWork | MustReload, change: str | None) -> bool:
+        """A table that is loaded anew follows what it can; its successor will meet the rest of the log."""
+        evolves = change is None or self._lane.streams[stream].on_schema_change == "evolve"
+        if evolves and isinstance(plan, StreamWork):
+            return True
+        self._lane.kept_up.discard(stream)
+        return False
 
     def _schema_change(self, stream: StreamId, plan: StreamWork | MustReload) -> str | None:
         if isinstance(plan, MustReload):
@@ -184,17 +201,19 @@ class Following:
             target = self._lane.streams[stream].target(plan.schema)
         except WhereError:
             return MustReload("columns of its filter had other types")
-        target = target.with_ids_of(evolved_columns(record, target, plan.rewrite))
+        target = target.with_ids_of(evolved_columns(record, target, plan.rewrite), record.layout)
+        if (column := dropped_partition(table, record, target)) is not None:
+            return MustReload(f"column {column}, by which its files are partitioned, is gone")
         unfit = unfit_default(plan, target.schema) if target.write == "upsert" else None
         if unfit is not None:
             return MustReload(f"rows read column {unfit} as a default that its type cannot hold")
-        load = self._lane.records.load(stream)
+        load = self._load_shown(stream)
         skip = None
         if load is not None and len(load.points) > 1 and owns_keys(load):
             skip = skip_rule(load, self._lane.streams[stream].target())
             if changes.truncates and start < load.newest_point:
                 return MustReload("the table was truncated while it was being loaded", by_schema=False)
-        if truncated_in_part(changes):
+        if truncated_in_part(changes) and stream not in self._lane.kept_up:
             self._lane.reload(stream, "a single partition was truncated")
         return StreamWork(
             stream=stream,
@@ -210,6 +229,11 @@ class Following:
             rewrite=plan.rewrite,
             skip=skip,
         )
+
+    def _load_shown(self, stream: StreamId) -> LoadRecord | None:
+        """The load that the table's rows come from, while the log has not passed its snapshots."""
+        state = self._lane.ledger.document.stream(stream)
+        return self._lane.records.load(stream) if state is not None and state.has_completed_backfill else None
 
     def _apply(self, works: Sequence[StreamWork]) -> list[tuple[StreamWork, Outcome]]:
         if not works:
@@ -244,23 +268,28 @@ class Following:
         but large values that did not change are not. Nobody has seen the table yet. A row that an update
         brings into the stream's filter was not in the table either.
         """
-        resumed = self._lane.records.load(work.stream) is not None
+        resumed = self._load_shown(work.stream) is not None
         if not outcome.unresolved or not (resumed or work.target.condition is not None):
             return False
         if self._lane.streams[work.stream].mode == "strict_cdc":
             return False  # rows that the table never had are what it expects
         self._lane.ledger.write(two_phase.set_aside(self._lane.ledger.document, work.stream))
+        if work.stream in self._lane.kept_up:
+            self._lane.kept_up.discard(work.stream)
+            return True
         reason = "rows with large values moved while its load was cut short"
         if not resumed:
             reason = "rows came into its filter and the log lacks large values of theirs"
         self._lane.reload(work.stream, reason)
         return True
 
-    def _commit(self, work: StreamWork, outcome: Outcome) -> None:
+    def _commit(self, work: StreamWork, outcome: Outcome) -> bool:
+        """Commit what a round wrote; False if it lacks values, now or after it was looked up again."""
         state = self._lane.ledger.document.stream(work.stream)
         assert state is not None
         assert state.generation is not None
-        for turn in range(1, LOOKUPS_MAX + 1):
+        lookups = 1
+        while not self._lacks_values(work, outcome):
             try:
                 work.table.commit_changes(
                     expected_to=state.committed_to,
@@ -273,12 +302,14 @@ class Following:
                     columns=work.target.arrow_schema(),
                     read_from=work.read_from,
                 )
-                return
+                return True
             except StaleLookupError:
-                if turn == LOOKUPS_MAX:
+                if lookups == LOOKUPS_MAX:
                     raise
+            lookups += 1
             work = self._work(work.stream, work.after, work.to)
             outcome = apply(self._lane.spark(), [work])[work.stream]
+        return False
 
     def _marker(self, stream: StreamId, generation: str, start: Lsn, to: Lsn) -> Marker:
         thread_id = cdc_thread_id(stream, generation, start)

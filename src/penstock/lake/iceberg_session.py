@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from pyspark.sql import SparkSession
 
@@ -19,8 +21,9 @@ from penstock.destinations.iceberg_java import Java
 ICEBERG = "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0"
 SQLITE = "org.xerial:sqlite-jdbc:3.50.3.0"
 POSTGRES = "org.postgresql:postgresql:42.7.4"
-#: By type of catalog, what it needs besides Iceberg itself.
-DRIVERS = {"sqlite": (SQLITE,), "postgres": (POSTGRES,)}
+AWS = "org.apache.iceberg:iceberg-aws-bundle:1.12.0"
+#: By type of catalog, what it needs besides Iceberg itself; Hive's client comes with Spark.
+DRIVERS = {"sqlite": (SQLITE,), "postgres": (POSTGRES,), "glue": (AWS,)}
 
 _EXTENSIONS = "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"
 
@@ -61,12 +64,16 @@ def ivy_directory() -> Path:
 
 def java_of(spark: SparkSession) -> Java:
     """The session's JVM; an error that people can act on if it was started without Iceberg."""
-    assert spark._jvm is not None
+    return _java_in(spark._jvm, spark)
+
+
+@lru_cache(1)
+def _java_in(jvm: Any, spark: SparkSession) -> Java:
     try:
-        spark._jvm.java.lang.Class.forName(
+        jvm.java.lang.Class.forName(
             "org.apache.iceberg.CatalogUtil",
             True,
-            spark._jvm.java.lang.Thread.currentThread().getContextClassLoader(),
+            jvm.java.lang.Thread.currentThread().getContextClassLoader(),
         )
     except Exception as error:
         raise SparkError(
@@ -74,4 +81,4 @@ def java_of(spark: SparkSession) -> Java:
             remedy="Start the sync in a process of its own, or start the session with the Iceberg runtime "
             f"({ICEBERG}).",
         ) from error
-    return Java(spark._jvm, spark.sparkContext._gateway, spark._jsc.hadoopConfiguration())
+    return Java(jvm, spark.sparkContext._gateway, spark._jsc.hadoopConfiguration())

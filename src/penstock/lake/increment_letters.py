@@ -1,7 +1,8 @@
 """Dead letters of rows that are read by a cursor: each is written once, and settled when its row fits again.
 
 A window is read again and again, and with it rows that the table cannot hold. A letter that says the same,
-word by word, as one that is there already is not written a second time. A letter is history once its key is
+word by word, as one that is there already is not written a second time, unless that one is history: a row
+that fitted in between and no longer does is told anew. A letter is history once its key is
 read with values that fit, or has left the stream's filter. Letters and what settles them stand at the
 position of the snapshot they were read under, so that the newer of the two is the later one.
 """
@@ -40,11 +41,12 @@ class KnownLetters:
 
     def fresh(self, letters: pa.RecordBatch) -> pa.RecordBatch:
         """Those of `letters` that are not there yet. Few rows come here: Python compares them."""
-        known = read_dead_letters(self._paths, ["_key", "_row"])
+        known = read_dead_letters(self._paths, [*_PLACE, "_row"])
         if self._target.schema.key:
-            first = pc.list_element(letters.column("_key"), 0)
-            of_these = pc.is_in(pc.list_element(known.column("_key"), 0), value_set=first)
-            known = known.filter(of_these)
+            known = _of_keys(known, letters)
+            if self._target.write == "upsert":
+                still_open = set(_places(_of_keys(self._open, letters)))
+                known = known.filter(pa.array([place in still_open for place in _places(known)], pa.bool_()))
         words = set(map(repr, known.column("_row").to_pylist()))
         is_new = [repr(row) not in words for row in letters.column("_row").to_pylist()]
         return letters.filter(pa.array(is_new, pa.bool_()))
@@ -86,3 +88,16 @@ class KnownLetters:
             for column, name in zip(text.columns, schema.key, strict=True)
         ]
         return KeySet(pa.table(typed, names=self._target.key))
+
+
+_PLACE = ["_key", "_tx", "_op_index"]
+
+
+def _places(letters: pa.Table) -> list[str]:
+    return [repr(place) for place in letters.select(_PLACE).to_pylist()]
+
+
+def _of_keys(known: pa.Table, letters: pa.RecordBatch) -> pa.Table:
+    """Those with the first part of a key in common with these."""
+    first = pc.list_element(letters.column("_key"), 0)
+    return known.filter(pc.is_in(pc.list_element(known.column("_key"), 0), value_set=first))

@@ -52,7 +52,7 @@ def read_increment(task: IncrementTask) -> IncrementResult:
     if target.condition is not None and target.write == "upsert":
         load_chunk(_outside(task.load), outside)
     staged = stage(task.staging, _distinct([*unseen.keys, *outside.keys]))
-    folded = FoldResult(result.file, result.dead_letters, staged, truncated=False, operations={})
+    folded = FoldResult(result.files, result.dead_letters, staged, truncated=False, operations={})
     settled = letters.write_settled(task.settled_path, task.load.position)
     return IncrementResult(folded, settled, result.rows, result.table_rewritten)
 

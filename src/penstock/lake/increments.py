@@ -23,7 +23,7 @@ from penstock.core.stream import StreamId
 from penstock.destinations.base import DataFile, Marker, TableRecord
 from penstock.destinations.parquet_files import new_file_name
 from penstock.lake.apply import Outcome, StreamWork, merge
-from penstock.lake.column_ids import evolved_columns
+from penstock.lake.column_ids import dropped_partition, evolved_columns
 from penstock.lake.evolve import plan_evolution
 from penstock.lake.fold_task import FoldResult
 from penstock.lake.held_rows import HeldRange
@@ -81,7 +81,8 @@ class Increments:
     def advance(self, streams: Sequence[StreamId], point: LoadPoint) -> None:
         """One round for each of these streams. Those that must be tried again still wait afterwards."""
         settings = load_connection_settings(self._lane.settings.server_version)
-        with connect(self._lane.settings.url, application_name="penstock plan", settings=settings) as source:
+        url = self._lane.settings.load_url
+        with connect(url, application_name="penstock plan", settings=settings) as source:
             take_over_snapshot(source, point.snapshot)
             planned = [self._plan(source, stream) for stream in streams]
         rounds = [each for each in planned if each is not None]
@@ -126,7 +127,7 @@ class Increments:
         work = StreamWork(
             stream=stream,
             table=table,
-            target=target.with_ids_of(evolved_columns(record, target, rewrite)),
+            target=target.with_ids_of(evolved_columns(record, target, rewrite), record.layout),
             files=table.files(record),
             read_from=record.snapshot_id,
             changes=(),
@@ -149,6 +150,10 @@ class Increments:
         unfit = unfit_default(plan, target.schema) if target.write == "upsert" else None
         if unfit is not None:
             return MustReload(f"rows read column {unfit} as a default that its type cannot hold")
+        held = target.with_ids_of(evolved_columns(record, target, plan.rewrite))
+        table = self._lane.table(configured.info.stream)
+        if (column := dropped_partition(table, record, held)) is not None:
+            return MustReload(f"column {column}, by which its files are partitioned, is gone")
         return plan
 
     def _prepare(self, rounds: Sequence[_Round]) -> None:
@@ -190,7 +195,7 @@ class Increments:
 
         for each in rounds:
             self._lane.listener.stream_started(str(each.stream), "load", None)
-        with LoadProgress(self._lane.settings.url, self._lane.listener) as progress:
+        with LoadProgress(self._lane.settings.load_url, self._lane.listener) as progress:
             outcomes = merge(spark, [each.work for each in rounds], read)
         for each in rounds:
             outcomes[each.stream].settled += settled[each.stream]
@@ -203,7 +208,7 @@ class Increments:
     ) -> IncrementTask:
         work, leaf = each.work, chunk.leaf
         load = LoadTask(
-            url=self._lane.settings.url,
+            url=self._lane.settings.load_url,
             application_name=progress.application_name(work.stream),
             settings=load_connection_settings(self._lane.settings.server_version),
             snapshot=point.snapshot,
@@ -227,7 +232,7 @@ class Increments:
 
     def _altered_since(self, rounds: Sequence[_Round]) -> set[StreamId]:
         """Tables whose columns changed while they were read: a name may have stood for another column."""
-        with connect(self._lane.settings.url) as connection:
+        with connect(self._lane.settings.load_url) as connection:
             tables = discover(connection, [each.stream for each in rounds])
         present = {table.stream: table for table in tables}
         return {each.stream for each in rounds if not self._is_as_read(each, present.get(each.stream))}

@@ -97,7 +97,9 @@ class Joining:
     def _commit_empty(self, stream: StreamId, target: Target, record: LoadRecord) -> None:
         """One file without rows: a reader of the empty table finds its columns."""
         table, epoch = self._lane.table(stream), self._lane.settings.epoch
-        begun = table.begin_load(record.load_id, epoch, target.schema, target.write, target.arrow_schema())
+        begun = table.begin_load(
+            record.load_id, epoch, target.schema, target.write, target.arrow_schema(), target.options
+        )
         target = as_begun(target, begun)
         self._lane.ledger.write(two_phase.chunks_preparing(self._lane.ledger.document, stream, [_ALL]))
         path = table.files_directory / new_file_name("load")

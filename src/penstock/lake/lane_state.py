@@ -6,6 +6,7 @@ opens with recovery and decides who goes where. All that one of them must know o
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -20,8 +21,9 @@ from penstock.core.report import ProgressListener
 from penstock.core.schema import TableSchema
 from penstock.core.selection import WHOLE_TABLE, Selection
 from penstock.core.stream import StreamId
+from penstock.core.table_options import NO_OPTIONS, TableOptions
 from penstock.core.where import WhereError
-from penstock.destinations.base import Destination, DestinationTable, WriteMode
+from penstock.destinations.base import Destination, DestinationTable, TableRecord, WriteMode
 from penstock.lake.apply import Outcome
 from penstock.lake.target import Target
 from penstock.ledger import pausing
@@ -50,6 +52,8 @@ class LaneStream:
     selection: Selection = WHOLE_TABLE  # `info` has the schema of that part
     cursor: CursorChoice | None = None  # of an incremental stream
     on_schema_change: SchemaChangePolicy = "evolve"
+    soft_deletes: bool = False
+    options: TableOptions = NO_OPTIONS
 
     @property
     def reads_log(self) -> bool:
@@ -59,7 +63,14 @@ class LaneStream:
         """`schema`: of the part of the table that the stream holds, in another version."""
         held = (schema or self.info.schema).held_as(self.types)
         condition = self.selection.condition if schema is None else self.selection.condition_on(schema)
-        return Target(held, self.write, self.rename, condition)
+        return Target(
+            held,
+            self.write,
+            self.rename,
+            condition,
+            soft_deletes=self.soft_deletes,
+            options=self.options,
+        )
 
     def cursors(self) -> tuple[Cursor, ...]:
         return self.cursor.cursors(self.info.schema) if self.cursor is not None else ()
@@ -90,6 +101,12 @@ class LaneSettings:
     origin: str  # the source and the slot, for the generations of loads
     rows_per_second: int | None = None
     snapshot_age_max_s: float | None = None
+    replica_url: str | None = None
+
+    @property
+    def load_url(self) -> str:
+        """Where tables are read; changes, and what the source is now, are asked of `url`."""
+        return self.replica_url or self.url
 
 
 @dataclass(slots=True)
@@ -108,6 +125,10 @@ class LaneState:
     read_on: set[StreamId] = field(default_factory=set)  # read up to a snapshot of this run
     #: Loads run beside rounds: a stream is in the hands of one or the other, never of both.
     being_loaded: set[StreamId] = field(default_factory=set)
+    #: Of those, tables that rounds go on with until their load takes their place (correctness 18).
+    kept_up: set[StreamId] = field(default_factory=set)
+    #: Held by a round, and by the swap of a load: a table is not replaced in the midst of its round.
+    rounds: threading.RLock = field(default_factory=threading.RLock)
     beside_rounds: bool = False
     held_from: Lsn | None = None  # the log is needed from here on by loads that the state may not name yet
 
@@ -133,7 +154,13 @@ class LaneState:
         if stream not in self.to_reload:
             self.to_reload.add(stream)
             when = "will be loaded again when it is resumed" if self.is_paused(stream) else "is loaded again"
-            self.listener.note(f"{stream} {when}: {reason}.")
+            loses = " Rows that were deleted at the source are not kept." * self.streams[stream].soft_deletes
+            self.listener.note(f"{stream} {when}: {reason}.{loses}")
+
+    def follow_source(self, stream: StreamId, change: str) -> None:
+        """The source's table is another now: load it again, unless the stream is not to follow that."""
+        if self.may_follow(stream, change):
+            self.reload(stream, change)
 
     def resync(self, stream: StreamId) -> None:
         """Have a stream loaded anew because somebody asked for it; one that was paused goes on with that."""
@@ -186,6 +213,23 @@ class LaneState:
         state = self.ledger.document.stream(stream)
         return state is not None and state.paused is not None
 
+    def can_be_kept_up(self, stream: StreamId) -> bool:
+        """Whether rounds may go on with a table while it is loaded anew.
+
+        It must be as the stream's settings ask for it. An append table whose history stays is not kept up:
+        the load adds what the source has at the load's point, and the log goes on from there.
+        """
+        configured, state = self.streams[stream], self.ledger.document.stream(stream)
+        if configured.mode != "cdc" or state is None or state.committed_to is None:
+            return False
+        is_replaced = configured.write == "upsert" or stream in self.to_replace or state.load_replaces
+        follows = stream in self.ledger.document.global_streams or state.cdc_from is not None
+        if not is_replaced or not follows:
+            return False
+        record = self.table(stream).record()
+        marker = record.marker if record is not None and record.readable_from is None else None
+        return marker is not None and marker.generation == state.generation and self.has_layout(stream)
+
     def table(self, stream: StreamId) -> DestinationTable:
         return self.destination.table(stream)
 
@@ -194,14 +238,17 @@ class LaneState:
 
     def has_layout(self, stream: StreamId, schema: TableSchema | None = None) -> bool:
         """Whether the table's columns are those that the stream's settings ask for."""
-        table = self.table(stream)
-        record = table.record()
+        return self.is_layout_of(stream, self.table(stream).record(), schema)
+
+    def is_layout_of(
+        self, stream: StreamId, record: TableRecord | None, schema: TableSchema | None = None
+    ) -> bool:
         if record is None or (record.columns is None and not record.files):
             return False
         if not self.streams[stream].selection.is_of(schema or record.schema):
             return False
         held = record.columns
-        written = held if held is not None else pq.read_schema(table.path(record.files[0]))
+        written = held if held is not None else pq.read_schema(self.table(stream).path(record.files[0]))
         try:
             configured = self.streams[stream].target(schema or record.schema).arrow_schema()
         except (ConfigError, WhereError):

@@ -171,7 +171,7 @@ class Loader:
         self._records.save(record)
         failpoints.reach("load.recorded")
         begun = table.begin_load(
-            record.load_id, self._epoch, target.schema, target.write, target.arrow_schema()
+            record.load_id, self._epoch, target.schema, target.write, target.arrow_schema(), target.options
         )
         target = as_begun(target, begun)
         return StreamLoad(info.stream, sync_mode, target, table, info, record, record.chunks, noted)
@@ -311,7 +311,7 @@ class Loader:
             load.record.load_id,
             self._epoch,
             [load.thread_id(chunk) for chunk, _ in done],
-            [result.file for _, result in done if result.file is not None],
+            [file for _, result in done for file in result.files],
             [result.dead_letters for _, result in done if result.dead_letters is not None],
         )
         failpoints.reach("load.committed")
@@ -346,7 +346,8 @@ def settings_of(sync_mode: SyncMode, target: Target) -> dict[str, str]:
     types = {f"type {each.name}": each.held_as for each in target.schema.columns if each.held_as}
     chosen = {f"column {name}": "held" for name in target.schema.chosen}
     where = {"where": target.schema.where} if target.schema.where else {}
-    return {"mode": sync_mode, "write": target.write, **rename, **types, **chosen, **where}
+    deletes = {"deletes": "soft"} if target.soft_deletes else {}
+    return {"mode": sync_mode, "write": target.write, **deletes, **rename, **types, **chosen, **where}
 
 
 def columns_of(schema: TableSchema) -> list[tuple[int, str]]:
@@ -390,8 +391,10 @@ def owns_keys(record: LoadRecord) -> bool:
 
 
 def as_begun(target: Target, table: TableRecord | None) -> Target:
-    """The target with the ids that the load's columns were given when it began."""
-    return target if table is None or table.load is None else target.with_ids_of(table.load.columns)
+    """The target with the ids that the load's columns were given when it began, and the table's layout."""
+    if table is None or table.load is None:
+        return target
+    return target.with_ids_of(table.load.columns, table.layout)
 
 
 def _bound(bound: ChunkBound) -> str | None:

@@ -1,6 +1,6 @@
-"""Reads one chunk of a table into one Parquet file: the body of a Spark task of a load.
+"""Reads one chunk of a table into a Parquet file, or one for each partition: a Spark task of a load.
 
-Promise: the file holds exactly the chunk's rows as of the exported snapshot. It holds because the
+Promise: the files hold exactly the chunk's rows as of the exported snapshot. It holds because the
 read runs in a REPEATABLE READ transaction that took over that snapshot; because row-level security is
 off (a role that it would filter gets an error instead of fewer rows); and because the leaf's file node
 is compared after the read: while we read, our lock keeps VACUUM FULL and rewriting ALTERs away, and one
@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+import psycopg
 import pyarrow as pa
 from psycopg import sql
 
@@ -31,12 +32,16 @@ from penstock.lake.change_set import Flags
 from penstock.lake.dead_letters import DEAD_LETTERS, any_bad, dead_letter_rows, without
 from penstock.lake.output import OutputFile
 from penstock.lake.pace import Pace
-from penstock.lake.target import Target
+from penstock.lake.table_output import TableOutput
+from penstock.lake.target import DELETED_AT, Target
 from penstock.sources.postgres.binary_values import text
 from penstock.sources.postgres.chunks import ChunkMethod, PlannedChunk, chunk_query
-from penstock.sources.postgres.connection import Connection, connect, query_errors
+from penstock.sources.postgres.connection import Connection, connect, query_errors, snapshot_lost
 from penstock.sources.postgres.copy_binary import CopyBlock, CopyFormatError, read_copy
 from penstock.sources.postgres.types import cast_text, from_binary, load_expression, text_expression
+
+#: what versions of the server say of a snapshot whose session has ended
+_NO_SUCH_SNAPSHOT = ("22023", "42704", "55000")
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -61,7 +66,7 @@ class LoadTask:
 
 @dataclass(frozen=True, slots=True)
 class LoadResult:
-    file: DataFile | None
+    files: tuple[DataFile, ...]
     dead_letters: DataFile | None
     rows: int
     table_rewritten: bool = False  # the leaf's file node changed: the load must start again
@@ -92,7 +97,7 @@ def load_chunk(task: LoadTask, sieve: Sieve | None = None) -> LoadResult:
     except CopyFormatError as error:
         # A column whose type was altered sends other bytes, and its table has another file.
         if _is_rewritten(task):
-            return LoadResult(None, None, 0, table_rewritten=True)
+            return LoadResult((), None, 0, table_rewritten=True)
         raise SourceError(
             "The server sent rows in another form than the table's columns have.",
             stream=str(task.target.schema.stream),
@@ -108,7 +113,7 @@ def _load(task: LoadTask, sieve: Sieve | None, *, as_text: bool) -> LoadResult:
         take_over_snapshot(connection, task.snapshot)
         result = _read(connection, task, sieve, as_text=as_text)
         if _file_node(connection, task.leaf_oid) != task.chunk.filenode:
-            return LoadResult(None, None, 0, table_rewritten=True)
+            return LoadResult((), None, 0, table_rewritten=True)
         return result
 
 
@@ -128,7 +133,12 @@ def _errors(task: LoadTask) -> AbstractContextManager[None]:
 def take_over_snapshot(connection: Connection, snapshot: str) -> None:
     """Begin a transaction that sees what an exported snapshot shows."""
     connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-    connection.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(snapshot)))
+    try:
+        connection.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(snapshot)))
+    except psycopg.Error as error:
+        if error.sqlstate in _NO_SUCH_SNAPSHOT:
+            raise snapshot_lost("reading the tables") from error
+        raise
 
 
 def _read(connection: Connection, task: LoadTask, sieve: Sieve | None, *, as_text: bool) -> LoadResult:
@@ -137,10 +147,9 @@ def _read(connection: Connection, task: LoadTask, sieve: Sieve | None, *, as_tex
     selected = _select_list(columns, forms)
     query = chunk_query(task.target.schema, task.chunk, task.method, selected, _condition(task))
     schema = task.target.arrow_schema()
-    key = task.target.key[0] if task.target.key else None
     dead_letters = OutputFile(task.dead_letter_path, DEAD_LETTERS)
     # The first chunk of a load leaves a file in any case: an empty table can be read too.
-    output = OutputFile(task.path, schema, key, even_if_empty=task.chunk.min is None and sieve is None)
+    output = TableOutput(task.path, task.target, even_if_empty=task.chunk.min is None and sieve is None)
     pace = Pace(task.rows_per_second)
     with output, dead_letters:
         for block in read_copy(connection, query, max(1, len(columns))):
@@ -157,8 +166,10 @@ def _read(connection: Connection, task: LoadTask, sieve: Sieve | None, *, as_tex
                 arrays = [without(array, dropped) for array in arrays]
             if task.target.write == "append":
                 arrays += _loaded_row_marks(len(arrays[0]) if arrays else block.rows)
+            elif task.target.soft_deletes:
+                arrays.append(pa.nulls(len(arrays[0]), DELETED_AT.type))
             output.write_batch(pa.RecordBatch.from_arrays(arrays, schema=schema))
-    return LoadResult(output.data_file, dead_letters.data_file, output.rows)
+    return LoadResult(output.files, dead_letters.data_file, output.rows)
 
 
 def _condition(task: LoadTask) -> str:

@@ -19,6 +19,7 @@ from penstock.lake.change_set import Changes, Flags
 from penstock.lake.keys import distinct
 
 NAMES = pa.list_(pa.string())
+_TIMESTAMP = pa.timestamp("us", "UTC")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,8 @@ class Pending:
     missing: pa.Array  # list<string> per row
     only_if_exists: Flags  # per row: it survives only if the target has its key
     changes: Changes | None = field(default=None, repr=False)  # the other layout; `lookup`: every key
+    #: Per row, of a table that keeps deleted rows: it is the target's own, with nothing new but that it ends.
+    as_held: Flags | None = None
 
     @property
     def lookup_keys(self) -> pa.Table:
@@ -48,14 +51,15 @@ class Pending:
 
     def to_table(self) -> pa.Table:
         if self.changes is None:
-            return pa.table(
-                {
-                    "rows": self.rows.to_struct_array(),
-                    "lookup": self.lookup.to_struct_array(),
-                    "missing": self.missing,
-                    "only_if_exists": pa.array(self.only_if_exists),
-                }
-            )
+            columns = {
+                "rows": self.rows.to_struct_array(),
+                "lookup": self.lookup.to_struct_array(),
+                "missing": self.missing,
+                "only_if_exists": pa.array(self.only_if_exists),
+            }
+            if self.as_held is not None:
+                columns["as_held"] = pa.array(self.as_held)
+            return pa.table(columns)
         changes = self.changes
         return pa.table(
             {
@@ -68,6 +72,9 @@ class Pending:
                 if changes.unchanged is None
                 else changes.unchanged,
                 "bad": pa.array(np.zeros(len(changes), np.bool_) if changes.bad is None else changes.bad),
+                "commit_ts": pa.nulls(len(changes), _TIMESTAMP)
+                if changes.commit_ts is None
+                else changes.commit_ts,
             }
         )
 
@@ -78,7 +85,8 @@ class Pending:
                 rows=_unpacked(table, "rows"),
                 lookup=_unpacked(table, "lookup"),
                 missing=_array(table, "missing"),
-                only_if_exists=_array(table, "only_if_exists").to_numpy(zero_copy_only=False),
+                only_if_exists=_flags(table, "only_if_exists"),
+                as_held=_flags(table, "as_held") if "as_held" in table.column_names else None,
             )
         changes = Changes(
             rows=_unpacked(table, "rows"),
@@ -87,7 +95,8 @@ class Pending:
             tx=_array(table, "tx").to_numpy(),
             op_index=_array(table, "op_index").to_numpy(),
             unchanged=_array(table, "unchanged"),
-            bad=_array(table, "bad").to_numpy(zero_copy_only=False),
+            commit_ts=_array(table, "commit_ts"),
+            bad=_flags(table, "bad"),
         )
         return cls.of_changes(changes, touched_keys(changes))
 
@@ -116,6 +125,11 @@ def missing_by_column(lists: pa.Array | None, columns: list[str]) -> dict[str, F
 def _array(table: pa.Table, name: str) -> pa.Array:
     column = table.column(name)
     return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
+
+
+def _flags(table: pa.Table, name: str) -> Flags:
+    flags: Flags = _array(table, name).to_numpy(zero_copy_only=False)
+    return flags
 
 
 def _unpacked(table: pa.Table, name: str) -> pa.Table:

@@ -62,12 +62,13 @@ def replay_last(
 
 @numba.njit(cache=True, nogil=True)
 def infer_existence(
-    op: NDArray[np.uint8], old: Numbers, new: Numbers, tx: Numbers, keys: int
+    op: NDArray[np.uint8], old: Numbers, new: Numbers, tx: Numbers, keys: int, open_tx: int
 ) -> NDArray[np.int8]:
     """For each key whether it had a row before the batch: 1 yes, 0 no, UNKNOWN.
 
     A delete needs a row, and after a whole transaction there is one row or none. What remains unknown are
-    keys with as many deletes as inserts, none of them before its insert.
+    keys with as many deletes as inserts, none of them before its insert; and some of those that are touched
+    in `open_tx`, of which there is more to come (-1: all are whole).
     """
     existed = np.full(keys, UNKNOWN, np.int8)
     balance = np.zeros(keys, np.int64)
@@ -87,7 +88,7 @@ def infer_existence(
             if balance[key] < 0:
                 existed[key] = 1
     for key in range(keys):
-        if balance[key] == 1:
+        if balance[key] == 1 and touched[key] != open_tx:
             existed[key] = 0
     return existed
 
@@ -109,7 +110,7 @@ def replay_queues(
     good = np.arange(size)
     for i in range(size):
         if op[i] != _INSERT:
-            predecessor[i] = _take_oldest(old[i], oldest, newest, following)
+            predecessor[i] = take_oldest(old[i], oldest, newest, following)
         if op[i] == _UPDATE or op[i] == _INSERT:
             if bad[i]:
                 good[i] = NOTHING
@@ -129,7 +130,7 @@ def replay_queues(
 
 
 @numba.njit(cache=True, nogil=True)
-def _take_oldest(key: int, oldest: Numbers, newest: Numbers, following: Numbers) -> int:
+def take_oldest(key: int, oldest: Numbers, newest: Numbers, following: Numbers) -> int:
     """Removes the oldest live row of the key: a change, TARGET, or NOTHING if there is none."""
     taken = oldest[key]
     if taken == NOTHING:

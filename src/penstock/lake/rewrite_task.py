@@ -1,7 +1,8 @@
 """Stage 2 of a round where files are replaced: those that may hold touched keys are written again.
 
 The successor lacks the touched rows (and has the columns of a changed schema); a file without a touched
-key stays as it is. Rows that stage 1 left pending are picked up on the way, for `complete_task`.
+key stays as it is. Rows that stage 1 left pending are picked up on the way, for `complete_task`. A truncate
+of a table that keeps deleted rows has all its files written again.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ from penstock.lake.change_set import Flags
 from penstock.lake.evolve import ColumnSource
 from penstock.lake.fold_task import Staged
 from penstock.lake.keys import KeySet
-from penstock.lake.output import OutputFile
 from penstock.lake.pending import Pending
 from penstock.lake.session import of_this_attempt
+from penstock.lake.soft_fold import end_live_rows
+from penstock.lake.table_output import TableOutput
 from penstock.lake.target import Target
 from penstock.sources.postgres.types import cast_text
 
@@ -37,24 +39,25 @@ class RewriteTask:
     staged: tuple[Staged, ...]  # one per bucket, taken one at a time
     columns: tuple[ColumnSource, ...] | None  # the schema changed: every file is written again
     picked: tuple[Path, ...]  # per bucket, where the rows go that its pending ones need
+    truncated_at_us: int | None = None  # live rows that are left were deleted then
 
 
 @dataclass(frozen=True, slots=True)
 class RewriteResult:
-    replaced: dict[str, DataFile | None]
+    replaced: dict[str, tuple[DataFile, ...]]
     picked: tuple[Path | None, ...]
 
 
 def rewrite_files(task: RewriteTask) -> RewriteResult:
     """Stage 2, for a share of the table's files. Memory: one bucket's keys and one batch of rows."""
-    replaced: dict[str, DataFile | None] = {}
+    replaced: dict[str, tuple[DataFile, ...]] = {}
     with ExitStack() as stack:
         paths = [of_this_attempt(path) for path in task.picked]
         sinks = [stack.enter_context(PickedRows(path, task.target.arrow_schema())) for path in paths]
         for name, path, successor in task.files:
             file = stack.enter_context(pq.ParquetFile(path))
             hits = _hits(file, task)
-            if task.columns is None and not hits.any():
+            if task.columns is None and task.truncated_at_us is None and not hits.any():
                 continue
             for staged, sink in zip(task.staged, sinks, strict=True):
                 if staged.pending is not None:
@@ -138,13 +141,14 @@ def evolved(table: pa.Table, target: Target, columns: Sequence[ColumnSource] | N
     return pa.table([*arrays, *(table.column(name) for name in extra)], schema=schema)
 
 
-def _rewrite(file: pq.ParquetFile, hits: Flags, successor: Path, task: RewriteTask) -> DataFile | None:
-    key = task.target.key[0] if task.target.key else None
+def _rewrite(file: pq.ParquetFile, hits: Flags, successor: Path, task: RewriteTask) -> tuple[DataFile, ...]:
     start = 0
-    with OutputFile(successor, task.target.arrow_schema(), key) as output:
+    with TableOutput(successor, task.target) as output:
         for batch in file.iter_batches(ROWS_PER_READ):
             keep = ~hits[start : start + batch.num_rows]
             start += batch.num_rows
             if keep.any():
-                output.write_table(_evolve(pa.Table.from_batches([batch.filter(pa.array(keep))]), task))
-    return output.data_file
+                rows = _evolve(pa.Table.from_batches([batch.filter(pa.array(keep))]), task)
+                at_us = task.truncated_at_us
+                output.write_table(rows if at_us is None else end_live_rows(rows, at_us))
+    return output.files

@@ -31,9 +31,11 @@ from penstock.lake.dead_letters import (
 from penstock.lake.evolve import ColumnSource
 from penstock.lake.keys import KeySet, distinct
 from penstock.lake.output import OutputFile
+from penstock.lake.skip import SkipRule
 from penstock.lake.target import Target
 from penstock.log.columns import stored_name
 from penstock.log.reader import LogFile, read_rows
+from penstock.sources.postgres.types import cast_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,7 @@ class SettleTask:
     before: tuple[Path, ...]  # committed files of letters and settled keys
     written: tuple[Path, ...]  # files of letters of this round
     path: Path
+    skip: SkipRule | None = None  # changes that the load holds settle none of its letters
 
 
 def settle_letters(task: SettleTask) -> DataFile | None:
@@ -114,12 +117,23 @@ def _touches(task: SettleTask, candidates: KeySet) -> Iterator[pa.Table]:
             now = [changes.column(name) for name in names]
             then = [pc.struct_field(old, name) for name in names]
             for key in (now, then):
-                yield _matching(changes, pa.table(key, names=candidates.names), candidates)
+                left = _not_in_load(task, changes, key)
+                touching = pa.table(key, names=candidates.names).filter(left)
+                yield _matching(changes.filter(left), touching, candidates)
     everything = np.arange(candidates.count)
     for tx, op_index in task.truncates:
         rows = len(everything)
         marks = [pa.repeat(pa.scalar(each), rows) for each in ("t", tx, op_index, False)]
         yield pa.table([everything, *marks], schema=_TOUCHES)
+
+
+def _not_in_load(task: SettleTask, changes: pa.Table, key: Sequence[pa.ChunkedArray | pa.Array]) -> pa.Array:
+    if task.skip is None:
+        return pa.repeat(pa.scalar(True), changes.num_rows)
+    text = key[task.target.schema.key.index(task.skip.column.name)]
+    flat = text.combine_chunks() if isinstance(text, pa.ChunkedArray) else text
+    typed = cast_text(flat, task.skip.column).values
+    return pa.array(~task.skip.holds(typed, changes.column("_tx").to_numpy()))
 
 
 def _names_in_log(task: SettleTask, file: LogFile) -> list[str]:

@@ -39,8 +39,7 @@ class SkipRule:
         name = self.name
         old_key = _sent_or_own(changes.old_key.column(name), changes.rows.column(name))
         new_key = _sent_or_own(changes.rows.column(name), changes.old_key.column(name))
-        new_held = changes.tx < self._owner_points(new_key)
-        old_held = changes.tx < self._owner_points(old_key)
+        new_held, old_held = self.holds(new_key, changes.tx), self.holds(old_key, changes.tx)
         op, op_index = changes.op.copy(), changes.op_index.copy()
         updates = op == UPDATE
         only_insert = updates & old_held & ~new_held
@@ -50,6 +49,17 @@ class SkipRule:
         held = np.where(op == INSERT, new_held, np.where(op == DELETE, old_held, new_held & old_held))
         held &= op != TRUNCATE
         return changes.with_operations(op, op_index), ~held
+
+    def holds_row(self, changes: Changes) -> Flags:
+        """Which rows, as the changes leave them, are in the load; of a key that does not fit nobody knows."""
+        key = changes.rows.column(self.name).combine_chunks()
+        held: Flags = self.holds(key, changes.tx) & key.is_valid().to_numpy(zero_copy_only=False)
+        return held
+
+    def holds(self, keys: pa.Array, tx: Numbers) -> Flags:
+        """Whether the load was read after the change of that key."""
+        held: Flags = tx < self._owner_points(keys)
+        return held
 
     def _owner_points(self, keys: pa.Array) -> Numbers:
         bounds = cast_text(pa.array(self.bounds, pa.string()), self.column).values

@@ -13,6 +13,7 @@ from typing import Any
 
 from penstock.core.errors import PenstockError
 from penstock.sources.postgres.catalog import discover
+from penstock.sources.postgres.check_replica import check_replica
 from penstock.sources.postgres.check_streams import check_streams
 from penstock.sources.postgres.connection import (
     POOLER_REMEDY,
@@ -55,6 +56,7 @@ def check(
     streams: Sequence[StreamNeed],
     *,
     publication_mode: PublicationMode = "auto",
+    replica_url: str | None = None,
 ) -> list[Finding]:
     """All findings, in the order in which a person would mend them."""
     try:
@@ -85,7 +87,7 @@ def check(
                 findings += step(asked)
             except PenstockError as error:
                 findings.append(Finding.of_error(name, error))
-        return findings
+        return findings + (check_replica(url, replica_url) if replica_url is not None else [])
 
 
 def _value(asked: _Asked, query: str, doing: str) -> Any:

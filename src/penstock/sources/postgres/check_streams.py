@@ -8,6 +8,7 @@ from penstock.core.held_as import HeldAs
 from penstock.core.stream import StreamId
 from penstock.sources.postgres.catalog import Leaf, TableInfo
 from penstock.sources.postgres.check_cursor import check_cursor
+from penstock.sources.postgres.check_options import check_options
 from penstock.sources.postgres.check_selection import check_selection
 from penstock.sources.postgres.finding import Finding, Level, StreamNeed
 from penstock.sources.postgres.publication import PublicationInfo, PublicationMode, quoted
@@ -45,9 +46,11 @@ def check_streams(
                 continue
             found = [
                 *_check_reading(table, role),
+                *(_check_at_replica(table) if need.at_replica and not need.reads_log else ()),
                 *_check_columns(table, need),
                 *check_selection(table, need),
                 *check_cursor(table, need),
+                *check_options(table, need),
                 *(_check_log(table, need) if need.reads_log else ()),
                 *(
                     _check_membership(table, need, publication_name, publication, mode)
@@ -121,6 +124,14 @@ def _check_reading(table: TableInfo, role: str) -> Iterator[Finding]:
     elif table.row_security:
         yield _finding(table, "row security", "ok")(
             f"Row-level security is on, and does not apply to the role {role}.", ""
+        )
+
+
+def _check_at_replica(table: TableInfo) -> Iterator[Finding]:
+    if table.unlogged:
+        yield _finding(table, "replica", "error")(
+            "An unlogged table has no rows at a replica.",
+            "Leave it out, or give it to a pipeline without `source.replica_url`.",
         )
 
 

@@ -12,15 +12,18 @@ reports back, which costs no round trip.
 from __future__ import annotations
 
 import re
+import threading
+import weakref
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TypeAlias
 from urllib.parse import quote
 
 import psycopg
 from psycopg import conninfo
+from psycopg.pq import TransactionStatus
 
-from penstock.core.errors import ConfigError, SourceError
+from penstock.core.errors import ConfigError, SnapshotLostError, SourceError
 
 Connection: TypeAlias = psycopg.Connection[tuple[Any, ...]]
 
@@ -34,6 +37,8 @@ SESSION_SETTINGS: Mapping[str, str] = {
 }
 
 CONNECT_TIMEOUT_S = 10
+_opened: weakref.WeakSet[Connection] = weakref.WeakSet()
+_opening = threading.Lock()
 # Settings that Postgres reports at connect without being asked.
 _REPORTED = ("DateStyle", "IntervalStyle", "TimeZone")
 
@@ -67,7 +72,27 @@ def connect(
             "a connection pooler stands in between.",
             remedy=POOLER_REMEDY,
         )
+    with _opening:
+        _opened.add(connection)
     return connection
+
+
+def cancel_queries() -> None:
+    """Cancel what other threads of this process have the source do; they get an error (`was_cancelled`)."""
+    with _opening:
+        connections = list(_opened)
+    for connection in connections:
+        if connection.info.transaction_status == TransactionStatus.ACTIVE:
+            with suppress(psycopg.Error):
+                connection.cancel_safe(timeout=CONNECT_TIMEOUT_S)
+
+
+def was_cancelled(error: BaseException) -> bool:
+    """Whether the error comes from a query that somebody cancelled."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, psycopg.errors.QueryCanceled):
+        cause = cause.__cause__
+    return cause is not None
 
 
 def connection_parameters(
@@ -172,6 +197,8 @@ def query_error(error: psycopg.Error, doing: str, *, stream: str | None = None) 
     state = error.sqlstate or ""
     if state == "42501":
         message, remedy = f"Permission is missing for {doing}.", "Run `penstock check` to see which right."
+    elif state == "40001":  # reads that only read meet no other kind of this than replay's
+        return snapshot_lost(doing, stream)
     elif state == "55P03":
         message = f"A lock could not be had in time while {doing}."
         remedy = "Run the same command again when no long transaction uses the table."
@@ -182,6 +209,16 @@ def query_error(error: psycopg.Error, doing: str, *, stream: str | None = None) 
         message, remedy = f"Postgres reported an error while {doing}.", "Run `penstock check`."
     return SourceError(
         message, remedy=remedy, stream=stream, detail=f"{type(error).__name__} ({state})" if state else ""
+    )
+
+
+def snapshot_lost(doing: str, stream: str | None = None) -> SnapshotLostError:
+    return SnapshotLostError(
+        f"The snapshot was lost while {doing}: its session was ended, or stood in the way of replay at a "
+        "replica.",
+        remedy="Run the same command again; the load goes on where that is exact. If it happens again at a "
+        "replica, set hot_standby_feedback = on there, or raise max_standby_streaming_delay.",
+        stream=stream,
     )
 
 

@@ -8,6 +8,7 @@ from typing import Literal
 
 from penstock.core.errors import PenstockError, SourceError
 from penstock.core.stream import StreamId
+from penstock.core.table_options import NO_OPTIONS, TableOptions
 from penstock.sources.postgres.cursor import CursorChoice
 
 Level = Literal["ok", "warning", "error"]
@@ -57,6 +58,8 @@ class StreamNeed:
     by_pattern: bool = False  # the file does not name this stream itself; not all it says concerns each table
 
     cursor: CursorChoice | None = None  # of an incremental stream
+    options: TableOptions = NO_OPTIONS  # of its table
+    at_replica: bool = False  # the table is read at a standby
 
     @property
     def reads_log(self) -> bool:

@@ -1,0 +1,243 @@
+"""Keeps Iceberg tables in order: merges files, applies deletes, lets old snapshots and orphans go.
+
+It gives way to everybody. It runs under the lock of a sync, so never beside a round of ours. Its commits are
+Iceberg's own, which are refused if another writer changed the files they replace; then the work is dropped
+with a note, and is due again. None of them carries a record, so the table holds what it held before
+(`iceberg_history`), and none touches a branch but `main`.
+
+In order, and why a crash between any two steps leaves a right table with work that is due again:
+
+1. data files, in passes of `PASS_BYTES` with a commit each, by the table's own sort order if it has one;
+2. files of deletes: merged, and without those whose data files are gone;
+3. manifests;
+4. snapshots: what the kept ones hold is written down first (`iceberg_expiry`), then the others expire and
+   the files that only they have are removed. Killed in between, files are left that belong to nobody;
+5. orphans: such files, and those of work that was cut short, once they are older than `orphan_age`.
+
+Rows go from file to file inside Spark. A task holds one row group of Parquet, about `TASK_MEMORY_BYTES` with
+what it reads; a group of files has no more tasks than the memory of the JVM allows, and one group is written
+at a time. The key indexes of new files are made at the next lookup, once: 0.15 CPU-seconds a million rows.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import IllegalArgumentException, PySparkException
+from pyspark.sql import SparkSession
+
+from penstock import failpoints
+from penstock.core.errors import DestinationError, SparkError
+from penstock.core.report import CompactedStream, ProgressListener, TableHealth
+from penstock.core.stream import StreamId
+from penstock.destinations.iceberg import IcebergDestination, IcebergTable
+from penstock.destinations.iceberg_expiry import prepare_expiry
+from penstock.destinations.iceberg_health import (
+    SPARE_MIN,
+    Limits,
+    deletes_are_due,
+    due,
+    files_are_due,
+    read_health,
+)
+from penstock.destinations.iceberg_java import iceberg_errors
+from penstock.destinations.iceberg_staging import NEXT_BRANCH
+from penstock.lake.session import is_on_one_machine
+
+PASS_BYTES = 4 * 1024**3
+TASK_MEMORY_BYTES = 512 * 1024**2
+#: Files of a group, and tasks: of fewer, groups of large files would not be enough to be worth it.
+TASKS_MIN, TASKS_MAX = 2, 16
+_FILES_PER_PASS = 100, 10_000
+_MILLISECONDS = 1000
+_VECTORS_FROM = 3  # format version: a data file has one vector of deletes at most, and takes it with it
+
+#: What Iceberg throws if somebody else's commit came first.
+_CAME_FIRST = frozenset({"CommitFailedException", "ValidationException", "BadRequestException"})
+
+
+class GaveWayError(Exception):
+    """Another writer came first; nothing was changed."""
+
+
+class Maintenance:
+    def __init__(
+        self,
+        destination: IcebergDestination,
+        limits: Limits,
+        spark: Callable[[], SparkSession],
+        listener: ProgressListener,
+    ) -> None:
+        self._destination = destination
+        self._limits = limits
+        self._spark = spark
+        self._listener = listener
+
+    def look_at(
+        self, stream: StreamId, *, by_hand: bool, orphans_s: float | None = None
+    ) -> CompactedStream | None:
+        """How a table is and what is due to it; None if there is no table to see."""
+        table = self._destination.table(stream)
+        health = read_health(table, self._limits.target_file_bytes, time.time())
+        if health is None:
+            return None
+        work = due(health, self._limits, by_hand=by_hand, orphans_s=orphans_s)
+        return CompactedStream(str(stream), work, health)
+
+    def compact(
+        self, stream: StreamId, *, by_hand: bool, orphans_s: float | None = None
+    ) -> CompactedStream | None:
+        """Do what is due. By schedule one pass over the data files at most: the next sync is waiting."""
+        found = self.look_at(stream, by_hand=by_hand, orphans_s=orphans_s)
+        if found is None or not found.due:
+            return found
+        turn = _Turn(self._destination.table(stream), self._limits, self._spark(), self._listener)
+        expired = orphans = 0
+        try:
+            turn.rewrite(found.before, found.due, in_one_pass=not by_hand)
+            expired = turn.expire() if "snapshots" in found.due else 0
+            orphans = turn.remove_orphans() if "orphans" in found.due else 0
+        except GaveWayError:
+            self._listener.note(f"{stream}: another writer came between; what is left to do stays due.")
+        after = read_health(turn.table, self._limits.target_file_bytes, time.time())
+        return CompactedStream(str(stream), found.due, found.before, after, expired, orphans)
+
+
+class _Turn:
+    """The steps on one table."""
+
+    def __init__(
+        self, table: IcebergTable, limits: Limits, spark: SparkSession, listener: ProgressListener
+    ) -> None:
+        self.table = table
+        self._limits = limits
+        self._listener = listener
+        jvm = table.catalog.java.jvm
+        jvm.org.apache.spark.sql.SparkSession.setActiveSession(spark._jsparkSession)  # of this thread
+        self._actions = jvm.org.apache.iceberg.spark.actions.SparkActions.get(spark._jsparkSession)
+        memory = int(jvm.java.lang.Runtime.getRuntime().maxMemory())
+        here = is_on_one_machine(spark.sparkContext.master or "")
+        self._tasks = min(max(memory // TASK_MEMORY_BYTES, TASKS_MIN), TASKS_MAX) if here else TASKS_MAX
+
+    def rewrite(self, health: TableHealth, work: Sequence[str], *, in_one_pass: bool) -> None:
+        metadata = self.table.handle.metadata()
+        if metadata is None or metadata.head(NEXT_BRANCH) is not None:
+            return  # it is about to be replaced
+        has_vectors = int(metadata.java.formatVersion()) >= _VECTORS_FROM
+        per_pass = _files_per_pass(health)
+        passes = 1 if in_one_pass else 1 + health.data_files // per_pass
+        rewritten = 0
+        while passes and "data files" in work and files_are_due(health, self._limits):
+            self._note(f"merging {health.data_files:,} data files")
+            replaced = self._rewrite_data_files(per_pass)
+            failpoints.reach("compact.rewritten")
+            rewritten, passes, health = rewritten + replaced, passes - 1 if replaced else 0, self._health()
+        if not has_vectors and deletes_are_due(health, self._limits, rewritten):
+            self._note(f"merging {health.delete_files:,} files of deletes")
+            with self._gives_way("merging files of deletes"):
+                action = self._actions.rewritePositionDeletes(self._opened())
+                self._with(action, {"rewrite-all": "true", **self._one_at_a_time()}).execute()
+        if "manifests" in work:
+            with self._gives_way("merging manifests"):
+                self._actions.rewriteManifests(self._opened()).execute()
+
+    def expire(self) -> int:
+        now_ms = int(time.time() * _MILLISECONDS)
+        older_than_ms = now_ms - int(self._limits.snapshot_age_max_s * _MILLISECONDS)
+        # Refused as an argument: a snapshot that somebody gave a name meanwhile.
+        with self._gives_way("letting snapshots expire", IllegalArgumentException):
+            expired = prepare_expiry(self.table, older_than_ms, self._limits.snapshots_min, now_ms)
+            failpoints.reach("compact.written_down")
+            if expired:
+                self._note(f"letting {len(expired):,} snapshots expire")
+                action = self._actions.expireSnapshots(self._opened()).expireOlderThan(0)  # only these:
+                for snapshot_id in expired:
+                    action.expireSnapshotId(snapshot_id)
+                self._with(action, {"stream-results": "true"}).execute()
+        failpoints.reach("compact.expired")
+        return len(expired)
+
+    def remove_orphans(self) -> int:
+        before_ms = int((time.time() - self._limits.orphan_age_s) * _MILLISECONDS)
+        with self._gives_way("removing orphans"):
+            action = self._actions.deleteOrphanFiles(self._opened()).olderThan(before_ms)
+            return int(self._with(action, {"stream-results": "true"}).execute().orphanFilesCount())
+
+    def _rewrite_data_files(self, files_max: int) -> int:
+        """How many files were replaced, by one commit."""
+        options = {
+            "target-file-size-bytes": str(self._limits.target_file_bytes),
+            "max-file-group-size-bytes": str(self._limits.target_file_bytes * self._tasks),
+            "max-files-to-rewrite": str(files_max),
+            "min-input-files": str(SPARE_MIN),
+            "delete-ratio-threshold": str(self._limits.delete_ratio),
+            **self._one_at_a_time(),
+        }
+        with self._gives_way("merging data files"):
+            table = self._opened()
+            action = self._actions.rewriteDataFiles(table)
+            # Both write by the table's current partitions.
+            action = action.sort() if table.sortOrder().isSorted() else action.binPack()
+            return int(self._with(action, options).execute().rewrittenDataFilesCount())
+
+    def _one_at_a_time(self) -> dict[str, str]:
+        return {"max-concurrent-file-group-rewrites": "1"}
+
+    def _with(self, action: Any, options: dict[str, str]) -> Any:
+        for name, value in options.items():
+            action.option(name, value)
+        return action
+
+    def _opened(self) -> Any:
+        """Iceberg's own object as of now."""
+        table = self.table.handle.table
+        table.refresh()
+        return table
+
+    def _health(self) -> TableHealth:
+        health = read_health(self.table, self._limits.target_file_bytes, time.time())
+        assert health is not None, "nobody but a sync drops what readers see"
+        return health
+
+    def _note(self, doing: str) -> None:
+        self._listener.note(f"{self.table.stream}: {doing}.")
+
+    @contextmanager
+    def _gives_way(self, doing: str, *also: type[Exception]) -> Iterator[None]:
+        """Errors as ours; `GaveWayError` if it was somebody else's commit, or one of `also`."""
+        try:
+            with iceberg_errors(doing, self.table.stream):
+                yield
+        except also as error:
+            raise GaveWayError from error
+        except PySparkException as error:
+            raise SparkError(
+                f"Spark failed while {doing}.",
+                stream=str(self.table.stream),
+                detail=f"{type(error).__name__}; the Spark log in the state directory may say more.",
+                remedy="Run the same command again; what was committed is not done again.",
+            ) from error
+        except DestinationError as error:
+            if isinstance(error.__cause__, Py4JJavaError) and _came_first(error.__cause__):
+                raise GaveWayError from error
+            raise
+
+
+def _files_per_pass(health: TableHealth) -> int:
+    size = max(health.file_bytes // max(health.data_files, 1), 1)
+    least, most = _FILES_PER_PASS
+    return min(max(PASS_BYTES // size, least), most)
+
+
+def _came_first(error: Py4JJavaError) -> bool:
+    """Whether a Java exception, or any that caused it, says that somebody else committed first."""
+    cause = error.java_exception
+    while cause is not None:
+        if str(cause.getClass().getSimpleName()) in _CAME_FIRST:
+            return True
+        cause = cause.getCause()
+    return False

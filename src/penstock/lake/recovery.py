@@ -1,0 +1,179 @@
+"""What an earlier run left open, settled before anything new is begun.
+
+In this order: tables that cannot go on as they are leave their part of an open round; rounds are rolled
+forward where the destination has them, and finished with the same bounds where it has not
+(`ledger/recovery.py`); then each table's own word about where it is counts more than the state's.
+"""
+
+from __future__ import annotations
+
+from penstock.core.stream import StreamId
+from penstock.destinations.base import TableRecord
+from penstock.lake.evolve import plan_evolution
+from penstock.lake.following import Following
+from penstock.lake.increment_recovery import OTHER_LOAD, IncrementRecovery
+from penstock.lake.lane_state import LaneState, LaneStream
+from penstock.ledger import pausing, two_phase
+from penstock.ledger.recovery import recover_round, recover_stream_round
+from penstock.ledger.threads import cdc_thread_id
+
+
+class Recovery:
+    def __init__(self, lane: LaneState, following: Following) -> None:
+        self._lane = lane
+        self._following = following
+        self._records: dict[StreamId, TableRecord | None] = {}
+        self._of_increments = IncrementRecovery(lane, self._record)
+
+    def recover(self) -> None:
+        """Once, before anything else is done with the streams."""
+        self._reload_changed_layouts()
+        self._set_aside_what_is_replaced()
+        self._set_aside_what_was_moved()
+        recovery = recover_round(
+            self._lane.ledger.document, set(self._lane.streams), self._is_thread_committed
+        )
+        for stream in recovery.dropped:
+            self._lane.listener.note(
+                f"{stream} is no longer configured; its part of the open round is given up."
+            )
+        self._lane.ledger.write(recovery.document)
+        if recovery.kind == "bounded":
+            assert recovery.start is not None
+            assert recovery.to is not None
+            self._lane.listener.note(
+                f"Finishing the round that an earlier run left open, up to {recovery.to}."
+            )
+            self._following.finish_global_round(recovery.streams, recovery.start, recovery.to)
+            self._records.clear()
+        for stream in list(self._lane.streams):
+            own = recover_stream_round(self._lane.ledger.document, stream, self._is_thread_committed)
+            self._lane.ledger.write(own.document)
+            if own.kind == "bounded":
+                assert own.start is not None
+                assert own.to is not None
+                self._following.finish_stream_round(stream, own.start, own.to)
+                self._records.pop(stream, None)
+        self._forget_removed_streams()
+        self._lane.ledger.write(pausing.stand_aside(self._lane.ledger.document))
+        self._of_increments.recover()
+        for stream, configured in self._lane.streams.items():
+            self._recall_decisions(stream)
+            self._adopt_position(stream)
+            self._reload_if_replaced(stream, configured)
+
+    def _record(self, stream: StreamId) -> TableRecord | None:
+        """Asked once of each table, as long as nothing is committed: the catalog may be far away."""
+        if stream not in self._records:
+            self._records[stream] = self._lane.table(stream).record()
+        return self._records[stream]
+
+    def _is_thread_committed(self, stream: StreamId, thread_id: str) -> bool:
+        record = self._record(stream)
+        return record is not None and record.has_thread(thread_id)
+
+    def _set_aside_what_is_replaced(self) -> None:
+        """A table that is loaded anew, history and all, needs no part of an open round; it may be stuck."""
+        for state in self._lane.ledger.document.stream_states:
+            if state.reload is not None and state.reload.replace and state.stream in self._lane.streams:
+                self._set_aside(state.stream)
+
+    def _set_aside_what_was_moved(self) -> None:
+        """A table that stands neither before nor behind the open round cannot be given its part of it.
+
+        Somebody rolled it back, or put the state back; it goes on from where it is (`_adopt_position`).
+        """
+        document = self._lane.ledger.document
+        for state in document.stream_states:
+            is_open = state.stream in document.processing or state.next_cdc_pos is not None
+            if not is_open or state.generation is None or state.stream not in self._lane.streams:
+                continue
+            record = self._record(state.stream)
+            marker = record.marker if record is not None else None
+            start = document.lsn if state.stream in document.processing else state.cdc_from
+            if marker is None or start is None:
+                continue
+            done = cdc_thread_id(state.stream, state.generation, start) in marker.thread_ids
+            if marker.generation != state.generation:
+                moved = marker.generation != state.load_generation
+            else:
+                moved = not done and marker.to != state.committed_to
+            if moved:
+                self._set_aside(state.stream)
+
+    def _recall_decisions(self, stream: StreamId) -> None:
+        """What an earlier run decided about a stream and could not carry out."""
+        state = self._lane.ledger.document.stream(stream)
+        if state is not None and state.reload is not None:
+            self._lane.reload(stream, state.reload.reason, replace=state.reload.replace, asked=True)
+        if state is not None and state.paused is not None:
+            self._lane.listener.note(f"{stream} is paused since {state.paused.since}; its changes are kept.")
+
+    def _adopt_position(self, stream: StreamId) -> None:
+        """The table knows best where it is, when no round is open.
+
+        Ahead of the state: the state was put back. Behind it: somebody rolled the table back, and what was
+        taken from it is written again, from the log if that still has it. Of another load than the state's:
+        no position says how they differ, unless a load is under way, which will replace it or just has.
+        """
+        state = self._lane.ledger.document.stream(stream)
+        record = self._record(stream)
+        marker = record.marker if record is not None else None
+        if state is None or state.committed_to is None or marker is None or marker.to is None:
+            return
+        if marker.generation != state.generation:
+            if state.load_generation == state.generation:
+                self._lane.reload(stream, OTHER_LOAD)
+            return
+        if marker.to == state.committed_to:
+            return
+        begins = self._lane.log.start()
+        if marker.to < state.committed_to and (begins is None or begins > marker.to):
+            self._lane.reload(stream, "the table was rolled back to before the change log begins")
+            return
+        side = "ahead of the state" if marker.to > state.committed_to else "rolled back"
+        self._lane.listener.note(f"{stream}: the table is {side}; going on from {marker.to}.")
+        self._lane.ledger.write(two_phase.adopt(self._lane.ledger.document, stream, marker.to))
+
+    def _reload_if_replaced(self, stream: StreamId, configured: LaneStream) -> None:
+        """Rows may have been replaced without a single event: the catalog tells, the log may not for long."""
+        state = self._lane.ledger.document.stream(stream)
+        record = self._record(stream)
+        follows = state is not None and state.has_completed_backfill and configured.mode != "full_refresh"
+        if not follows or record is None or stream in self._lane.to_reload or self._lane.is_paused(stream):
+            return
+        evolution = plan_evolution(record.schema, configured.info.schema)
+        if evolution.kind in ("resync", "unsure"):
+            self._lane.follow_source(stream, evolution.reason)
+
+    def _reload_changed_layouts(self) -> None:
+        """A table that is configured otherwise than it was written cannot go on as it is."""
+        for stream, configured in self._lane.streams.items():
+            state = self._lane.ledger.document.stream(stream)
+            if state is None or not state.has_completed_backfill or configured.mode == "full_refresh":
+                continue
+            if state.sync_mode == "full_refresh":
+                self._lane.reload(stream, "its changes are to be followed from now on", replace=True)
+            elif state.sync_mode == "strict_cdc" and configured.mode == "cdc":
+                self._lane.reload(stream, "it is to hold all rows from now on")
+            elif state.sync_mode != configured.mode and "incremental" in (state.sync_mode, configured.mode):
+                self._set_aside(stream)
+                self._lane.reload(stream, "it is to be read in another way from now on", replace=True)
+            elif not self._lane.is_layout_of(stream, self._record(stream)):
+                self._set_aside(stream)
+                self._lane.reload(
+                    stream, "its settings are not what the table was written with", replace=True
+                )
+
+    def _set_aside(self, stream: StreamId) -> None:
+        document = self._lane.ledger.document
+        state = document.stream(stream)
+        if stream in document.global_streams or (state is not None and state.cdc_from is not None):
+            self._lane.ledger.write(two_phase.set_aside(document, stream))
+
+    def _forget_removed_streams(self) -> None:
+        document = self._lane.ledger.document
+        for stream in set(document.streams) - set(self._lane.streams):
+            document = two_phase.remove_stream(document, stream)
+            self._lane.records.delete(stream)
+        self._lane.ledger.write(document)

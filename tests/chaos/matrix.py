@@ -1,0 +1,154 @@
+"""What is struck: failpoints x scenarios x destinations, as much of it as `PENSTOCK_CHAOS` asks for.
+
+`short`, unless it says otherwise (part of make test): a few places. `once` (make chaos-once, in CI): every
+place on every destination that has it, and in every scenario that comes by it, but in some scenarios on one
+destination only. `full` (make chaos): the whole product, and each place also the second and third time it is
+reached.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import product
+
+from penstock.failpoints import FAILPOINTS
+from tests.pipelines import DESTINATIONS
+
+LEVEL = os.environ.get("PENSTOCK_CHAOS", "short") or "once"
+FULL = LEVEL == "full"
+#: Workers of one run draw the same number, so that they know the same tests.
+SEED = int(os.environ.get("PENSTOCK_CHAOS_SEED", "0")) or random.Random(
+    os.environ.get("PYTEST_XDIST_TESTRUNUID")
+).randrange(1, 10**6)
+
+#: Reached by one destination only, as their descriptions say.
+OF_PARQUET = ("destination.version_built", "destination.recorded", "destination.switched")
+OF_ICEBERG = ("iceberg.staged", "iceberg.committed")
+#: Reached when there is enough to merge: struck by the tests of compaction, which see to that.
+OF_COMPACTION = tuple(name for name in FAILPOINTS if name.startswith("compact."))
+LOAD = tuple(name for name in FAILPOINTS if name.startswith("load."))
+Case = tuple[str, str]
+
+
+def has(destination: str, name: str) -> bool:
+    return name not in (OF_PARQUET if destination == "iceberg" else OF_ICEBERG)
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """What a pipeline does when it is killed.
+
+    `names` are struck on every destination. `turns` are struck on one each, beginning with `first`: other
+    scenarios pass there too, and one of them has the other destination's turn.
+    """
+
+    names: tuple[str, ...] = ()
+    turns: tuple[str, ...] = ()
+    first: int = 0
+    #: Pairs of destination and name
+    short: tuple[Case, ...] = ()
+    #: Struck in the midst of several streams, so that some are done and some are not.
+    nth: Mapping[str, int] = field(default_factory=dict)
+    times: int = 3
+
+    def cases(self, level: str = LEVEL) -> list[Case]:
+        """Pairs of destination and rule, as `PENSTOCK_FAILPOINT` has it."""
+        if level == "full":
+            struck = product(DESTINATIONS, (*self.names, *self.turns), range(1, self.times + 1))
+            return [(where, f"{name}=kill@{nth}") for where, name, nth in struck if has(where, name)]
+        chosen = self.short if level == "short" else self._once()
+        return [(where, f"{name}=kill@{self.nth.get(name, 1)}") for where, name in chosen]
+
+    def _once(self) -> list[Case]:
+        chosen = [pair for pair in product(DESTINATIONS, self.names) if has(*pair)]
+        turn = [
+            (list(DESTINATIONS)[(self.first + place) % len(DESTINATIONS)], name)
+            for place, name in enumerate(self.turns)
+        ]
+        return sorted([*chosen, *turn], key=lambda case: list(DESTINATIONS).index(case[0]))
+
+
+#: A pipeline that has loaded its tables and follows the log.
+FOLLOWING = Scenario(
+    names=tuple(
+        name for name in FAILPOINTS if not name.startswith(("load.", "capture.", "incremental.", "compact."))
+    ),
+    short=(
+        ("parquet", "log.manifest_written"),
+        ("parquet", "cdc.prepared"),
+        ("parquet", "cdc.committed"),
+        ("parquet", "destination.recorded"),
+        ("iceberg", "cdc.written"),
+        ("iceberg", "iceberg.committed"),
+    ),
+    nth={
+        "cdc.written": 2,
+        "cdc.committed": 2,
+        "cdc.processed": 3,
+        "destination.version_built": 3,
+        "destination.recorded": 2,
+        "iceberg.staged": 3,
+        "iceberg.committed": 2,
+        "state.version_written": 4,
+    },
+)
+#: A pipeline that loads tables to follow them.
+LOADING = Scenario(
+    names=("capture.slot_created",),
+    turns=LOAD,
+    short=(("iceberg", "load.swapped"),),
+    nth={"load.before_swap": 2, "load.swapped": 3, "load.done": 2},
+)
+#: A pipeline that loads its tables anew at each sync, and follows nothing.
+REFRESHING = Scenario(
+    names=("destination.recorded", *OF_ICEBERG),
+    turns=LOAD,
+    first=1,
+    short=(("iceberg", "load.committed"),),
+    nth={
+        "load.before_swap": 2,
+        "load.swapped": 3,
+        "load.done": 2,
+        "iceberg.staged": 2,
+        "iceberg.committed": 3,
+    },
+)
+#: A pipeline that reads on by cursors.
+READING_ON = Scenario(
+    names=(
+        *(name for name in FAILPOINTS if name.startswith("incremental.")),
+        "destination.version_built",
+        "destination.recorded",
+        *OF_ICEBERG,
+    ),
+    turns=("state.version_written",),
+    first=1,
+    short=(("parquet", "incremental.prepared"), ("iceberg", "incremental.committed")),
+    nth={"incremental.committed": 2, "state.version_written": 2, "iceberg.committed": 2},
+    times=2,
+)
+#: A pipeline that loads tables to read on in them.
+LOADING_TO_READ_ON = Scenario(
+    turns=("load.planned", "load.committed", "load.before_swap", "load.swapped", "load.done"),
+    short=(("parquet", "load.swapped"),),
+    times=2,
+)
+SCENARIOS = (FOLLOWING, LOADING, REFRESHING, READING_ON, LOADING_TO_READ_ON)
+#: Killed at the first, and killed again at the second while it recovers.
+_PAIRS_IN_FULL = 40
+
+
+def pairs() -> list[tuple[str, str, str]]:
+    if FULL:
+        drawn = random.Random(SEED)
+        return [
+            (where, *pair)
+            for where in DESTINATIONS
+            for names in [[name for name in FOLLOWING.names if has(where, name)]]
+            for pair in drawn.sample(list(product(names, names)), _PAIRS_IN_FULL)
+        ]
+    chosen = [("parquet", "cdc.committed", "cdc.moved"), ("iceberg", "iceberg.committed", "cdc.processed")]
+    return chosen[:1] if LEVEL == "short" else chosen

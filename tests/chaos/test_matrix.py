@@ -1,0 +1,30 @@
+"""The matrix leaves nothing out: checked without striking anything."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+
+from penstock.failpoints import FAILPOINTS
+from tests.chaos.matrix import OF_COMPACTION, SCENARIOS, Scenario, has
+from tests.pipelines import DESTINATIONS
+
+pytestmark = pytest.mark.chaos
+
+
+def _struck(level: str) -> set[tuple[str, str]]:
+    cases = [case for scenario in SCENARIOS for case in scenario.cases(level)]
+    return {(destination, rule.partition("=")[0]) for destination, rule in cases}
+
+
+@pytest.mark.parametrize("level", ["once", "full"])
+def test_every_failpoint_is_struck_on_every_destination_that_has_it(level: str) -> None:
+    names = [name for name in FAILPOINTS if name not in OF_COMPACTION]
+    assert _struck(level) == {pair for pair in product(DESTINATIONS, names) if has(*pair)}
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_one_round_strikes_every_failpoint_of_each_scenario(scenario: Scenario) -> None:
+    struck = {rule.partition("=")[0] for _, rule in scenario.cases("once")}
+    assert struck == {*scenario.names, *scenario.turns}

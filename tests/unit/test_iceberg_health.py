@@ -1,0 +1,191 @@
+"""What is due to a table by its figures, and what may expire without a trace being lost."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.core.report import TableHealth
+from penstock.destinations.iceberg_expiry import History, Reference, Version, cut_off, to_expire
+from penstock.destinations.iceberg_health import (
+    LEFT_ALONE,
+    SPARE_MIN,
+    Limits,
+    deletes_are_due,
+    due,
+    small_file_ratio,
+    spare_manifests,
+)
+from penstock.destinations.iceberg_history import Ancestor, newest_commit
+from penstock.destinations.iceberg_record import COMMITS_MIRRORED, CUT_OFF, cut_off_text, read_known
+
+MIB = 1024 * 1024
+LIMITS = Limits(256 * MIB, 0.3, 0.1, 5 * 86400, 10, 3 * 86400)
+WELL = TableHealth(100, 100 * 256 * MIB, 0.0, 0, 0.0, 0, 10, 3600)
+
+
+def due_of(health: TableHealth, limits: Limits = LIMITS) -> tuple[str, ...]:
+    return due(health, limits, by_hand=False, orphans_s=None)
+
+
+def test_nothing_is_due_to_a_table_that_is_well() -> None:
+    assert due_of(WELL) == ()
+
+
+@pytest.mark.parametrize(
+    ("health", "expected"),
+    [
+        (replace(WELL, small_file_ratio=0.3), ("data files",)),
+        (replace(WELL, small_file_ratio=0.29), ()),
+        (replace(WELL, delete_ratio=0.1, delete_files=5), ("data files",)),
+        (replace(WELL, delete_ratio=0.1, delete_files=4, file_bytes=639 * MIB), ()),
+        (replace(WELL, delete_ratio=0.1, delete_files=4, file_bytes=640 * MIB), ("data files",)),
+        (replace(WELL, delete_ratio=0.09, delete_files=199), ()),
+        (replace(WELL, delete_ratio=0.09, delete_files=200), ("delete files",)),
+        (replace(WELL, spare_manifests=20), ("manifests",)),
+        (replace(WELL, snapshots=11, oldest_snapshot_age_s=6 * 86400), ("snapshots",)),
+        (replace(WELL, snapshots=11, oldest_snapshot_age_s=5.5 * 86400), ()),
+        (replace(WELL, snapshots=10, oldest_snapshot_age_s=60 * 86400), ()),
+    ],
+)
+def test_what_is_due_follows_from_the_figures(health: TableHealth, expected: tuple[str, ...]) -> None:
+    assert due_of(health) == expected
+
+
+def test_by_hand_snapshots_go_at_their_age_and_orphans_are_always_looked_for() -> None:
+    old = replace(WELL, snapshots=11, oldest_snapshot_age_s=5 * 86400)
+    assert due(old, LIMITS, by_hand=True, orphans_s=None) == ("snapshots", "orphans")
+
+
+def test_orphans_are_looked_for_once_in_their_age() -> None:
+    assert due(WELL, LIMITS, by_hand=False, orphans_s=3 * 86400) == ("orphans",)
+    assert due(WELL, LIMITS, by_hand=False, orphans_s=3 * 86400 - 1) == ()
+
+
+def test_a_ratio_of_zero_makes_no_table_without_spare_files_due() -> None:
+    assert due_of(WELL, replace(LIMITS, small_file_ratio=0.0)) == ()
+
+
+def test_deletes_left_over_by_a_rewrite_are_looked_through_if_they_are_few() -> None:
+    assert deletes_are_due(replace(WELL, delete_files=1), LIMITS, rewritten=8)
+    assert not deletes_are_due(replace(WELL, delete_files=1), LIMITS)
+    assert not deletes_are_due(replace(WELL, delete_files=50), LIMITS, rewritten=8)
+
+
+@given(st.lists(st.lists(st.integers(1, 1000), min_size=1, max_size=40), max_size=10))
+def test_what_is_called_small_iceberg_takes(partitions: list[list[int]]) -> None:
+    """Its planner takes files below a part of the target, from five in a partition on."""
+    target = 400
+    ratio = small_file_ratio([(len(files), sum(files)) for files in partitions], target)
+    taken = [sum(size < LEFT_ALONE * target for size in files) for files in partitions]
+    assert 0 <= ratio <= 1
+    if ratio > 0:
+        assert max(taken) >= SPARE_MIN
+    if all(len(files) == 1 for files in partitions):
+        assert ratio == 0
+
+
+def test_small_files_are_counted_by_partition() -> None:
+    assert small_file_ratio([(10, 10 * MIB)], 256 * MIB) == 0.9
+    assert small_file_ratio([(1, MIB)] * 10, 256 * MIB) == 0
+    assert small_file_ratio([(10, 10 * MIB), (10, 10 * 256 * MIB)], 256 * MIB) == 0.45
+
+
+def test_manifests_are_spare_by_their_size() -> None:
+    assert spare_manifests([1000] * 30) == 29
+    assert spare_manifests([8 * MIB] * 30) == 0
+
+
+def version(number: int, parent: int | None, *, ours: bool = False) -> Version:
+    return Version(number, parent, number, ours)
+
+
+def history(*versions: Version, **references: Reference) -> History:
+    return History({each.snapshot_id: each for each in versions}, references)
+
+
+def test_what_is_named_young_or_among_the_newest_stays() -> None:
+    line = [version(n, n - 1 or None) for n in range(1, 11)]
+    made = history(*line, main=Reference(10, True), tag=Reference(2, False))
+    assert to_expire(made, older_than_ms=9, snapshots_min=1) == {1, 3, 4, 5, 6, 7, 8}
+    assert to_expire(made, older_than_ms=99, snapshots_min=3) == {1, 3, 4, 5, 6, 7}
+    assert to_expire(made, older_than_ms=0, snapshots_min=1) == set()
+
+
+def test_all_of_a_branch_stays_and_what_was_rolled_back_goes() -> None:
+    made = history(
+        version(1, None, ours=True),
+        version(2, 1, ours=True),
+        version(3, 2),
+        version(4, 3),
+        version(5, 2),
+        version(6, 5),
+        version(7, 1, ours=True),
+        main=Reference(6, True),
+        penstock_load=Reference(4, True),
+    )
+    expired = to_expire(made, older_than_ms=99, snapshots_min=1)
+    assert expired == {1, 2, 5, 7}
+    assert cut_off(made, expired) == [3, 6]
+
+
+def test_references_that_iceberg_is_about_to_drop_keep_nothing() -> None:
+    day = 86400 * 1000
+    document = {
+        "snapshots": [
+            {"snapshot-id": 1, "timestamp-ms": 0, "summary": {"penstock": "{}"}},
+            {"snapshot-id": 2, "parent-snapshot-id": 1, "timestamp-ms": 5, "summary": {}},
+        ],
+        "refs": {
+            "main": {"snapshot-id": 2, "type": "branch", "max-ref-age-ms": 1},
+            "penstock_fence": {"snapshot-id": 1, "type": "tag", "max-ref-age-ms": day},
+        },
+    }
+    assert to_expire(History.from_json(document, now_ms=day), day, 1) == set()
+    lapsed = History.from_json(document, now_ms=day + 1)
+    assert to_expire(lapsed, day, 1) == {1}
+    assert lapsed.versions[1].is_ours
+    assert cut_off(lapsed, {1}) == [2]
+
+
+@given(
+    st.lists(st.tuples(st.booleans(), st.integers(0, 5)), min_size=1, max_size=30),
+    st.lists(st.tuples(st.integers(1, 30), st.integers(1, 5)), max_size=4),
+)
+def test_what_a_kept_snapshot_holds_is_known_after_any_expiry(
+    commits: list[tuple[bool, int]], expiries: list[tuple[int, int]]
+) -> None:
+    """Commits of ours and of others, each on top of a recent one; no older metadata is left to ask."""
+    versions: dict[int, Version] = {}
+    truth: dict[int, str | None] = {}
+    for number, (ours, back) in enumerate(commits, start=1):
+        parent = max(number - 1 - back, 0) or None
+        versions[number] = version(number, parent, ours=ours)
+        truth[number] = f"commit {number}" if ours else truth.get(parent or 0)
+    known: dict[int, str | None] = {}
+
+    def find(number: int) -> Ancestor | None:
+        found = versions.get(number)
+        return (
+            None
+            if found is None
+            else Ancestor(number, found.parent_id, truth[number] if found.is_ours else None)
+        )
+
+    for older_than, keep in expiries:
+        made = history(*versions.values(), main=Reference(len(commits), True))
+        expired = to_expire(made, older_than, keep)
+        answers = {each: newest_commit(each, find, known) for each in cut_off(made, expired)}
+        known = read_known({CUT_OFF: cut_off_text(answers)}.get)
+        versions = {number: each for number, each in versions.items() if number not in expired}
+        for number in versions:
+            assert newest_commit(number, find, known) == truth[number]
+
+
+def test_no_more_than_a_few_answers_are_written_down() -> None:
+    text = cut_off_text(dict.fromkeys(range(100), "x"))
+    assert sorted(map(int, json.loads(text))) == list(range(100 - COMMITS_MIRRORED, 100))
