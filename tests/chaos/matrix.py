@@ -78,10 +78,8 @@ FOLLOWING = Scenario(
     ),
     short=(
         ("parquet", "log.manifest_written"),
-        ("parquet", "cdc.prepared"),
         ("parquet", "cdc.committed"),
         ("parquet", "destination.recorded"),
-        ("iceberg", "cdc.written"),
         ("iceberg", "iceberg.committed"),
     ),
     nth={
@@ -107,7 +105,6 @@ REFRESHING = Scenario(
     names=("destination.recorded", *OF_ICEBERG),
     turns=LOAD,
     first=1,
-    short=(("iceberg", "load.committed"),),
     nth={
         "load.before_swap": 2,
         "load.swapped": 3,
@@ -126,7 +123,7 @@ READING_ON = Scenario(
     ),
     turns=("state.version_written",),
     first=1,
-    short=(("parquet", "incremental.prepared"), ("iceberg", "incremental.committed")),
+    short=(("parquet", "incremental.prepared"),),
     nth={"incremental.committed": 2, "state.version_written": 2, "iceberg.committed": 2},
     times=2,
 )

@@ -274,6 +274,7 @@ def test_a_snapshot_that_somebody_names_meanwhile_is_kept(
     assert worn.marker == before
 
 
+@pytest.mark.slow
 def test_many_files_of_deletes_are_merged_where_the_data_files_stay(tmp_path: Path) -> None:
     worn = Worn(tmp_path)
     record = worn.table.record()
@@ -301,8 +302,9 @@ def test_many_files_of_deletes_are_merged_where_the_data_files_stay(tmp_path: Pa
 
 
 def test_a_table_with_a_sort_order_is_merged_in_that_order(worn: Worn) -> None:
-    order = worn.table.catalog.java.iceberg("NullOrder").NULLS_LAST
-    worn.table.handle.table.replaceSortOrder().desc("id", order).commit()
+    java = worn.table.catalog.java
+    by_id = java.iceberg("expressions.Expressions").ref("id")
+    worn.table.handle.table.replaceSortOrder().desc(by_id, java.iceberg("NullOrder").NULLS_LAST).commit()
     assert worn.compact().after is not None
     [path] = live_files(worn.table)
     ids = pq.read_table(path).column("id").to_pylist()
@@ -310,6 +312,7 @@ def test_a_table_with_a_sort_order_is_merged_in_that_order(worn: Worn) -> None:
     worn.assert_whole()
 
 
+@pytest.mark.slow
 def test_by_schedule_one_pass_is_made_and_by_hand_as_many_as_it_takes(
     worn: Worn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -396,6 +399,7 @@ def test_a_kill_while_a_table_is_looked_after_loses_nothing(
     assert status.health.data_files < 6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", ["iceberg"], indirect=True)
 def test_a_sync_looks_after_tables_as_often_as_it_is_told(database: Database, make: MakePipeline) -> None:
     database.execute("CREATE TABLE t (id int PRIMARY KEY); INSERT INTO t SELECT generate_series(1, 10)")

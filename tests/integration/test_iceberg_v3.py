@@ -46,6 +46,7 @@ def make(make: MakePipeline) -> MakePipeline:
     return make_pipeline
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("promise", PROMISES, ids=lambda promise: promise.__name__.removeprefix("test_"))
 def test_tables_of_version_3_keep_what_all_tables_promise(
     promise: Callable[..., None], make: MakePipeline, request: pytest.FixtureRequest
@@ -98,6 +99,7 @@ def frame_of(pipeline: PipelineUnderTest) -> Any:
     return spark.read.format("iceberg").load(table_of(pipeline).metadata_location())
 
 
+@pytest.mark.slow
 def test_a_file_that_is_touched_again_gets_one_new_vector_with_all_that_is_deleted(
     database: Database, make: MakePipeline
 ) -> None:
@@ -129,7 +131,9 @@ def test_iceberg_finds_in_our_files_what_we_find(database: Database, make: MakeP
     assert len({held.location for held in vectors.values()}) == len(vectors) > 1
     java, opened = table.catalog.java, table.handle.table
     deserialize = java.iceberg("deletes.PositionDeleteIndex").deserialize
-    for task in opened.newScan().planFiles():
+    tasks = opened.newScan().planFiles().iterator()
+    while tasks.hasNext():
+        task = tasks.next()
         [deletes] = list(task.deletes())
         held = vectors[table.handle.files.name(str(task.file().location()))]
         reader = java.iceberg("puffin.Puffin").read(opened.io().newInputFile(held.location)).build()
@@ -137,7 +141,7 @@ def test_iceberg_finds_in_our_files_what_we_find(database: Database, make: MakeP
         assert str(blob.type()) == "deletion-vector-v1"
         assert str(blob.properties().get("referenced-data-file")) == str(task.file().location())
         assert held.vector == Span(int(blob.offset()), int(blob.length()))
-        [found] = [pair.second() for pair in reader.readAll(reader.fileMetadata().blobs())]
+        [found] = [pair.second() for pair in list(reader.readAll(reader.fileMetadata().blobs()).iterator())]
         by_java = deserialize(found.array(), deletes)  # checks magic number, checksum and count
         ours = read_vector(Path(held.location), held.vector).tolist()
         assert int(by_java.cardinality()) == len(ours)
@@ -209,6 +213,7 @@ def test_a_sync_that_was_killed_around_a_commit_of_vectors_goes_on(
     assert_same(pipeline)
 
 
+@pytest.mark.slow
 def test_a_table_of_version_2_is_upgraded_and_its_delete_files_go_into_vectors(
     database: Database, make: MakePipeline
 ) -> None:
@@ -272,6 +277,7 @@ def delete_by_spark(pipeline: PipelineUnderTest, condition: str) -> None:
     spark.sql(f"DELETE FROM penstock.public.orders WHERE {condition}")
 
 
+@pytest.mark.slow
 def test_vectors_that_spark_wrote_are_merged_into_ours(database: Database, make: MakePipeline) -> None:
     pipeline = orders(database, make)
     database.execute("DELETE FROM orders WHERE id % 3 = 0")
@@ -287,6 +293,7 @@ def test_vectors_that_spark_wrote_are_merged_into_ours(database: Database, make:
     assert_same(pipeline)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("meddling", ["delete", "compact"])
 def test_a_foreign_commit_between_lookup_and_commit_loses_nothing(
     database: Database, make: MakePipeline, monkeypatch: pytest.MonkeyPatch, meddling: str
@@ -333,6 +340,7 @@ def test_somebody_elses_upgrade_between_lookup_and_commit_loses_nothing(
     assert_same(pipeline)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by", ["table", "spark"])
 def test_vectors_outlive_the_expiry_of_those_they_took_the_place_of(
     database: Database, make: MakePipeline, by: str

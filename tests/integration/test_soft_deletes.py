@@ -183,7 +183,7 @@ def test_a_table_keeps_what_triggers_at_the_source_keep(
     assert assert_kept(pipeline) == ROWS
     assert assert_kept(pipeline, "part") == 39
     assert read(pipeline).schema.field("_deleted_at").type == pa.timestamp("us", "UTC")
-    chance = random.Random(upserts or "parquet")
+    chance = random.Random(f"of {upserts or 'parquet'}")
     for transactions in (1, 60, 60):
         change_at_random(database, chance, ["t", "part"], transactions)
         pipeline.sync()
@@ -264,6 +264,7 @@ def test_rows_that_trade_keys_end_only_where_no_row_is_left(database: Database, 
 
 
 @both
+@pytest.mark.slow
 def test_a_table_that_keeps_deleted_rows_follows_its_columns(database: Database, make: MakePipeline) -> None:
     make_table(database)
     pipeline = make([soft()])
@@ -289,6 +290,7 @@ def test_a_table_that_keeps_deleted_rows_follows_its_columns(database: Database,
 
 
 @both
+@pytest.mark.slow
 def test_a_dead_letter_is_neither_live_nor_deleted_and_a_delete_settles_it(
     database: Database, make: MakePipeline
 ) -> None:
@@ -339,6 +341,7 @@ def test_a_table_that_begins_empty_keeps_only_rows_it_had(database: Database, ma
 
 
 @both
+@pytest.mark.slow
 def test_a_load_replaces_the_table_and_its_deleted_rows(database: Database, make: MakePipeline) -> None:
     make_table(database)
     pipeline = make(["public.t"])

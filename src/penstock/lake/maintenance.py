@@ -21,6 +21,7 @@ at a time. The key indexes of new files are made at the next lookup, once: 0.15 
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -127,6 +128,9 @@ class _Turn:
         metadata = self.table.handle.metadata()
         if metadata is None or metadata.head(NEXT_BRANCH) is not None:
             return  # it is about to be replaced
+        if work and not self._spark_reads(metadata.schema_json):
+            self._note("Spark cannot read its columns of type time, so its files stay as they are")
+            return
         has_vectors = int(metadata.java.formatVersion()) >= _VECTORS_FROM
         per_pass = _files_per_pass(health)
         passes = 1 if in_one_pass else 1 + health.data_files // per_pass
@@ -166,6 +170,10 @@ class _Turn:
         with self._gives_way("removing orphans"):
             action = self._actions.deleteOrphanFiles(self._opened()).olderThan(before_ms)
             return int(self._with(action, {"stream-results": "true"}).execute().orphanFilesCount())
+
+    @staticmethod
+    def _spark_reads(schema_json: str) -> bool:
+        return not any(field["type"] == "time" for field in json.loads(schema_json)["fields"])
 
     def _rewrite_data_files(self, files_max: int) -> int:
         """How many files were replaced, by one commit."""
