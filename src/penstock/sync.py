@@ -200,6 +200,7 @@ class Sync:
             capture.read_to(capture.note_target())
         point = LoadPoint(snapshot.consistent_point, snapshot.name) if snapshot is not None else None
         load = partial(self._load, capture, lane, followed, refreshed, point)
+        lost = self._lost
         if follows and waiting and lane.some_follow(waiting):
             held_from = point.consistent_point if point is not None else None
             with lane.beside_rounds(waiting, held_from), beside(load, self._give_up) as loading:
@@ -209,8 +210,9 @@ class Sync:
         if follows:
             end = self._reached(capture, lane)
             self._listener.stream_finished("change log", "capture", self._rows_captured)
-            lane.follow(end)
-            self._acknowledge(capture, lane)
+            if self._lost is lost:  # else tables that are not to be followed any more may not say so yet
+                lane.follow(end)
+                self._acknowledge(capture, lane)
 
     def _load(
         self,

@@ -12,6 +12,10 @@ import pyarrow.compute as pc
 import pytest
 
 from penstock import Pipeline
+from penstock.core.stream import StreamId
+from penstock.lake.backfill import Backfill
+from penstock.lake.following import Following
+from penstock.ledger.load_record import LoadRecord
 from tests.conftest import Database, wait_until
 from tests.pipelines import PipelineUnderTest
 from tests.traps import STREAMS, MakePipeline, PauseAt, assert_exact
@@ -50,8 +54,9 @@ def writing(database: Database) -> Iterator[list[int]]:
 
 @contextmanager
 def reading(pipeline: PipelineUnderTest) -> Iterator[list[str]]:
-    """Somebody reads the table again and again; what a reader saw that the source never was."""
+    """Somebody reads the table again and again; what a reader saw that the source never or no longer was."""
     wrong: list[str] = []
+    newest = [-1]
     stopping = threading.Event()
 
     def read() -> None:
@@ -60,6 +65,11 @@ def reading(pipeline: PipelineUnderTest) -> Iterator[list[str]]:
             values = pc.count_distinct(rows.column("v")).as_py()
             if (rows.num_rows, values) != (ROWS, 1):
                 wrong.append(f"{rows.num_rows} rows with {values} values")
+                continue
+            number = number_of(rows.column("v")[0].as_py())
+            if number < newest[-1]:
+                wrong.append(f"value {number} after {newest[-1]}")
+            newest.append(number)
 
     thread = threading.Thread(target=read)
     thread.start()
@@ -99,7 +109,39 @@ def test_the_old_table_is_kept_up_until_the_new_one_is_complete_and_nothing_is_m
 
 def shows_later_than(pipeline: PipelineUnderTest, stream: str, number: int) -> bool:
     values = Pipeline.from_yaml(pipeline.file).table(stream).to_arrow().column("v").to_pylist()
-    return max((int(value[1:]) for value in values if value[1:].isdigit()), default=0) > number
+    return max(map(number_of, values)) > number
+
+
+def number_of(value: str) -> int:
+    return int(value[1:]) if value[1:].isdigit() else -1
+
+
+@pytest.mark.usefixtures("soon")
+def test_a_load_that_ends_while_a_round_has_failed_leaves_a_state_that_goes_on(
+    tables: Database, make: MakePipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipeline = make(STREAMS)
+    pipeline.sync()
+    tables.execute("UPDATE state SET v = 'before'; UPDATE history SET v = 'before'")
+    failed = threading.Event()
+    swap = Backfill._swap
+
+    def swap_when_it_has_failed(self: Backfill, stream: StreamId, record: LoadRecord) -> None:
+        failed.wait(60)
+        swap(self, stream, record)
+
+    def fail(*_: object) -> None:
+        failed.set()
+        raise _GaveUpError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Backfill, "_swap", swap_when_it_has_failed)
+        patch.setattr(Following, "_apply", fail)
+        with pytest.raises(_GaveUpError):
+            Pipeline.from_yaml(pipeline.file).resync(["public.state"])
+    tables.execute("UPDATE state SET v = 'after' WHERE id % 2 = 0; DELETE FROM history WHERE id = 3")
+    pipeline.sync()
+    assert_exact(pipeline)
 
 
 @pytest.mark.parametrize(

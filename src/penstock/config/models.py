@@ -458,9 +458,11 @@ def _table_contradictions(config: Config, index: int) -> list[Problem]:
     if destination.catalog.type == "hadoop":
         return [(place, "cannot be chosen: a catalog of type hadoop is its directories.")]
     others = [other.iceberg.location for other in config.streams[:index]]
-    taken = [other for other in (config.state, *others) if other is not None]
-    if destination.directory.is_relative_to(location) or any(_overlap(location, other) for other in taken):
-        return [(place, "is or holds the warehouse, or overlaps with the state or another table's location.")]
+    taken = [other for other in (config.state, destination.directory, *others) if other is not None]
+    if any(_overlap(location, other) for other in taken):
+        # What nobody refers to is removed from a table's directory: it must hold nothing but the table.
+        wrong = "lies in or holds the warehouse, or overlaps with the state or another table's location."
+        return [(place, wrong)]
     return []
 
 

@@ -99,7 +99,7 @@ class TableHandle:
 
     def drop(self) -> None:
         self._catalog.drop(self._stream)
-        self._table, self._files = None, None
+        self._table, self._files, self._read = None, None, None
 
     def commit(self, epoch: Lsn, prepare: Prepare) -> TableRecord:
         """Stage with `prepare` and commit; on top of newer metadata again, as long as its checks pass."""

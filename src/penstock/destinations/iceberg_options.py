@@ -16,7 +16,7 @@ from typing import Any
 from penstock.core.errors import DestinationError
 from penstock.core.stream import StreamId
 from penstock.core.table_options import PartitionField, SortField, TableOptions
-from penstock.destinations.iceberg_java import Attempt, Java, Metadata
+from penstock.destinations.iceberg_java import Attempt, Java, Metadata, items
 from penstock.destinations.layout import Layout, layout_from_json
 
 _NAMED_BY = {"truncate": "trunc"}
@@ -68,6 +68,20 @@ def let_go(java: Java, attempt: Attempt, held: Collection[int]) -> None:
         update.commit()
     if any(field.get("source-id") not in held for field in order["fields"]):
         attempt.transaction.replaceSortOrder().commit()
+
+
+def check_partition_names(java: Java, attempt: Attempt, ids: Mapping[str, int], stream: StreamId) -> None:
+    """Iceberg has no schema in which a column is called like a partition of another one, of any spec."""
+    parser = java.iceberg("PartitionSpecParser")
+    for spec in items(attempt.staged.java.specs()):
+        for field in json.loads(str(parser.toJson(spec)))["fields"]:
+            name, source = field["name"], field.get("source-id")
+            if name in ids and ids[name] != source and source in ids.values():
+                raise DestinationError(
+                    f"A partition of the table is called {name}, and so is a new column.",
+                    stream=str(stream),
+                    remedy=f"Give the column another name in the table: `rename: {{{name}: …}}`.",
+                )
 
 
 def _check_location(metadata: Metadata, options: TableOptions, stream: StreamId) -> None:

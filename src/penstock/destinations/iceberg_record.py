@@ -109,9 +109,8 @@ def read_known(properties: Properties) -> dict[int, str | None]:
 
 
 def cut_off_text(answers: Mapping[int, str | None]) -> str:
-    """The newest ones: tags of others may keep any number of snapshots."""
-    latest = list(answers.items())[-COMMITS_MIRRORED:]
-    return json.dumps({str(snapshot): text for snapshot, text in latest}, separators=(",", ":"))
+    """One for each snapshot that is kept without its ancestors: what is not written down is lost for good."""
+    return json.dumps({str(snapshot): text for snapshot, text in answers.items()}, separators=(",", ":"))
 
 
 def mirror_text(mirror: Mapping[int, str], snapshot_id: int, record: str) -> str:

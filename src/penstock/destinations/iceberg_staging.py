@@ -28,8 +28,15 @@ from penstock.core.stream import StreamId
 from penstock.destinations import iceberg_record as text
 from penstock.destinations.base import DataFile, PositionDeletes, TableRecord
 from penstock.destinations.iceberg_files import IcebergFiles
-from penstock.destinations.iceberg_java import STAGING, Attempt, Java, Metadata, commit_outcomes
-from penstock.destinations.iceberg_options import let_go
+from penstock.destinations.iceberg_java import (
+    STAGING,
+    Attempt,
+    ConflictingFilesError,
+    Java,
+    Metadata,
+    commit_outcomes,
+)
+from penstock.destinations.iceberg_options import check_partition_names, let_go
 from penstock.destinations.iceberg_schema import ids_of, schema_json
 
 MAIN = "main"
@@ -153,6 +160,7 @@ class Staging:
         if shown and not (same_columns and branch == MAIN):
             ids = ids_of(record.columns)
             let_go(self._java, self._attempt, ids.values())
+            check_partition_names(self._java, self._attempt, ids, self._stream)
             self._attempt.set_schema(schema_json(record.columns, ids))
         mirror = text.read_mirror(self._attempt.base.property)
         properties = {text.COMMITS: text.mirror_text(mirror, head, text.record_text(record))}
@@ -201,7 +209,13 @@ class Staging:
         references.commit()
 
     def _is_stale(self, branch: str, read_from: int | None) -> bool:
-        return read_from is not None and read_from != self._attempt.base.head(branch)
+        """Whether others committed since rows were looked up; refused if that is no longer behind us."""
+        head = self._attempt.base.head(branch)
+        if read_from is None or read_from == head:
+            return False
+        if not self._attempt.base.descends(head, read_from):
+            raise ConflictingFilesError
+        return True
 
     def _land(self, update: Any, branch: str, record: TableRecord | None) -> None:
         update.toBranch(branch)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from penstock import failpoints
+from penstock.core.position import Lsn
 from penstock.core.schema import TableSchema
 from penstock.core.selection import SelectionError
 from penstock.core.stream import StreamId
@@ -141,7 +142,7 @@ class Backfill:
         if going_on is not None:
             return going_on
         is_global = stream in self._lane.ledger.document.global_streams
-        if is_global and stream not in self._lane.kept_up:
+        if is_global and not self._lane.beside_rounds:  # else it has left, or rounds keep its table up
             self._lane.ledger.write(two_phase.leave_global(self._lane.ledger.document, stream))
         return loader.plan(
             connection,
@@ -189,7 +190,15 @@ class Backfill:
         """
         failpoints.reach("load.before_swap")
         with self._lane.rounds:
+            self._leave_open_round(stream)
             self._swap_between_rounds(stream, record)
+
+    def _leave_open_round(self, stream: StreamId) -> None:
+        """A round that failed is still open. The table it was for is about to go."""
+        document = self._lane.ledger.document
+        state = document.stream(stream)
+        if stream in document.processing or (state is not None and state.next_cdc_pos is not None):
+            self._lane.ledger.write(two_phase.set_aside(document, stream))
 
     def _swap_between_rounds(self, stream: StreamId, record: LoadRecord) -> None:
         mode = self._lane.streams[stream].mode
@@ -201,7 +210,7 @@ class Backfill:
             self._lane.settings.epoch,
             record.generation,
             record.oldest_point if follows else None,
-            record.newest_point if follows else None,
+            self._readable_from(stream, record) if follows else None,
             keep_files=mode != "full_refresh" and self._keeps_history(stream, record),
             cursor=incremental.noted_by_load(self._lane.ledger.document, stream) if by_cursor else None,
         )
@@ -222,6 +231,12 @@ class Backfill:
         self.forget_load(stream, record)
         self._lane.being_loaded.discard(stream)
         self._lane.kept_up.discard(stream)
+
+    def _readable_from(self, stream: StreamId, record: LoadRecord) -> Lsn:
+        """Readers of a table that was kept up have seen later changes than the load: they do not go back."""
+        state = self._lane.ledger.document.stream(stream)
+        seen = state.committed_to if state is not None else None
+        return record.newest_point if seen is None else max(record.newest_point, seen)
 
     def _keeps_history(self, stream: StreamId, record: LoadRecord) -> bool:
         """Whether a reload adds to an append table: its rows are history, and its columns are the same."""
@@ -244,8 +259,10 @@ class Backfill:
             if stream in self._lane.ledger.document.global_streams
             else state.cdc_from
         )
-        if len(record.points) > 1 and (position is None or position < record.newest_point):
-            return
-        if len(record.points) > 1 and position is not None:
+        shown = self._lane.table(stream).record()
+        waits_for = shown.readable_from if shown is not None else None
+        if waits_for is not None or len(record.points) > 1:
+            if position is None or position < max(record.newest_point, waits_for or record.newest_point):
+                return
             self._lane.table(stream).publish(self._lane.settings.epoch, position)
         self._lane.records.delete(stream)

@@ -59,8 +59,8 @@ class Following:
             if self._lane.is_paused(stream):
                 return
             self._lane.ledger.write(two_phase.join_global(self._lane.ledger.document, stream))
-        record = self._lane.records.load(stream)
-        if record is not None and state.has_completed_backfill:
+        record = None if stream in self._lane.being_loaded else self._load_shown(stream)
+        if record is not None:
             self._backfill.forget_load(stream, record)
 
     def follow_ahead(self) -> None:
@@ -138,18 +138,19 @@ class Following:
         if not self._can_go_on(stream, start, to):
             return False
         self._lane.ledger.write(two_phase.prepare_stream_round(self._lane.ledger.document, stream, to))
-        self.finish_stream_round(stream, start, to)
-        return True
+        return self.finish_stream_round(stream, start, to)
 
-    def finish_stream_round(self, stream: StreamId, start: Lsn, to: Lsn) -> None:
+    def finish_stream_round(self, stream: StreamId, start: Lsn, to: Lsn) -> bool:
+        """False if the stream was set aside instead."""
         has_changes = bool(self._lane.log.files(stream, start, to).files)
         if has_changes:
             [(work, outcome)] = self._apply([self._work(stream, start, to)])
             if not self._commit(work, outcome):
-                return
+                return False
         self._lane.ledger.write(
             two_phase.finish_stream_round(self._lane.ledger.document, stream, committed=has_changes)
         )
+        return True
 
     def _can_go_on(self, stream: StreamId, start: Lsn, to: Lsn) -> bool:
         """Whether the table can take the range; if not, the stream is set aside with its reason."""
@@ -268,7 +269,8 @@ class Following:
         but large values that did not change are not. Nobody has seen the table yet. A row that an update
         brings into the stream's filter was not in the table either.
         """
-        resumed = self._load_shown(work.stream) is not None
+        load = self._load_shown(work.stream)
+        resumed = load is not None and len(load.points) > 1
         if not outcome.unresolved or not (resumed or work.target.condition is not None):
             return False
         if self._lane.streams[work.stream].mode == "strict_cdc":

@@ -228,7 +228,9 @@ class LaneState:
             return False
         record = self.table(stream).record()
         marker = record.marker if record is not None and record.readable_from is None else None
-        return marker is not None and marker.generation == state.generation and self.has_layout(stream)
+        if marker is None or (marker.generation, marker.to) != (state.generation, state.committed_to):
+            return False
+        return self.is_layout_of(stream, record)
 
     def table(self, stream: StreamId) -> DestinationTable:
         return self.destination.table(stream)

@@ -65,6 +65,7 @@ CHUNKS_PER_COMMIT_MAX = 16
 #: So many tables of one small chunk count as one chunk: each costs its commit and little else.
 SMALL_TABLES_PER_CHUNK = 16
 SMALL_TABLE_BYTES_MAX = 4 * 1024 * 1024
+_JOBS = "penstock-load"
 JOBS_AT_ONCE = 2  # while one job's last tasks finish, the next one's use the free cores
 
 
@@ -208,6 +209,7 @@ class Loader:
         postponed: set[StreamId] = set()
 
         def run_group(number: int, group: Sequence[tuple[StreamLoad, LoadChunk]]) -> None:
+            self._spark.sparkContext.addJobTag(_JOBS)  # of this thread
             if number >= JOBS_AT_ONCE and self._may_wait(group):
                 postponed.update(load.stream for load, _ in group)
                 return
@@ -243,7 +245,7 @@ class Loader:
                     future.result()
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
-                self._spark.sparkContext.cancelAllJobs()
+                self._spark.sparkContext.cancelJobsWithTag(_JOBS)  # rounds beside the load go on
                 raise
         return frozenset(postponed)
 

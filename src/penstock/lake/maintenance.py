@@ -22,6 +22,7 @@ at a time. The key indexes of new files are made at the next lookup, once: 0.15 
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -98,14 +99,23 @@ class Maintenance:
             return found
         turn = _Turn(self._destination.table(stream), self._limits, self._spark(), self._listener)
         expired = orphans = 0
-        try:
+        with self._may_give_way(stream):
             turn.rewrite(found.before, found.due, in_one_pass=not by_hand)
+        os.sync()  # what the table refers to now is on disk before what it referred to goes
+        with self._may_give_way(stream):
             expired = turn.expire() if "snapshots" in found.due else 0
+        with self._may_give_way(stream):
             orphans = turn.remove_orphans() if "orphans" in found.due else 0
-        except GaveWayError:
-            self._listener.note(f"{stream}: another writer came between; what is left to do stays due.")
         after = read_health(turn.table, self._limits.target_file_bytes, time.time())
         return CompactedStream(str(stream), found.due, found.before, after, expired, orphans)
+
+    @contextmanager
+    def _may_give_way(self, stream: StreamId) -> Iterator[None]:
+        """Each step by itself: those that others keep from being done do not keep from the rest."""
+        try:
+            yield
+        except GaveWayError:
+            self._listener.note(f"{stream}: another writer came between; what is left to do stays due.")
 
 
 class _Turn:

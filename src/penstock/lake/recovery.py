@@ -81,7 +81,8 @@ class Recovery:
     def _set_aside_what_was_moved(self) -> None:
         """A table that stands neither before nor behind the open round cannot be given its part of it.
 
-        Somebody rolled it back, or put the state back; it goes on from where it is (`_adopt_position`).
+        Somebody rolled it back, or put the state back; it goes on from where it is (`_adopt_position`). Or it
+        is of another load already; it goes on from that load's point when the load is done.
         """
         document = self._lane.ledger.document
         for state in document.stream_states:
@@ -94,11 +95,7 @@ class Recovery:
             if marker is None or start is None:
                 continue
             done = cdc_thread_id(state.stream, state.generation, start) in marker.thread_ids
-            if marker.generation != state.generation:
-                moved = marker.generation != state.load_generation
-            else:
-                moved = not done and marker.to != state.committed_to
-            if moved:
+            if marker.generation != state.generation or (not done and marker.to != state.committed_to):
                 self._set_aside(state.stream)
 
     def _recall_decisions(self, stream: StreamId) -> None:
@@ -150,9 +147,15 @@ class Recovery:
         """A table that is configured otherwise than it was written cannot go on as it is."""
         for stream, configured in self._lane.streams.items():
             state = self._lane.ledger.document.stream(stream)
-            if state is None or not state.has_completed_backfill or configured.mode == "full_refresh":
+            if state is None or configured.mode == "full_refresh":
                 continue
-            if state.sync_mode == "full_refresh":
+            if not state.has_completed_backfill:
+                # A load that replaces it is under way, with rounds beside it: those are over.
+                if state.committed_to is not None and not self._lane.is_layout_of(
+                    stream, self._record(stream)
+                ):
+                    self._set_aside(stream)
+            elif state.sync_mode == "full_refresh":
                 self._lane.reload(stream, "its changes are to be followed from now on", replace=True)
             elif state.sync_mode == "strict_cdc" and configured.mode == "cdc":
                 self._lane.reload(stream, "it is to hold all rows from now on")

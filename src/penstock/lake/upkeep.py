@@ -10,9 +10,11 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from penstock import durable
@@ -117,7 +119,8 @@ def after_sync(
     known = timetable.read()
     times = {str(stream): Times(now, now) for stream in streams} | known
     if times != known:
-        timetable.write(times)
+        with suppress(PenstockError):
+            timetable.write(times)
     turns = [stream for stream in streams if now - times[str(stream)].looked_at >= every.total_seconds()]
     destination = open_destination(config.destination, spark)
     assert isinstance(destination, IcebergDestination)
@@ -126,9 +129,11 @@ def after_sync(
         before = times[str(stream)]
         try:
             done = maintenance.compact(stream, by_hand=False, orphans_s=now - before.orphans)
-        except PenstockError as error:
-            listener.note(f"{stream} was not looked after: {error.message} The table is as it was.")
+        except (PenstockError, PySparkException) as error:
+            why = error.message if isinstance(error, PenstockError) else f"Spark says {type(error).__name__}."
+            listener.note(f"{stream} was not looked after: {why} The table is as it was.")
             done = None
         looked = replace(before, looked_at=now)
         times[str(stream)] = replace(looked, orphans=now) if done and "orphans" in done.due else looked
-        timetable.write(times)
+        with suppress(PenstockError):  # then it is looked after again sooner
+            timetable.write(times)
