@@ -70,7 +70,7 @@ def configuration() -> str:
     sections += [
         "## Not there yet",
         "These are refused by name, never ignored; so is every entry of `lanes`, and a path that is a URL.",
-        table(("where", "what"), [(where, _codes(what)) for where, what in later.items()]),
+        table(("where", "what"), [(where, _codes(what)) for where, what in later.items() if what]),
     ]
     return "\n\n".join(sections) + "\n"
 
@@ -133,8 +133,9 @@ def _default(field: FieldInfo) -> str:
     if value is None or isinstance(value, BaseModel):
         return ""
     if isinstance(value, timedelta):
-        hours = value.total_seconds() / 3600
-        return f"`{hours / 24:g}d`" if hours >= 24 else f"`{hours:g}h`"
+        minutes = value.total_seconds() / 60
+        hours = minutes / 60
+        return f"`{hours / 24:g}d`" if hours >= 24 else f"`{hours:g}h`" if hours >= 1 else f"`{minutes:g}m`"
     if isinstance(value, ByteSize):
         return f"`{value.human_readable().removesuffix('.0MiB')}MiB`"
     if isinstance(value, list | dict):
