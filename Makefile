@@ -2,12 +2,12 @@
 #
 #   make demo          a real Postgres, loaded and followed into Parquet tables, in front of you
 #   make test          unit, integration and a short chaos round
-#   make slow          integration tests that would make the round above too long
+#   make slow          integration tests that would make the round above too long; SHARE=3 a third, as in CI
 #   make iceberg       what the state file and each mode promise, on Iceberg tables; ALL=1: every integration test
 #   make lint          ruff, mypy --strict, import-linter
 #   make chaos-once    kill -9 at every failpoint, on Parquet and on Iceberg tables, with writers running on
 #   make chaos         the whole matrix: at every failpoint several times, in every scenario, on both
-#   make mutants       plant known bugs; each must turn a test red (MUTANTS="--one-in 3": a third of them)
+#   make mutants       plant known bugs; each must turn a test red; SHARE=6 a sixth of them, as in CI
 #   make bench         ratios against pg_recvlogical, COPY and MERGE INTO; CHECK=1 fails below a bar
 #   make bench-peers   the same beside other tools
 #   make constraints   renew constraints.txt from what pyproject.toml allows today
@@ -34,7 +34,7 @@ CHECK ?=
 # What `make iceberg` runs; the other modules are left to ALL=1, which takes about as long as `make test slow`.
 ICEBERG := strict_cdc incremental resync pause rebuild toast
 ALL ?=
-MUTANTS ?=
+SHARE ?=
 
 .PHONY: help venv demo test slow iceberg unit integration lint format bench bench-peers chaos chaos-once mutants constraints clean
 
@@ -63,7 +63,7 @@ test: venv
 	$(PYTEST) tests/unit tests/integration tests/chaos -m "not slow"
 
 slow: venv
-	$(PYTEST) tests/integration -m slow
+	SHARE=$(SHARE) $(PYTEST) tests/integration -m slow
 
 iceberg: venv
 	PENSTOCK_TEST_DESTINATION=iceberg $(PYTEST) $(if $(ALL),tests/integration,\
@@ -98,7 +98,7 @@ chaos: venv
 	PENSTOCK_CHAOS=full $(PYTEST) tests/chaos
 
 mutants: venv
-	$(BIN)/python -m tests.mutants $(MUTANTS)
+	SHARE=$(SHARE) $(BIN)/python -m tests.mutants
 
 # Resolved in an environment of its own, so that nothing that happens to be installed gets pinned.
 constraints:

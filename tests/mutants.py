@@ -4,8 +4,8 @@ A mutant is one edit of one file, made in a copy of the sources that the chosen 
 the real ones. The run fails if a mutant survives, if the text to edit is no longer there (then the mutant
 must be written anew, not dropped), or if the chosen tests are not green without any bug to begin with.
 
-`python -m tests.mutants NAME…` runs only those whose name contains one of the words; `--one-in 3` runs a
-third of them, another one with each commit.
+`python -m tests.mutants NAME…` runs only those whose name contains one of the words; with SHARE=6 in the
+environment it runs a sixth of them, another one with each commit.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
+
+from tests.share import is_in_share
 
 ROOT = Path(__file__).parent.parent
 TIMEOUT_S = 900.0
@@ -305,10 +307,8 @@ class Outcome:
 
 def main(words: Sequence[str]) -> int:
     console = Console()
-    if words[:1] == ["--one-in"]:
-        chosen = _share(int(words[1]))
-    else:
-        chosen = [mutant for mutant in MUTANTS if not words or any(word in mutant.name for word in words)]
+    chosen = [mutant for mutant in MUTANTS if not words or any(word in mutant.name for word in words)]
+    chosen = [mutant for mutant in chosen if is_in_share(mutant.name)]
     with tempfile.TemporaryDirectory(prefix="penstock-mutants-") as directory:
         # Planted first, all of them: a text that has moved is said at once.
         for number, mutant in enumerate(chosen):
@@ -327,13 +327,6 @@ def main(words: Sequence[str]) -> int:
     for outcome in bad:
         console.print(f"\n[bold]{outcome.name}[/bold]\n{outcome.output}", markup=True, highlight=False)
     return 1 if bad else 0
-
-
-def _share(of: int) -> list[Mutant]:
-    commit = subprocess.run(
-        ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    return list(MUTANTS[int(commit.stdout, 16) % of :: of])
 
 
 def _copy_of_sources(directory: Path) -> Path:

@@ -42,11 +42,13 @@ class Scenario:
     """What a pipeline does when it is killed.
 
     `names` are struck on every destination. `turns` are struck on one each, beginning with `first`: other
-    scenarios pass there too, and one of them has the other destination's turn.
+    scenarios pass there too, and one of them has the other destination's turn. `besides` are struck in `full`
+    only, for the same reason.
     """
 
     names: tuple[str, ...] = ()
     turns: tuple[str, ...] = ()
+    besides: tuple[str, ...] = ()
     first: int = 0
     #: Pairs of destination and name
     short: tuple[Case, ...] = ()
@@ -57,10 +59,13 @@ class Scenario:
     def cases(self, level: str = LEVEL) -> list[Case]:
         """Pairs of destination and rule, as `PENSTOCK_FAILPOINT` has it."""
         if level == "full":
-            struck = product(DESTINATIONS, (*self.names, *self.turns), range(1, self.times + 1))
+            struck = product(DESTINATIONS, self._all(), range(1, self.times + 1))
             return [(where, f"{name}=kill@{nth}") for where, name, nth in struck if has(where, name)]
         chosen = self.short if level == "short" else self._once()
         return [(where, f"{name}=kill@{self.nth.get(name, 1)}") for where, name in chosen]
+
+    def _all(self) -> tuple[str, ...]:
+        return (*self.names, *self.turns, *self.besides)
 
     def _once(self) -> list[Case]:
         chosen = [pair for pair in product(DESTINATIONS, self.names) if has(*pair)]
@@ -102,8 +107,8 @@ LOADING = Scenario(
 )
 #: A pipeline that loads its tables anew at each sync, and follows nothing.
 REFRESHING = Scenario(
-    names=("destination.recorded", *OF_ICEBERG),
     turns=LOAD,
+    besides=("destination.recorded", *OF_ICEBERG),
     first=1,
     nth={
         "load.before_swap": 2,
@@ -115,13 +120,9 @@ REFRESHING = Scenario(
 )
 #: A pipeline that reads on by cursors.
 READING_ON = Scenario(
-    names=(
-        *(name for name in FAILPOINTS if name.startswith("incremental.")),
-        "destination.version_built",
-        "destination.recorded",
-        *OF_ICEBERG,
-    ),
+    names=tuple(name for name in FAILPOINTS if name.startswith("incremental.")),
     turns=("state.version_written",),
+    besides=("destination.version_built", "destination.recorded", *OF_ICEBERG),
     first=1,
     short=(("parquet", "incremental.prepared"),),
     nth={"incremental.committed": 2, "state.version_written": 2, "iceberg.committed": 2},
@@ -129,7 +130,8 @@ READING_ON = Scenario(
 )
 #: A pipeline that loads tables to read on in them.
 LOADING_TO_READ_ON = Scenario(
-    turns=("load.planned", "load.committed", "load.before_swap", "load.swapped", "load.done"),
+    turns=("load.committed", "load.swapped"),
+    besides=("load.planned", "load.before_swap", "load.done"),
     short=(("parquet", "load.swapped"),),
     times=2,
 )

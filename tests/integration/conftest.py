@@ -11,7 +11,15 @@ import pytest
 from penstock import failpoints
 from tests.conftest import Database
 from tests.pipelines import DESTINATIONS, PipelineUnderTest
+from tests.share import is_in_share
 from tests.traps import MakePipeline, Pause, PauseAt, make_tables
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of the slow ones a part, if that is asked for."""
+    gone = [item for item in items if item.get_closest_marker("slow") and not is_in_share(item.nodeid)]
+    config.hook.pytest_deselected(items=gone)
+    items[:] = [item for item in items if item not in set(gone)]
 
 
 @pytest.fixture
