@@ -118,6 +118,18 @@ def commits_in_order(database: Database, slot: str) -> list[tuple[Lsn, int]]:
     return sorted((Lsn(int.from_bytes(data[1:9])), int.from_bytes(data[17:21])) for data in begins)
 
 
+COMMITS = 150_000
+
+
+def snapshot_and_what_it_shows(database: Database, replica: Database) -> tuple[Lsn, tuple[int, int]]:
+    with connect(replica.url, settings=QUIET) as keeper, replica.connect() as reader:
+        snapshot = Replica(database.url, replica.url, 30.0).snapshot(keeper, Lsn(0))
+        reader.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        reader.execute(f"SET TRANSACTION SNAPSHOT '{snapshot.name}'".encode())
+        [shown] = reader.execute("SELECT count(*), coalesce(sum(xid), 0) FROM t")
+        return snapshot.position, shown
+
+
 def test_a_snapshot_of_a_replica_shows_exactly_what_commits_before_its_position(
     database: Database, replica: Database, standby: EmbeddedPostgres
 ) -> None:
@@ -125,18 +137,17 @@ def test_a_snapshot_of_a_replica_shows_exactly_what_commits_before_its_position(
     database.execute("CREATE PUBLICATION all_of_it FOR TABLE t")
     slot = f"positions_{database.name}"
     database.execute(f"SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')")
-    loop = "DO $$ BEGIN FOR i IN 1..300000 LOOP INSERT INTO t DEFAULT VALUES; COMMIT; END LOOP; END $$"
-    with replay_paused(standby):
-        database.execute(loop)  # so that there is much to replay, as fast as the standby can
-    server, taken = Replica(database.url, replica.url, 30.0), list[tuple[Lsn, tuple[int, int]]]()
-    while not taken or taken[-1][1][0] < 300_000:
-        with connect(replica.url, settings=QUIET) as keeper, replica.connect() as reader:
-            snapshot = server.snapshot(keeper, Lsn(0))
-            reader.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-            reader.execute(f"SET TRANSACTION SNAPSHOT '{snapshot.name}'".encode())
-            [shown] = reader.execute("SELECT count(*), coalesce(sum(xid), 0) FROM t")
-            taken.append((snapshot.position, shown))
-    assert any(0 < count < 300_000 for _, (count, _) in taken), "some were taken in the midst"
+    loop = f"DO $$ BEGIN FOR i IN 1..{COMMITS} LOOP INSERT INTO t DEFAULT VALUES; COMMIT; END LOOP; END $$"
+    taken: list[tuple[Lsn, tuple[int, int]]] = []
+    for total in range(COMMITS, 20 * COMMITS, COMMITS):
+        with replay_paused(standby):
+            database.execute(loop)  # so that there is much to replay, as fast as the standby can
+        while not taken or taken[-1][1][0] < total:
+            taken.append(snapshot_and_what_it_shows(database, replica))
+        if any(count % COMMITS for _, (count, _) in taken):
+            break
+    else:
+        raise AssertionError("no snapshot was taken in the midst")
     commits = commits_in_order(database, slot)
     sums = [0, *accumulate(xid for _, xid in commits)]
     for position, shown in taken:
