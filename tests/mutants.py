@@ -78,8 +78,8 @@ MUTANTS = (
     Mutant(
         "acknowledge early: before the tables hold it",
         "sync.py",
-        "            lane.follow(end)\n",
-        "            capture.acknowledge(LANE, end)\n            lane.follow(end)\n",
+        "                lane.follow(end)\n",
+        "                capture.acknowledge(LANE, end)\n                lane.follow(end)\n",
         (TRAPS + "test_nothing_is_acknowledged_before_the_state_says_it_is_committed",),
     ),
     Mutant(
@@ -168,7 +168,7 @@ MUTANTS = (
         "commit without moving the fence",
         "destinations/iceberg_handle.py",
         "                        stage.move_fence()\n",
-        "",
+        "                        pass\n",
         (CATALOGS + "test_every_commit_has_the_catalog_compare_the_fence_and_moves_it",),
     ),
     Mutant(
