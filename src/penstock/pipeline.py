@@ -42,7 +42,7 @@ from penstock.ledger.store import StateStore
 from penstock.log.reader import ChangeLog, read_rows
 from penstock.migration import MigratedStream, migrate
 from penstock.planning import plan, status
-from penstock.resolution import stream_need
+from penstock.resolution import stream_needs
 from penstock.sources.postgres.catalog import TableInfo, discover
 from penstock.sources.postgres.check import check
 from penstock.sources.postgres.connection import connect
@@ -78,20 +78,12 @@ class Pipeline:
     def check(self) -> list[Finding]:
         """Every prerequisite at the source, met or not."""
         source = self.config.source
-        named = {stream.id for stream in self.config.streams if not stream.id.is_pattern}
         wanted, not_found = self._wanted()
         findings = check(
             self._url,
             source.slot,
             source.publication,
-            [
-                stream_need(
-                    stream,
-                    by_pattern=stream.id not in named,
-                    at_replica=source.replica_url is not None,
-                )
-                for stream in wanted
-            ],
+            stream_needs(self.config, wanted),
             publication_mode=source.publication_mode,
             replica_url=source.replica_url.get_secret_value() if source.replica_url is not None else None,
         )

@@ -18,9 +18,10 @@ from penstock.core.report import (
     TableHealth,
 )
 from penstock.core.stream import StreamId
-from penstock.destinations.base import Destination, DestinationTable, TableRecord
+from penstock.destinations.base import Destination, DestinationTable
 from penstock.destinations.iceberg import IcebergTable
 from penstock.destinations.iceberg_health import read_health
+from penstock.destinations.records import TableRecord
 from penstock.lake.dead_letters import open_letters
 from penstock.lake.destination import destination_of
 from penstock.lake.lane_state import LaneStream

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from penstock.config import Config, StreamConfig
@@ -45,14 +45,7 @@ def resolve(
         if stream.id in named or not _reads_log(stream) or by_name[stream.id].can_be_captured
     ]
     findings = check_streams(
-        [
-            stream_need(
-                stream,
-                by_pattern=stream.id not in named,
-                at_replica=config.source.replica_url is not None,
-            )
-            for stream in chosen
-        ],
+        stream_needs(config, chosen),
         tables,
         config.source.publication,
         publication,
@@ -94,7 +87,14 @@ def _cursor(stream: StreamConfig) -> CursorChoice | None:
     return None if stream.cursor is None else CursorChoice(stream.cursor, stream.lookback or ())
 
 
-def stream_need(stream: StreamConfig, *, by_pattern: bool, at_replica: bool = False) -> StreamNeed:
+def stream_needs(config: Config, streams: Iterable[StreamConfig]) -> list[StreamNeed]:
+    """What these streams need of the source; whether they are named themselves, the file says."""
+    named = {stream.id for stream in config.streams if not stream.id.is_pattern}
+    at_replica = config.source.replica_url is not None
+    return [_need(stream, by_pattern=stream.id not in named, at_replica=at_replica) for stream in streams]
+
+
+def _need(stream: StreamConfig, *, by_pattern: bool, at_replica: bool) -> StreamNeed:
     identity = "full" if stream.replica_identity == "full" else "default"
     return StreamNeed(
         stream.id,

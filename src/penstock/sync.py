@@ -41,7 +41,6 @@ from penstock.core.errors import (
     SnapshotLostError,
     SourceBusyError,
     SourceError,
-    SparkError,
     StateError,
 )
 from penstock.core.position import Lsn
@@ -61,7 +60,7 @@ from penstock.ledger.store import StateStore
 from penstock.log.reader import ChangeLog
 from penstock.log.retention import apply_retention
 from penstock.resolution import resolve_from_source
-from penstock.sources.postgres.connection import cancel_queries, connect, was_cancelled
+from penstock.sources.postgres.connection import cancel_queries, connect
 from penstock.sources.postgres.slots import read_slot
 
 SnapshotSource = Callable[[], ExportedSnapshot]
@@ -382,16 +381,8 @@ def beside(work: Callable[[], None], give_up: Callable[[], None]) -> Iterator[Fu
                 raise reason from error
             while not wait([running], GIVE_UP_EVERY_S).done:
                 give_up()
-            # The work, ending by itself, cancels every job: then its error is the cause of the block's.
-            reason = running.exception()
-            if isinstance(error, SparkError) and reason is not None and not _was_given_up(reason):
-                raise reason from error
             raise
         running.result()
-
-
-def _was_given_up(reason: BaseException) -> bool:
-    return isinstance(reason, SparkError) or was_cancelled(reason)
 
 
 def fingerprints(streams: Iterable[LaneStream]) -> dict[StreamId, object]:

@@ -34,7 +34,7 @@ from tests.integration.test_iceberg_table import (
     write_deletes,
 )
 from tests.pipelines import Notes, PipelineUnderTest
-from tests.traps import MakePipeline
+from tests.traps import MakePipeline, of_parquet
 
 #: Everything that can go does.
 LIMITS = Limits(
@@ -423,11 +423,10 @@ def test_a_sync_looks_after_tables_as_often_as_it_is_told(database: Database, ma
     pipeline.assert_same("public.t")
 
 
+@of_parquet("Iceberg tables do need it")
 def test_parquet_tables_need_none_and_it_is_said(database: Database, make: MakePipeline) -> None:
     database.execute("CREATE TABLE t (id int PRIMARY KEY)")
     pipeline = make(["public.t"])
-    if pipeline.on_iceberg:
-        pytest.skip("this is about Parquet tables")
     report = Pipeline.from_yaml(pipeline.file).compact()
     assert report.streams == []
     assert "need no compaction" in report.notes[0]

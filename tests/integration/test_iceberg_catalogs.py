@@ -18,8 +18,8 @@ import pytest
 from penstock.config.models import DestinationConfig
 from penstock.core.errors import CommitConflictError
 from penstock.core.position import Lsn
-from penstock.destinations.base import TableRecord
 from penstock.destinations.iceberg import IcebergDestination, IcebergTable
+from penstock.destinations.records import TableRecord
 from penstock.lake.destination import open_destination
 from tests.conftest import Database
 from tests.iceberg import session

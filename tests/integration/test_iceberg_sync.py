@@ -13,8 +13,8 @@ import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 
 from penstock.core.stream import StreamId
-from penstock.destinations.base import TableRecord
 from penstock.destinations.iceberg import IcebergTable
+from penstock.destinations.records import TableRecord
 from penstock.lake.recovery import Recovery
 from penstock.pipeline import Pipeline
 from tests.conftest import Database

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,9 +17,9 @@ from penstock.core.errors import CommitConflictError, DestinationError, StaleLoo
 from penstock.core.position import Lsn
 from penstock.core.schema import SourceColumn, TableSchema
 from penstock.core.stream import StreamId
-from penstock.destinations.base import DataFile, Marker, PositionDeletes
 from penstock.destinations.iceberg import IcebergDestination, IcebergTable
 from penstock.destinations.iceberg_schema import assign_ids, ids_of, schema_json, with_field_ids
+from penstock.destinations.records import DataFile, Marker, PositionDeletes, TableRecord
 from tests.iceberg import rewrite_all, session, sqlite_destination
 
 STREAM = StreamId("public", "orders")
@@ -88,6 +89,29 @@ def marker(start: int, to: int, epoch: int = 1, generation: str = "g1") -> Marke
     return Marker(generation, Lsn(epoch), Lsn(start), Lsn(to), (f"t{start}",))
 
 
+def change(
+    table: IcebergTable,
+    at: int,
+    *,
+    columns: pa.Schema,
+    added: Sequence[DataFile] = (),
+    removed: Sequence[str] = (),
+    deletes: Sequence[PositionDeletes] = (),
+    read_from: int | None = None,
+) -> TableRecord:
+    """A batch of the next hundred positions on top of a table that is at `at`."""
+    return table.commit_changes(
+        Lsn(at),
+        marker(at, at + 100),
+        SCHEMA,
+        added=added,
+        removed=removed,
+        deletes=deletes,
+        columns=columns,
+        read_from=read_from,
+    )
+
+
 def test_a_load_is_seen_by_nobody_before_the_swap_and_then_whole(
     destination: IcebergDestination, tmp_path: Path
 ) -> None:
@@ -117,12 +141,10 @@ def test_rows_are_replaced_and_added_in_one_commit_with_the_marker(
     assert record is not None
     assert record.columns is not None
     assert record.columns.equals(columns)
-    after = table.commit_changes(
-        Lsn(100),
-        marker(100, 200),
-        SCHEMA,
+    after = change(
+        table,
+        100,
         added=[write(table, columns, [2, 9], "new")],
-        removed=[],
         deletes=[write_deletes(table, file, [1])],
         columns=columns,
         read_from=record.snapshot_id,
@@ -141,15 +163,7 @@ def test_rows_are_replaced_and_added_in_one_commit_with_the_marker(
     assert sorted(fresh.files(again), key=str) == sorted(table.files(after), key=str)
     assert fresh.is_thread_committed("t100")
     with pytest.raises(CommitConflictError):
-        fresh.commit_changes(
-            Lsn(100),
-            marker(100, 200),
-            SCHEMA,
-            added=[],
-            removed=[],
-            columns=columns,
-            read_from=after.snapshot_id,
-        )
+        change(fresh, 100, columns=columns, read_from=after.snapshot_id)
 
 
 def test_a_leader_that_slept_between_check_and_commit_lands_nowhere(
@@ -168,14 +182,7 @@ def test_a_leader_that_slept_between_check_and_commit_lands_nowhere(
 
     monkeypatch.setattr("penstock.failpoints.reach", overtake)
     with pytest.raises(CommitConflictError, match="newer leader"):
-        table.commit_changes(
-            Lsn(100),
-            marker(100, 200),
-            SCHEMA,
-            added=[write(table, columns, [5], "late")],
-            removed=[],
-            columns=columns,
-        )
+        change(table, 100, added=[write(table, columns, [5], "late")], columns=columns)
     assert rows_in_spark(table, tmp_path) == [(1, "loaded", 1)]
     record = table.record()
     assert record is not None
@@ -204,27 +211,11 @@ def test_a_foreign_commit_in_between_loses_nothing(
 
     monkeypatch.setattr("penstock.failpoints.reach", meddle)
     with pytest.raises(StaleLookupError):
-        table.commit_changes(
-            Lsn(100),
-            marker(100, 200),
-            SCHEMA,
-            added=[],
-            removed=[],
-            deletes=[write_deletes(table, file, [0])],
-            columns=columns,
-            read_from=read_from,
-        )
+        change(table, 100, deletes=[write_deletes(table, file, [0])], columns=columns, read_from=read_from)
     record = table.record()
     assert record is not None
-    table.commit_changes(
-        Lsn(100),
-        marker(100, 200),
-        SCHEMA,
-        added=[],
-        removed=[],
-        deletes=[write_deletes(table, file, [0])],
-        columns=columns,
-        read_from=record.snapshot_id,
+    change(
+        table, 100, deletes=[write_deletes(table, file, [0])], columns=columns, read_from=record.snapshot_id
     )
     assert rows_in_spark(table, tmp_path) == [(2, "loaded", 2), (7, "foreign", 7)]
 
@@ -237,14 +228,8 @@ def test_a_rolled_back_commit_counts_as_not_committed(
     before = table.record()
     assert before is not None
     for _ in range(2):
-        table.commit_changes(
-            Lsn(100),
-            marker(100, 200),
-            SCHEMA,
-            added=[write(table, columns, [5], "x")],
-            removed=[],
-            columns=columns,
-            read_from=before.snapshot_id,
+        change(
+            table, 100, added=[write(table, columns, [5], "x")], columns=columns, read_from=before.snapshot_id
         )
         assert table.is_thread_committed("t100")
         table.handle.table.refresh()
@@ -259,14 +244,7 @@ def test_the_marker_survives_compaction_and_expiry_by_others(
 ) -> None:
     table = destination.table(STREAM)
     columns, _ = loaded(table, [1])
-    record = table.commit_changes(
-        Lsn(100),
-        marker(100, 200),
-        SCHEMA,
-        added=[write(table, columns, [5], "x")],
-        removed=[],
-        columns=columns,
-    )
+    record = change(table, 100, added=[write(table, columns, [5], "x")], columns=columns)
     foreign = table.handle.table
     for _ in range(3):
         foreign.refresh()
@@ -321,14 +299,7 @@ def test_the_old_table_goes_on_while_a_load_is_pending(
     columns, _ = loaded(table, [1])
     table.begin_load("load2", Lsn(1), SCHEMA, "upsert", COLUMNS)
     table.commit_chunks("load2", Lsn(1), ["c2"], [write(table, columns, [2], "again")])
-    table.commit_changes(
-        Lsn(100),
-        marker(100, 200),
-        SCHEMA,
-        added=[write(table, columns, [3], "x")],
-        removed=[],
-        columns=columns,
-    )
+    change(table, 100, added=[write(table, columns, [3], "x")], columns=columns)
     assert rows_in_spark(table, tmp_path) == [(1, "loaded", 1), (3, "x", 3)]
     table.commit_chunks("load2", Lsn(1), ["c3"], [write(table, columns, [4], "again")])
     table.swap("load2", Lsn(1), "g2", Lsn(300))
@@ -356,15 +327,7 @@ def test_files_that_somebody_compacted_while_rows_were_only_added_are_not_looked
 
     monkeypatch.setattr("penstock.failpoints.reach", compact)
     added = write(table, columns, [3], "new")
-    after = table.commit_changes(
-        Lsn(100),
-        marker(100, 200),
-        SCHEMA,
-        added=[added],
-        removed=[],
-        columns=columns,
-        read_from=record.snapshot_id,
-    )
+    after = change(table, 100, added=[added], columns=columns, read_from=record.snapshot_id)
     assert {held.name for held in table.files(after)} == {successor.name, added.name}
 
 
@@ -422,7 +385,7 @@ def test_columns_with_ids_that_a_pending_load_has_taken_are_refused(destination:
     other = COLUMNS.append(pa.field("other", pa.int64()))
     table.begin_load("load2", Lsn(1), SCHEMA, "upsert", other)
     with pytest.raises(StaleLookupError):
-        table.commit_changes(Lsn(100), marker(100, 200), SCHEMA, added=[], removed=[], columns=columns)
+        change(table, 100, columns=columns)
 
 
 def partition_by_small(table: IcebergTable) -> None:
@@ -438,12 +401,10 @@ def test_a_table_that_somebody_partitioned_is_written_on_and_read_whole(
     partition_by_small(table)
     record = table.record()
     assert record is not None
-    table.commit_changes(
-        Lsn(100),
-        marker(100, 200),
-        SCHEMA,
+    change(
+        table,
+        100,
         added=[write(table, columns, [2, 9], "new")],
-        removed=[],
         deletes=[write_deletes(table, file, [1])],
         columns=columns,
         read_from=record.snapshot_id,
@@ -459,26 +420,16 @@ def test_a_table_that_somebody_partitioned_is_written_on_and_read_whole(
     files = table.files(record)
     assert len(files) == 4
     by_id = {pq.ParquetFile(table.path(file)).read().column("id")[0].as_py(): file for file in files}
-    after = table.commit_changes(
-        Lsn(200),
-        marker(200, 300),
-        SCHEMA,
+    after = change(
+        table,
+        200,
         added=[write(table, columns, [9], "newer")],
-        removed=[],
         deletes=[write_deletes(table, by_id[9], [0])],
         columns=columns,
         read_from=record.snapshot_id,
     )
     assert rows_in_spark(table, tmp_path) == [*expected[:3], (9, "newer", 9)]
-    table.commit_changes(
-        Lsn(300),
-        marker(300, 400),
-        SCHEMA,
-        added=[],
-        removed=[by_id[1].name],
-        columns=columns,
-        read_from=after.snapshot_id,
-    )
+    change(table, 300, removed=[by_id[1].name], columns=columns, read_from=after.snapshot_id)
     assert rows_in_spark(table, tmp_path) == [*expected[1:3], (9, "newer", 9)]
 
 
@@ -597,31 +548,21 @@ def test_deletes_go_with_the_files_they_concern_and_rows_are_counted_right(
     record = table.record()
     assert record is not None
     other = write(table, columns, [7, 8], "other")
-    record = table.commit_changes(
-        Lsn(100),
-        marker(100, 200),
-        SCHEMA,
+    record = change(
+        table,
+        100,
         added=[other],
-        removed=[],
         deletes=[write_deletes(table, file, [1])],
         columns=columns,
         read_from=record.snapshot_id,
     )
-    record = table.commit_changes(
-        Lsn(200),
-        marker(200, 300),
-        SCHEMA,
-        added=[],
-        removed=[],
-        deletes=[write_deletes(table, other, [0])],
-        columns=columns,
-        read_from=record.snapshot_id,
+    record = change(
+        table, 200, deletes=[write_deletes(table, other, [0])], columns=columns, read_from=record.snapshot_id
     )
     assert record.rows == 3
-    after = table.commit_changes(
-        Lsn(300),
-        marker(300, 400),
-        SCHEMA,
+    after = change(
+        table,
+        300,
         added=[write(table, columns, [1, 3], "rewritten")],
         removed=[file.name],
         columns=columns,
@@ -653,7 +594,7 @@ def test_what_a_commit_is_made_of_is_on_disk_before_it_is_told(
 
     monkeypatch.setattr(durable, "sync_file", sync_file)
     monkeypatch.setattr("penstock.failpoints.reach", look)
-    table.commit_changes(Lsn(100), marker(100, 200), SCHEMA, added=[file], removed=[], columns=columns)
+    change(table, 100, added=[file], columns=columns)
     assert seen == ["iceberg.staged: 4", "iceberg.committed: 6"]  # with a checksum of each
 
 

@@ -12,9 +12,9 @@ from pyspark.sql import SparkSession
 
 from penstock.core.errors import DestinationError
 from penstock.core.stream import StreamId
-from penstock.destinations.base import DataFile, HeldDeletes, Span
 from penstock.destinations.deletion_vectors import read_vector
 from penstock.destinations.iceberg import IcebergTable
+from penstock.destinations.records import DataFile, HeldDeletes, Span
 from penstock.pipeline import Pipeline
 from tests.conftest import Database
 from tests.iceberg import rewrite_all, session, sqlite_destination

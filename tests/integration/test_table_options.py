@@ -14,8 +14,8 @@ from pyiceberg.catalog.sql import SqlCatalog
 from penstock import Pipeline
 from penstock.core.errors import DestinationError, SourceError
 from penstock.core.stream import StreamId
-from penstock.destinations.base import DataFile
 from penstock.destinations.iceberg import IcebergTable
+from penstock.destinations.records import DataFile
 from tests.conftest import Database
 from tests.iceberg import rewrite_all, session, sqlite_destination
 from tests.pipelines import PipelineUnderTest

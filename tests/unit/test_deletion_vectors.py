@@ -13,8 +13,8 @@ from pyiceberg.table.puffin import PuffinFile
 from pyroaring import BitMap64
 
 from penstock.core.errors import DestinationError, StorageError
-from penstock.destinations.base import Span
 from penstock.destinations.deletion_vectors import Positions, decode, encode, read_vector, write_vector
+from penstock.destinations.records import Span
 
 near_edges = st.sampled_from([0, 2**16, 2**31, 2**32, 3 * 2**32]).flatmap(
     lambda edge: st.integers(max(0, edge - 3), edge + 3)

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from penstock.core.cursor import CursorValue, cursors_from_json, cursors_to_json, number_value, time_value
 from penstock.core.position import Lsn
 from penstock.core.stream import StreamId
-from penstock.destinations.base import Marker
 from penstock.destinations.moves import follows
+from penstock.destinations.records import Marker
 from penstock.ledger import incremental, state_check, two_phase
 from penstock.ledger.state import Chunk, StateDocument
 from penstock.ledger.state_json import decode, encode

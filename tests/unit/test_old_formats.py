@@ -17,8 +17,8 @@ import pytest
 
 from penstock.core.position import Lsn
 from penstock.core.stream import StreamId
-from penstock.destinations.base import Marker
 from penstock.destinations.parquet import ParquetDestination
+from penstock.destinations.records import Marker
 from penstock.ledger.store import StateStore
 from penstock.log.reader import ChangeLog, read_rows
 

@@ -29,10 +29,11 @@ from penstock.core.position import Lsn
 from penstock.core.schema import SourceColumn, TableSchema
 from penstock.core.stream import StreamId
 from penstock.destinations import parquet_files
-from penstock.destinations.base import DataFile, Destination, DestinationTable, Marker, TableRecord
+from penstock.destinations.base import Destination, DestinationTable
 from penstock.destinations.parquet import ParquetDestination, ParquetTable
 from penstock.destinations.parquet_files import DataFileWriter, new_file_name
 from penstock.destinations.parquet_sweep import RECORDS_KEPT
+from penstock.destinations.records import DataFile, Marker, TableRecord
 
 STREAM = StreamId("public", "orders")
 COLUMNS = (SourceColumn("id", 20, -1, "int8", "bigint"), SourceColumn("batch", 20, -1, "int8", "bigint"))

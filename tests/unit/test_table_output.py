@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from penstock.core.schema import SourceColumn, TableSchema
 from penstock.core.stream import StreamId
-from penstock.destinations.base import DataFile
 from penstock.destinations.layout import Layout, Ordering, Partition
 from penstock.destinations.parquet_files import DataFileWriter
+from penstock.destinations.records import DataFile
 from penstock.lake import table_output
 from penstock.lake.table_output import TableOutput
 from penstock.lake.target import Target

@@ -26,7 +26,7 @@ from pyroaring import BitMap, BitMap64
 
 from penstock import durable, failpoints
 from penstock.core.errors import DestinationError
-from penstock.destinations.base import DataFile, PositionDeletes, Span
+from penstock.destinations.records import DataFile, PositionDeletes, Span
 
 Positions = NDArray[np.int64]
 

@@ -28,7 +28,6 @@ from penstock.core.stream import StreamId
 from penstock.core.table_options import NO_OPTIONS, TableOptions
 from penstock.destinations import iceberg_letters, moves
 from penstock.destinations import iceberg_record as text
-from penstock.destinations.base import DataFile, Marker, PendingLoad, PositionDeletes, TableRecord, WriteMode
 from penstock.destinations.iceberg_catalog import IcebergCatalog, IcebergSettings
 from penstock.destinations.iceberg_durable import local_path
 from penstock.destinations.iceberg_handle import TableHandle, last_id
@@ -43,6 +42,14 @@ from penstock.destinations.iceberg_schema import (
     with_field_ids,
 )
 from penstock.destinations.iceberg_staging import LOAD_BRANCH, MAIN, Staging, branch_of
+from penstock.destinations.records import (
+    DataFile,
+    Marker,
+    PendingLoad,
+    PositionDeletes,
+    TableRecord,
+    WriteMode,
+)
 from penstock.destinations.turns import in_turn
 
 ABANDONED_AFTER_S = 3600.0

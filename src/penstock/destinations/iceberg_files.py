@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from penstock.core.errors import DestinationError
-from penstock.destinations.base import DataFile, HeldDeletes, PositionDeletes, Span
-from penstock.destinations.iceberg_java import Java
+from penstock.destinations.iceberg_java import Java, each_of
+from penstock.destinations.records import DataFile, HeldDeletes, PositionDeletes, Span
 
 _FILE_PATH_ID = 2147483546  # of a file of position deletes, as the Iceberg specification numbers it
 
@@ -156,13 +156,7 @@ class IcebergFiles:
 
     def _tasks(self, snapshot_id: int) -> Iterator[Any]:
         self._table.refresh()
-        tasks = self._table.newScan().useSnapshot(snapshot_id).includeColumnStats().planFiles()
-        try:
-            each = tasks.iterator()
-            while each.hasNext():
-                yield each.next()
-        finally:
-            tasks.close()
+        return each_of(self._table.newScan().useSnapshot(snapshot_id).includeColumnStats().planFiles())
 
     def _described(self, task: Any) -> DataFile:
         told = json.loads(str(self._java.iceberg("ScanTaskParser").toJson(task)))

@@ -20,7 +20,6 @@ from penstock.core.position import Lsn
 from penstock.core.stream import StreamId
 from penstock.destinations import iceberg_record as text
 from penstock.destinations import moves
-from penstock.destinations.base import TableRecord
 from penstock.destinations.iceberg_catalog import IcebergCatalog, names_of
 from penstock.destinations.iceberg_durable import sync_files, sync_names
 from penstock.destinations.iceberg_files import IcebergFiles
@@ -37,6 +36,7 @@ from penstock.destinations.iceberg_java import (
 from penstock.destinations.iceberg_options import read_layout
 from penstock.destinations.iceberg_schema import ids_of
 from penstock.destinations.iceberg_staging import MAIN, Staging, branch_of
+from penstock.destinations.records import TableRecord
 
 TRIES_MAX = 10
 

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from penstock.core.report import TableHealth
 from penstock.destinations.iceberg import IcebergTable
-from penstock.destinations.iceberg_java import iceberg_errors
+from penstock.destinations.iceberg_java import each_of, iceberg_errors
 from penstock.destinations.iceberg_staging import MAIN
 
 Work = Literal["data files", "delete files", "manifests", "snapshots", "orphans"]
@@ -144,15 +144,6 @@ def _partitions(table: IcebergTable) -> Iterator[tuple[int, int]]:
     columns = [str(field.name()) for field in sums.schema().columns()]
     of_files, of_bytes = columns.index("file_count"), columns.index("total_data_file_size_in_bytes")
     any_type = java.jvm.java.lang.Class.forName("java.lang.Object")
-    for task in _each(sums.newScan().planFiles()):
-        for row in _each(task.asDataTask().rows()):
+    for task in each_of(sums.newScan().planFiles()):
+        for row in each_of(task.asDataTask().rows()):
             yield int(row.get(of_files, any_type)), int(row.get(of_bytes, any_type))
-
-
-def _each(iterable: Any) -> Iterator[Any]:
-    try:
-        iterator = iterable.iterator()
-        while iterator.hasNext():
-            yield iterator.next()
-    finally:
-        iterable.close()

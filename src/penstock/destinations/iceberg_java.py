@@ -67,6 +67,16 @@ def items(java_list: Any) -> Iterator[Any]:
         yield java_list.get(index)
 
 
+def each_of(closeable: Any) -> Iterator[Any]:
+    """What an iterable of Java's holds that wants to be closed."""
+    try:
+        iterator = closeable.iterator()
+        while iterator.hasNext():
+            yield iterator.next()
+    finally:
+        closeable.close()
+
+
 class StaleMetadataError(Exception):
     """Somebody committed since we looked; nothing of ours was written."""
 

@@ -16,6 +16,7 @@ from typing import Any
 from penstock.core.errors import DestinationError
 from penstock.core.stream import StreamId
 from penstock.core.table_options import PartitionField, SortField, TableOptions
+from penstock.destinations.iceberg_durable import local_path
 from penstock.destinations.iceberg_java import Attempt, Java, Metadata, items
 from penstock.destinations.layout import Layout, layout_from_json
 
@@ -85,8 +86,8 @@ def check_partition_names(java: Java, attempt: Attempt, ids: Mapping[str, int], 
 
 
 def _check_location(metadata: Metadata, options: TableOptions, stream: StreamId) -> None:
-    lies = metadata.location.removeprefix("file://").removeprefix("file:")
-    if options.location is not None and str(options.location) != lies:
+    lies = local_path(metadata.location) or metadata.location
+    if options.location is not None and options.location != lies:
         raise DestinationError(
             f"The table lies in {lies}, and `location` of its stream says {options.location}.",
             stream=str(stream),

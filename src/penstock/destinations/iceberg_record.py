@@ -18,8 +18,8 @@ from dataclasses import replace
 import pyarrow as pa
 
 from penstock.core.schema import TableSchema
-from penstock.destinations.base import DeadLetters, PendingLoad, TableRecord
 from penstock.destinations.iceberg_schema import FIELD_ID
+from penstock.destinations.records import DeadLetters, PendingLoad, TableRecord
 
 SUMMARY = "penstock"
 LOAD = "penstock.load"

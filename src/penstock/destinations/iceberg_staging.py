@@ -26,7 +26,6 @@ from penstock.core.position import Lsn
 from penstock.core.schema import TableSchema
 from penstock.core.stream import StreamId
 from penstock.destinations import iceberg_record as text
-from penstock.destinations.base import DataFile, PositionDeletes, TableRecord
 from penstock.destinations.iceberg_files import IcebergFiles
 from penstock.destinations.iceberg_java import (
     STAGING,
@@ -38,6 +37,7 @@ from penstock.destinations.iceberg_java import (
 )
 from penstock.destinations.iceberg_options import check_partition_names, let_go
 from penstock.destinations.iceberg_schema import ids_of, schema_json
+from penstock.destinations.records import DataFile, PositionDeletes, TableRecord
 
 MAIN = "main"
 LOAD_BRANCH = "penstock_load"

@@ -19,7 +19,7 @@ from penstock.core.errors import CommitConflictError
 from penstock.core.position import Lsn
 from penstock.core.schema import TableSchema
 from penstock.core.stream import StreamId
-from penstock.destinations.base import DataFile, Marker, PendingLoad, TableRecord, WriteMode
+from penstock.destinations.records import DataFile, Marker, PendingLoad, TableRecord, WriteMode
 
 
 def conflict(stream: StreamId, reason: str) -> CommitConflictError:

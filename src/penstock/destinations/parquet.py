@@ -24,10 +24,17 @@ from penstock.core.schema import TableSchema
 from penstock.core.stream import StreamId, unescape_file_name
 from penstock.core.table_options import NO_OPTIONS, TableOptions
 from penstock.destinations import moves
-from penstock.destinations.base import DataFile, Marker, PendingLoad, PositionDeletes, TableRecord, WriteMode
 from penstock.destinations.parquet_files import new_file_name, write_empty_like
 from penstock.destinations.parquet_layout import TableLayout
 from penstock.destinations.parquet_sweep import RECORDS_KEPT, Swept, drop, sweep
+from penstock.destinations.records import (
+    DataFile,
+    Marker,
+    PendingLoad,
+    PositionDeletes,
+    TableRecord,
+    WriteMode,
+)
 from penstock.destinations.turns import in_turn
 
 

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from penstock import durable, failpoints
-from penstock.destinations.base import DataFile, KeyBound
+from penstock.destinations.records import DataFile, KeyBound
 
 COMPRESSION: Final = "zstd"
 COMPRESSION_LEVEL = 1

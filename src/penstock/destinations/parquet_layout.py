@@ -34,7 +34,7 @@ from pathlib import Path
 from penstock import durable
 from penstock.core.errors import DestinationError
 from penstock.core.stream import StreamId, escape_file_name
-from penstock.destinations.base import TableRecord
+from penstock.destinations.records import TableRecord
 
 # Links impossible here: other file system, not supported, not permitted, too many links to one file.
 _CANNOT_LINK = (errno.EXDEV, errno.ENOTSUP, errno.EPERM, errno.EMLINK, errno.ENOSYS)

@@ -16,8 +16,8 @@ from itertools import pairwise
 from pathlib import Path
 
 from penstock import durable
-from penstock.destinations.base import TableRecord
 from penstock.destinations.parquet_layout import TableLayout
+from penstock.destinations.records import TableRecord
 
 RECORDS_KEPT = 100
 

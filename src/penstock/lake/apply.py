@@ -18,8 +18,9 @@ from pyspark.sql import SparkSession
 
 from penstock.core.position import Lsn
 from penstock.core.stream import StreamId
-from penstock.destinations.base import DataFile, DestinationTable, PositionDeletes
+from penstock.destinations.base import DestinationTable
 from penstock.destinations.parquet_files import new_file_name
+from penstock.destinations.records import DataFile, PositionDeletes
 from penstock.lake.buckets import WHOLE, Bucket
 from penstock.lake.complete_task import CompleteTask, complete_rows
 from penstock.lake.delete_stage import delete_touched

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from penstock.destinations.base import DestinationTable, TableRecord
+from penstock.destinations.base import DestinationTable
 from penstock.destinations.iceberg_schema import INSIDE, assign_ids, ids_of, with_field_ids
+from penstock.destinations.records import TableRecord
 from penstock.lake.evolve import ColumnSource
 from penstock.lake.target import Target
 

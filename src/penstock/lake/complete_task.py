@@ -13,7 +13,7 @@ import pyarrow as pa
 from pyarrow import feather
 
 from penstock.core.position import Lsn
-from penstock.destinations.base import DataFile
+from penstock.destinations.records import DataFile
 from penstock.lake.dead_letters import DEAD_LETTERS, letters
 from penstock.lake.fold import Completed, complete
 from penstock.lake.output import OutputFile

@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from penstock.destinations.base import SETTLED
+from penstock.destinations.records import SETTLED
 from penstock.lake.change_set import Flags, Numbers
 from penstock.lake.keys import KeySet
 from penstock.lake.target import Target

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from pyspark.sql import SparkSession
 
 from penstock.core.stream import StreamId
-from penstock.destinations.base import DataFile
 from penstock.destinations.deletion_vectors import new_vector_file_name
 from penstock.destinations.parquet_files import new_file_name
+from penstock.destinations.records import DataFile
 from penstock.lake.delete_task import DeleteResult, DeleteTask, HeldFile, delete_rows
 from penstock.lake.fold_task import FoldResult, truncated_at
 from penstock.lake.key_index import KeyForm

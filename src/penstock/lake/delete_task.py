@@ -24,9 +24,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import feather
 
-from penstock.destinations.base import DataFile, HeldDeletes, PositionDeletes
 from penstock.destinations.deletion_vectors import Positions, read_vector, write_vector
 from penstock.destinations.iceberg_schema import with_field_ids
+from penstock.destinations.records import DataFile, HeldDeletes, PositionDeletes
 from penstock.lake.columns_by_id import ColumnsById
 from penstock.lake.evolve import ColumnSource
 from penstock.lake.fold_task import Staged
@@ -169,8 +169,7 @@ class _TableFiles:
                 start += batch.num_rows
                 if here.any():
                     rows = self._columns.of_today(pa.Table.from_batches([batch.filter(pa.array(here))]))
-                    at_us = self._task.truncated_at_us
-                    output.write_table(rows if at_us is None else end_live_rows(rows, at_us))
+                    output.write_table(end_live_rows(rows, self._task.truncated_at_us))
         return output.files
 
 
@@ -198,7 +197,7 @@ def _read_deletes(path: Path, of: str | None) -> Positions:
 
 
 def _write_vector(file: HeldFile, positions: Positions, dead: Positions) -> PositionDeletes:
-    path, whole = of_this_attempt(file.delete_path), np.union1d(positions, dead)
+    path, whole = of_this_attempt(file.delete_path), _union((positions, dead), file.rows)
     return replace(write_vector(path, file.name, file.location, whole), replaces=file.deletes)
 
 

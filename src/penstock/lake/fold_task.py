@@ -19,8 +19,8 @@ import pyarrow.compute as pc
 from pyarrow import feather
 
 from penstock.core.position import Lsn
-from penstock.destinations.base import DataFile, KeyBound
 from penstock.destinations.parquet_files import key_bound
+from penstock.destinations.records import DataFile, KeyBound
 from penstock.lake.buckets import WHOLE, Bucket, IndivisibleError, Membership
 from penstock.lake.change_set import DELETE, INSERT, UPDATE, Changes, Flags
 from penstock.lake.changes import ConformedChanges, conform, in_log_order

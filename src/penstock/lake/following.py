@@ -14,7 +14,7 @@ from penstock.core.errors import StaleLookupError, StateError
 from penstock.core.position import Lsn
 from penstock.core.stream import StreamId
 from penstock.core.where import WhereError
-from penstock.destinations.base import Marker
+from penstock.destinations.records import Marker
 from penstock.lake.apply import Outcome, StreamWork, apply, fold, merge
 from penstock.lake.backfill import Backfill
 from penstock.lake.column_ids import dropped_partition, evolved_columns
@@ -157,14 +157,14 @@ class Following:
         plan = self._plan_work(stream, start, to)
         change = self._schema_change(stream, plan)
         if stream in self._lane.kept_up:
-            return self._can_be_kept_up(stream, plan, change)
+            return self._keeps_up(stream, plan, change)
         if change is not None and not self._lane.may_follow(stream, change):
             return False
         if isinstance(plan, MustReload):
             self._lane.reload(stream, plan.reason)
         return isinstance(plan, StreamWork)
 
-    def _can_be_kept_up(self, stream: StreamId, plan: StreamWork | MustReload, change: str | None) -> bool:
+    def _keeps_up(self, stream: StreamId, plan: StreamWork | MustReload, change: str | None) -> bool:
         """A table that is loaded anew follows what it can; its successor will meet the rest of the log."""
         evolves = change is None or self._lane.streams[stream].on_schema_change == "evolve"
         if evolves and isinstance(plan, StreamWork):

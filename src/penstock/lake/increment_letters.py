@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.destinations.base import DataFile
+from penstock.destinations.records import DataFile
 from penstock.lake.change_set import Flags
 from penstock.lake.dead_letters import (
     SETTLED_KEYS,

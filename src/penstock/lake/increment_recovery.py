@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from penstock.core.stream import StreamId
-from penstock.destinations.base import TableRecord
+from penstock.destinations.records import TableRecord
 from penstock.lake.lane_state import LaneState, LaneStream
 from penstock.ledger import incremental
 from penstock.ledger.threads import origin_of

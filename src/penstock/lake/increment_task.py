@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from penstock.destinations.base import DataFile
+from penstock.destinations.records import DataFile
 from penstock.lake.change_set import Flags
 from penstock.lake.fold_task import FoldResult, stage
 from penstock.lake.held_rows import HeldRange, HeldRows

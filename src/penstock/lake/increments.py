@@ -20,8 +20,8 @@ from penstock.core.errors import StaleLookupError
 from penstock.core.position import Lsn
 from penstock.core.selection import SelectionError
 from penstock.core.stream import StreamId
-from penstock.destinations.base import DataFile, Marker, TableRecord
 from penstock.destinations.parquet_files import new_file_name
+from penstock.destinations.records import DataFile, Marker, TableRecord
 from penstock.lake.apply import Outcome, StreamWork, merge
 from penstock.lake.column_ids import dropped_partition, evolved_columns
 from penstock.lake.evolve import plan_evolution

@@ -23,7 +23,8 @@ from penstock.core.selection import WHOLE_TABLE, Selection
 from penstock.core.stream import StreamId
 from penstock.core.table_options import NO_OPTIONS, TableOptions
 from penstock.core.where import WhereError
-from penstock.destinations.base import Destination, DestinationTable, TableRecord, WriteMode
+from penstock.destinations.base import Destination, DestinationTable
+from penstock.destinations.records import TableRecord, WriteMode
 from penstock.lake.apply import Outcome
 from penstock.lake.target import Target
 from penstock.ledger import pausing

@@ -42,8 +42,9 @@ from penstock import failpoints
 from penstock.core.position import Lsn
 from penstock.core.schema import TableSchema
 from penstock.core.stream import StreamId
-from penstock.destinations.base import DestinationTable, TableRecord
+from penstock.destinations.base import DestinationTable
 from penstock.destinations.parquet_files import new_file_name
+from penstock.destinations.records import TableRecord
 from penstock.lake.load_progress import LoadProgress
 from penstock.lake.load_task import LoadResult, LoadTask, load_chunk, take_over_snapshot
 from penstock.lake.pace import share

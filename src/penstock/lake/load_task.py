@@ -27,7 +27,7 @@ from psycopg import sql
 
 from penstock.core.errors import SourceError
 from penstock.core.schema import SourceColumn
-from penstock.destinations.base import DataFile
+from penstock.destinations.records import DataFile
 from penstock.lake.change_set import Flags
 from penstock.lake.dead_letters import DEAD_LETTERS, any_bad, dead_letter_rows, without
 from penstock.lake.output import OutputFile

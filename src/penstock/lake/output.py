@@ -8,8 +8,8 @@ from types import TracebackType
 
 import pyarrow as pa
 
-from penstock.destinations.base import DataFile
 from penstock.destinations.parquet_files import DataFileWriter
+from penstock.destinations.records import DataFile
 from penstock.lake.session import of_this_attempt
 
 
@@ -36,8 +36,7 @@ class OutputFile(AbstractContextManager["OutputFile"]):
             self._open().write_batch(batch)
 
     def write_table(self, table: pa.Table) -> None:
-        """Rows in the order of our columns, whatever theirs are called."""
-        for batch in table.rename_columns(self.schema.names).cast(self.schema).to_batches():
+        for batch in batches_of(table, self.schema):
             self.write_batch(batch)
 
     def _open(self) -> DataFileWriter:
@@ -54,3 +53,9 @@ class OutputFile(AbstractContextManager["OutputFile"]):
             self._writer.abandon()
         else:
             self.data_file = self._writer.close()
+
+
+def batches_of(table: pa.Table, schema: pa.Schema) -> list[pa.RecordBatch]:
+    """Rows in the order of these columns, whatever theirs are called."""
+    batches: list[pa.RecordBatch] = table.rename_columns(schema.names).cast(schema).to_batches()
+    return batches

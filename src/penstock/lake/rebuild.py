@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from penstock.core.position import Lsn
 from penstock.core.stream import StreamId
-from penstock.destinations.base import Marker
+from penstock.destinations.records import Marker
 from penstock.lake.lane_state import LaneState
 from penstock.ledger import two_phase
 from penstock.ledger.threads import origin_of

@@ -8,7 +8,7 @@ forward where the destination has them, and finished with the same bounds where 
 from __future__ import annotations
 
 from penstock.core.stream import StreamId
-from penstock.destinations.base import TableRecord
+from penstock.destinations.records import TableRecord
 from penstock.lake.evolve import plan_evolution
 from penstock.lake.following import Following
 from penstock.lake.increment_recovery import OTHER_LOAD, IncrementRecovery

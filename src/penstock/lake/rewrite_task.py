@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import feather
 
-from penstock.destinations.base import DataFile
+from penstock.destinations.records import DataFile
 from penstock.lake.change_set import Flags
 from penstock.lake.evolve import ColumnSource
 from penstock.lake.fold_task import Staged
@@ -149,6 +149,5 @@ def _rewrite(file: pq.ParquetFile, hits: Flags, successor: Path, task: RewriteTa
             start += batch.num_rows
             if keep.any():
                 rows = _evolve(pa.Table.from_batches([batch.filter(pa.array(keep))]), task)
-                at_us = task.truncated_at_us
-                output.write_table(rows if at_us is None else end_live_rows(rows, at_us))
+                output.write_table(end_live_rows(rows, task.truncated_at_us))
     return output.files

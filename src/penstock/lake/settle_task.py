@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.core.position import Lsn
-from penstock.destinations.base import DataFile
+from penstock.destinations.records import DataFile
 from penstock.lake.dead_letters import (
     SETTLED_KEYS,
     key_columns,

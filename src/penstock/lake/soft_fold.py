@@ -78,8 +78,10 @@ def as_live(rows: pa.Table) -> pa.Table:
     return rows.append_column(DELETED_AT, pa.nulls(rows.num_rows, DELETED_AT.type))
 
 
-def end_live_rows(rows: pa.Table, at_us: int) -> pa.Table:
-    """The rows of a table that a truncate took; those that had ended before keep their time."""
+def end_live_rows(rows: pa.Table, at_us: int | None) -> pa.Table:
+    """The rows of a table that a truncate took (None: none did); those that had ended keep their time."""
+    if at_us is None:
+        return rows
     at = pa.scalar(at_us, DELETED_AT.type)
     return with_column(rows, DELETED_AT.name, pc.coalesce(flat(rows.column(DELETED_AT.name)), at))
 

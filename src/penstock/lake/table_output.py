@@ -24,12 +24,12 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 from numpy.typing import NDArray
 
-from penstock.destinations.base import DataFile
 from penstock.destinations.iceberg_schema import names_by_id
 from penstock.destinations.layout import Layout
 from penstock.destinations.parquet_files import DataFileWriter
+from penstock.destinations.records import DataFile
 from penstock.lake.keys import flat
-from penstock.lake.output import OutputFile
+from penstock.lake.output import OutputFile, batches_of
 from penstock.lake.partition_values import transformed, values_json
 from penstock.lake.session import of_this_attempt
 from penstock.lake.target import Target
@@ -68,8 +68,7 @@ class TableOutput(AbstractContextManager["TableOutput"]):
             self._groups.take(batch)
 
     def write_table(self, table: pa.Table) -> None:
-        """Rows in the order of our columns, whatever theirs are called."""
-        for batch in table.rename_columns(self.schema.names).cast(self.schema).to_batches():
+        for batch in batches_of(table, self.schema):
             self.write_batch(batch)
 
     def __exit__(

@@ -18,9 +18,9 @@ from penstock.core.errors import ConfigError
 from penstock.core.schema import TableSchema
 from penstock.core.table_options import NO_OPTIONS, TableOptions
 from penstock.core.where import Condition
-from penstock.destinations.base import WriteMode
 from penstock.destinations.iceberg_schema import ids_of, with_field_ids
 from penstock.destinations.layout import PLAIN, Layout
+from penstock.destinations.records import WriteMode
 from penstock.sources.postgres.types import arrow_type
 
 APPEND_FIELDS = (

@@ -78,21 +78,13 @@ def connect(
 
 
 def cancel_queries() -> None:
-    """Cancel what other threads of this process have the source do; they get an error (`was_cancelled`)."""
+    """Cancel what other threads of this process have the source do; they get an error."""
     with _opening:
         connections = list(_opened)
     for connection in connections:
         if connection.info.transaction_status == TransactionStatus.ACTIVE:
             with suppress(psycopg.Error):
                 connection.cancel_safe(timeout=CONNECT_TIMEOUT_S)
-
-
-def was_cancelled(error: BaseException) -> bool:
-    """Whether the error comes from a query that somebody cancelled."""
-    cause: BaseException | None = error
-    while cause is not None and not isinstance(cause, psycopg.errors.QueryCanceled):
-        cause = cause.__cause__
-    return cause is not None
 
 
 def connection_parameters(
