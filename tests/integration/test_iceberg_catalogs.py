@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pyiceberg.catalog
 import pytest
 
-from penstock.config.models import DestinationConfig
+from penstock.config.sections import DestinationConfig
 from penstock.core.errors import CommitConflictError
 from penstock.core.position import Lsn
 from penstock.destinations.iceberg import IcebergDestination, IcebergTable

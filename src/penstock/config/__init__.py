@@ -7,8 +7,8 @@ Values that came from the environment or a file do not appear in errors, logs or
 
 from __future__ import annotations
 
-from penstock.config.models import (
-    Config,
+from penstock.config.models import Config
+from penstock.config.sections import (
     DestinationConfig,
     LoadConfig,
     LogConfig,

@@ -7,7 +7,8 @@ from urllib.parse import unquote, urlsplit
 
 from pyspark.sql import SparkSession
 
-from penstock.config.models import CatalogConfig, Config, DestinationConfig
+from penstock.config.models import Config
+from penstock.config.sections import CatalogConfig, DestinationConfig
 from penstock.destinations.iceberg import IcebergDestination
 from penstock.destinations.iceberg_catalog import IcebergSettings
 from penstock.destinations.parquet import ParquetDestination
