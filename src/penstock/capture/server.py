@@ -34,6 +34,7 @@ from penstock.sources.postgres import inbox, pgoutput
 from penstock.sources.postgres.connection import Connection, query_errors
 from penstock.sources.postgres.replica import Replica
 from penstock.sources.postgres.replication import ReplicationStream
+from penstock.sources.postgres.streamed import SPOOL_DIRECTORY, StreamedTransactions, sweep_spool
 
 _CONFIRM_TIMEOUT_S = 30.0
 _logger = structlog.get_logger("penstock.capture")
@@ -87,6 +88,7 @@ class CaptureServer:
         started = source.started
         # Only now, under the lock, is it certain that nobody writes there.
         retention.sweep(spec.log_directory, unsealed=True)
+        sweep_spool(spec.log_directory / SPOOL_DIRECTORY)
         self._writer = open_writer(
             spec.log_directory,
             system_id=started.system_id,
@@ -150,7 +152,11 @@ class CaptureServer:
         stream = ReplicationStream(connection, spec.slot, spec.publication, self._source.read_from)
         self._relations = Relations(spec.streams, lambda: connect_patiently(spec.url, "penstock-catalog"))
         builder = StepBuilder(
-            self._writer, self._relations, TransactionIds(self._source.next_xid), spec.step_bytes_max
+            self._writer,
+            self._relations,
+            TransactionIds(self._source.next_xid),
+            StreamedTransactions(spec.log_directory / SPOOL_DIRECTORY),
+            spec.step_bytes_max,
         )
         self._loop = ReplicationLoop(
             stream,

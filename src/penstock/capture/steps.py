@@ -13,6 +13,7 @@ The one place where positions are decided (correctness 1, 2, 3, 7):
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,6 +35,7 @@ from penstock.sources.postgres.pgoutput import (
     parse_truncate,
     scan,
 )
+from penstock.sources.postgres.streamed import StreamedTransactions
 
 _SCHEMAS_KEPT = 4096
 
@@ -49,18 +51,26 @@ class StepBuilder:
     """Takes batches in the order they were received. Used from one thread only."""
 
     def __init__(
-        self, writer: LogWriter, relations: Relations, transaction_ids: TransactionIds, step_bytes_max: int
+        self,
+        writer: LogWriter,
+        relations: Relations,
+        transaction_ids: TransactionIds,
+        streamed: StreamedTransactions,
+        step_bytes_max: int,
     ) -> None:
         self.counters = Counters()
         self.position = writer.end
         self._writer = writer
         self._relations = relations
         self._transaction_ids = transaction_ids
+        self._streamed = streamed
         self._step_bytes_max = step_bytes_max
         self._carry = Carry()
         self._open_xid = np.zeros(1, np.uint64)
         self._skip_below = writer.end
-        self._waiting: deque[tuple[MessageBatch, int]] = deque()
+        self._received: deque[MessageBatch] = deque()
+        self._whole: Iterator[MessageBatch] = iter(())
+        self._rest: tuple[MessageBatch, int] | None = None
         self._arrow_schemas: dict[tuple[str, str], pa.Schema] = {}
         self._target: Lsn | None = None
 
@@ -76,15 +86,14 @@ class StepBuilder:
     def take(self, batch: MessageBatch) -> bool:
         """Add a batch; whether the target is reached. Past the target, batches wait for the next one."""
         if len(batch):
-            self._waiting.append((batch, 0))
+            self._received.append(batch)
         return self._work()
 
     def _work(self) -> bool:
-        while self._waiting and self._target is not None:
-            batch, first = self._waiting.popleft()
+        while self._target is not None and (waiting := self._next()) is not None:
+            batch, first = waiting
             rest = self._process(batch, first)
-            if rest < len(batch):
-                self._waiting.appendleft((batch, rest))
+            self._rest = (batch, rest) if rest < len(batch) else None
             if not self._carry.in_transaction and self._reached():
                 self._seal()
                 self._target = None
@@ -92,6 +101,17 @@ class StepBuilder:
             if not self._carry.in_transaction and self._writer.step_bytes >= self._step_bytes_max:
                 self._seal()
         return False
+
+    def _next(self) -> tuple[MessageBatch, int] | None:
+        """What comes next of that which has not been written, one batch at a time: a streamed transaction
+        is read back from disk as it is written."""
+        if self._rest is not None:
+            return self._rest
+        while (batch := next(self._whole, None)) is None:
+            if not self._received:
+                return None
+            self._whole = self._streamed.whole(self._received.popleft())
+        return batch, 0
 
     def _reached(self) -> bool:
         return self._target is not None and self.position >= self._target

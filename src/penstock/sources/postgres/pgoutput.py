@@ -1,7 +1,7 @@
-"""pgoutput, protocol version 1: raw replication messages to Arrow columns of text.
+"""pgoutput: raw replication messages of whole transactions to Arrow columns of text.
 
-Protocol 1 sends whole transactions after their commit, in commit order, so nothing here knows of
-transactions in progress. A `MessageBatch` may begin and end inside a transaction; `Carry` takes the
+Transactions come after their commit, in commit order: those that the server streams while they are in
+progress have been put together before (`streamed`). A `MessageBatch` may begin and end inside a transaction; `Carry` takes the
 open one over to the next batch, which makes the result independent of where batches are cut.
 
 An ordinal counts every row change that pgoutput sent in its transaction, over all tables, before any

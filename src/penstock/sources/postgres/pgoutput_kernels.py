@@ -54,7 +54,7 @@ def _big_endian_64(buffer: Bytes, at: Number) -> Number:
 
 
 @compiled
-def _big_endian_32(buffer: Bytes, at: Number) -> Number:
+def big_endian_32(buffer: Bytes, at: Number) -> Number:
     value = np.int64(0)
     for index in range(4):
         value = (value << 8) | np.int64(buffer[at + index])
@@ -107,7 +107,7 @@ def scan_messages(  # noqa: PLR0915 - one pass, one loop: cutting it up would co
         if letter in (_INSERT, _UPDATE, _DELETE):
             if tx[current] >= skip_below:
                 kind[changes] = letter
-                relation[changes] = _big_endian_32(buffer, at + 1)
+                relation[changes] = big_endian_32(buffer, at + 1)
                 tuple_at[changes] = at + 5
                 transaction[changes] = current
                 ordinal[changes] = open_ordinal
@@ -116,7 +116,7 @@ def scan_messages(  # noqa: PLR0915 - one pass, one loop: cutting it up would co
         elif letter == _BEGIN:
             tx[transactions] = _big_endian_64(buffer, at + 1)
             commit_ts[transactions] = _big_endian_64(buffer, at + 9)
-            xid[transactions] = _big_endian_32(buffer, at + 17)
+            xid[transactions] = big_endian_32(buffer, at + 17)
             transactions += 1
             open_, open_ordinal = np.int64(1), np.int64(0)
         elif letter == _COMMIT:
@@ -131,7 +131,7 @@ def scan_messages(  # noqa: PLR0915 - one pass, one loop: cutting it up would co
             rare_ordinal[rare] = open_ordinal
             rare += 1
             if letter == _TRUNCATE:
-                open_ordinal += _big_endian_32(buffer, at + 1)
+                open_ordinal += big_endian_32(buffer, at + 1)
         start = end
     current = transactions - 1
     carry[CARRY_IN_TRANSACTION], carry[CARRY_ORDINAL] = open_, open_ordinal
@@ -156,7 +156,7 @@ def _locate_tuple(buffer: Bytes, at: Number, row: int, offsets: Ints, lengths: L
         form = buffer[at]
         at += 1
         if form in (116, 98):  # t, b: a value follows
-            length = _big_endian_32(buffer, at)
+            length = big_endian_32(buffer, at)
             offsets[column, row] = at + 4
             lengths[column, row] = length
             at += 4 + length

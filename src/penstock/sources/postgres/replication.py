@@ -42,7 +42,7 @@ class ReplicationStream:
         self._slot, self._publication = slot, publication
         self._pgconn = connection.pgconn
         command = sql.SQL(
-            "START_REPLICATION SLOT {} LOGICAL {} (proto_version '1', publication_names {})"
+            "START_REPLICATION SLOT {} LOGICAL {} (proto_version '2', streaming 'on', publication_names {})"
         ).format(
             sql.Identifier(require_name(slot)),
             sql.SQL(str(start)),  # an Lsn prints as hexadecimal digits only

@@ -1,0 +1,126 @@
+"""Transactions that the server streams before they end: the log is as if it had sent them whole."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from penstock.capture.client import CaptureProcess
+from tests.conftest import Database
+from tests.integration.test_capture import brief, log_rows, read_now, spec
+
+pytestmark = pytest.mark.integration
+
+SMALL, LARGE = "64kB", "1GB"
+
+
+@pytest.fixture
+def orders(database: Database) -> Database:
+    database.execute("CREATE TABLE orders (id int PRIMARY KEY, note text)")
+    database.execute("CREATE TABLE other (id int PRIMARY KEY); CREATE TABLE emptied (id int PRIMARY KEY)")
+    return database
+
+
+def decode_with(database: Database, memory: str) -> None:
+    database.execute(f"ALTER DATABASE {database.name} SET logical_decoding_work_mem = '{memory}'")
+
+
+def insert(connection: psycopg.Connection[Any], first: int, last: int) -> None:
+    connection.execute(
+        "INSERT INTO orders SELECT n, repeat('x', 50) FROM generate_series(%s::int, %s) n", (first, last)
+    )
+
+
+def work(database: Database) -> None:
+    """Two large transactions side by side with others between, and pieces of them rolled back."""
+    with database.connect() as one, database.connect() as two:
+        one.autocommit = two.autocommit = False
+        insert(one, 1, 3000)
+        insert(two, 10001, 13000)
+        database.execute("INSERT INTO other VALUES (1)")
+        one.execute("SAVEPOINT a")
+        insert(one, 3001, 6000)
+        one.execute("SAVEPOINT b")
+        insert(one, 6001, 7000)
+        one.execute("RELEASE SAVEPOINT b")
+        one.execute("ROLLBACK TO SAVEPOINT a")
+        one.execute("INSERT INTO other VALUES (2)")
+        two.execute("SAVEPOINT c")
+        two.execute("TRUNCATE emptied")
+        two.execute("ROLLBACK TO SAVEPOINT c")
+        two.execute("UPDATE orders SET note = 'y' WHERE id % 2 = 1")
+        one.execute("SAVEPOINT d")
+        insert(one, 3001, 3500)
+        one.execute("DELETE FROM orders WHERE id < 10")
+        two.commit()
+        database.execute("INSERT INTO other VALUES (3)")
+        one.commit()
+    with database.connect() as three:  # rolled back whole
+        three.autocommit = False
+        insert(three, 20001, 25000)
+        database.execute("INSERT INTO other VALUES (4)")
+        three.rollback()
+    with database.connect() as four:
+        four.autocommit = False
+        four.execute("TRUNCATE emptied")
+        insert(four, 30001, 33000)
+        four.execute("ALTER TABLE orders ADD COLUMN more int DEFAULT 7")
+        insert_more(four, 33001, 36000)
+        four.commit()
+
+
+def insert_more(connection: psycopg.Connection[Any], first: int, last: int) -> None:
+    connection.execute(
+        "INSERT INTO orders SELECT n, 'z', n FROM generate_series(%s::int, %s) n", (first, last)
+    )
+
+
+def test_the_log_is_the_same_whether_transactions_were_streamed_or_not(
+    orders: Database, tmp_path: Path
+) -> None:
+    tables = ("public.orders", "public.other", "public.emptied")
+    for name in ("streamed", "whole"):
+        with CaptureProcess(spec(orders, tmp_path / name, *tables, slot=f"{name}_{orders.name}")) as capture:
+            capture.start()
+    work(orders)
+    logs: dict[str, list[Sequence[dict[str, Any]]]] = {}
+    for name, memory in (("streamed", SMALL), ("whole", LARGE)):
+        decode_with(orders, memory)
+        given = spec(orders, tmp_path / name, *tables, slot=f"{name}_{orders.name}")
+        with CaptureProcess(given) as capture:
+            capture.start()
+            read_now(capture)
+        logs[name] = [log_rows(tmp_path / name, table) for table in tables]
+    [streamed] = orders.query(
+        "SELECT stream_txns > 0 FROM pg_stat_replication_slots WHERE slot_name = %s",
+        (f"streamed_{orders.name}",),
+    )
+    assert streamed == (True,), "the small memory should have made the server stream"
+    assert logs["streamed"] == logs["whole"]
+    assert len(logs["whole"][0]) == 3000 + 3000 + 1500 + 500 + 9 + 6000
+    assert not (tmp_path / "streamed" / "log" / "spool").exists()
+
+
+def test_what_was_streamed_is_read_again_after_a_crash(orders: Database, tmp_path: Path) -> None:
+    decode_with(orders, SMALL)
+    with CaptureProcess(spec(orders, tmp_path)) as capture:
+        capture.start()
+        with orders.connect() as connection:
+            connection.autocommit = False
+            insert(connection, 1, 5000)
+            read_now(capture)  # its first part has come, and waits on disk
+            spool = tmp_path / "log" / "spool"
+            assert sum(path.stat().st_size for path in spool.iterdir()) > 0
+            capture._process.kill()  # type: ignore[union-attr]
+            insert(connection, 5001, 8000)
+            connection.commit()
+    with CaptureProcess(spec(orders, tmp_path)) as capture:
+        capture.start()
+        read_now(capture)
+    rows = log_rows(tmp_path)
+    assert brief(rows, "id") == [("i", str(number)) for number in range(1, 8001)]
+    assert [row["_op_index"] for row in rows] == list(range(0, 16000, 2))
