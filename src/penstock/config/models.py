@@ -12,15 +12,20 @@ from pydantic import Field, ValidationError
 from penstock.config.document import Document, Location, read_document
 from penstock.config.problems import Problem, config_error, problems_of
 from penstock.config.sections import (
+    CheckpointConfig,
     DestinationConfig,
+    LanesConfig,
     LoadConfig,
     LogConfig,
     MaintenanceConfig,
     ReadersConfig,
+    RunConfig,
     Section,
     SourceConfig,
     SparkConfig,
     StreamConfig,
+    TailConfig,
+    WalConfig,
 )
 from penstock.config.selection import choose, not_there, unmatched
 from penstock.config.substitution import substitute_all
@@ -46,8 +51,11 @@ class Config(Section):
     maintenance: MaintenanceConfig = MaintenanceConfig()
     # `load:` in the file; the name is taken by the function below.
     loading: LoadConfig = Field(default=LoadConfig(), alias="load")
-    lanes: dict[str, Any] = Field(default={})
-    """Nothing yet: every lane is refused by name."""
+    wal: WalConfig = WalConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    lanes: LanesConfig = LanesConfig()
+    tail: TailConfig = TailConfig()
+    run: RunConfig = RunConfig()
 
     @classmethod
     def load(cls, path: str | Path, environment: Mapping[str, str] | None = None) -> Config:

@@ -57,6 +57,9 @@ class SourceConfig(Section):
     """The publication, created at the first sync; tables are added to it as streams are."""
     publication_mode: Literal["auto", "manual"] = "auto"
     """`manual`: Penstock neither creates nor changes the publication, and says what is missing in it."""
+    failover: bool = False
+    """Have the slot copied to standbys of the server (Postgres 17 and later), so that it is there when one of
+    them is promoted. Holds for a slot that Penstock creates."""
 
 
 _ICEBERG_ONLY = ("catalog", "upserts", "format_version", "properties", "jars_dir")
@@ -276,6 +279,84 @@ class LogConfig(Section):
     """How long changes stay readable after every table holds them."""
     step_bytes_max: ByteSize = Field(default=ByteSize(16 * _MIB), ge=_MIB)
     """A step is sealed at the first end of a transaction after this many bytes of files."""
+    seal_every: Duration = timedelta(seconds=10)
+    """While `penstock run` reads: a step is sealed when it has been open for so long."""
+    tail_bytes_max: ByteSize = Field(default=ByteSize(64 * _MIB), ge=_MIB)
+    """What waits in memory for lanes that follow the newest changes; a lane that is further behind reads the
+    log."""
+
+
+class WalConfig(Section):
+    """What the source must keep for us."""
+
+    acknowledge: Literal["lanes", "log"] = "lanes"
+    """When the source may forget a change: when every lane holds it, or as soon as the change log does."""
+    max_retained: ByteSize = Field(default=ByteSize(10 * 1024 * _MIB), ge=16 * _MIB)
+    """Log that the source keeps for the slot. Warned about from half of it on; when it is reached, or the
+    server is about to give the slot up, `on_wal_pressure` decides."""
+    on_wal_pressure: Literal["hold", "acknowledge_log"] = "hold"
+    """`hold`: the slot stays where the slowest lane is, and may be lost if the server limits it.
+    `acknowledge_log`: the source may forget what the change log holds; the lane catches up from there."""
+
+
+class CheckpointConfig(Section):
+    """`checkpoint.json`: how far capture is, for people."""
+
+    interval: Duration = timedelta(seconds=10)
+    """How often it is saved."""
+    history: PositiveInt = 20
+    """How many are kept."""
+    path: str | None = None
+    """Another place than the state directory: a path, `s3://bucket/key` or `gs://bucket/key`."""
+
+
+class LakeLaneConfig(Section):
+    """How `penstock run` keeps the tables up."""
+
+    every: Duration = timedelta(seconds=10)
+    """Changes are committed to the tables about so often."""
+    max_bytes: ByteSize = Field(default=ByteSize(64 * _MIB), ge=_MIB)
+    """Sooner, if so many bytes of the change log wait."""
+
+
+class LanesConfig(Section):
+    """Who is given every change."""
+
+    lake: LakeLaneConfig = LakeLaneConfig()
+
+
+class TailConfig(Section):
+    """Where capture serves changes to lanes, over Arrow Flight."""
+
+    listen: Annotated[str, Field(pattern=r"^(unix|[^:/\s]+:\d+)$")] = "unix"
+    """`unix`: a socket that only this user can open. `host:port`: over TCP, with TLS and a token."""
+    certificate: LocalPath | None = None
+    """PEM file of the server's certificate; needed for TCP."""
+    key: LocalPath | None = None
+    """PEM file of its key."""
+    token: SecretStr | None = None
+    """What a reader must show; needed for TCP. `${file:/path}` or an environment variable."""
+
+    @model_validator(mode="after")
+    def _is_guarded(self) -> TailConfig:
+        if self.listen != "unix" and None in (self.certificate, self.key, self.token):
+            raise ValueError("over TCP needs `certificate`, `key` and `token`")
+        return self
+
+
+class RunConfig(Section):
+    """`penstock run`: the processes and what they tell."""
+
+    listen: Annotated[str, Field(pattern=r"^[^:/\s]+:\d+$")] = "127.0.0.1:9187"
+    """Where `/metrics`, `/health` and `/status` are served; port 0 takes a free one."""
+    standby: Literal["cold", "warm"] = "cold"
+    """What an instance does while another one leads: `warm` keeps a Spark session ready."""
+    heartbeat: Duration = timedelta(seconds=1)
+    """How often the leader shows that it lives; after three that are missing another one may lead."""
+    stop_timeout: Duration = timedelta(seconds=60)
+    """How long lanes may take to end in order when they are asked to."""
+    restarts_max: PositiveInt = 5
+    """A process that fails more often than that within ten minutes is parked until somebody looks."""
 
 
 class ReadersConfig(Section):

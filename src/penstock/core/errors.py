@@ -78,6 +78,12 @@ class SourceBusyError(SourceError):
     exit_code = 5
 
 
+class CaptureAwayError(SourceError):
+    """Capture is gone, does not lead, or has begun another term; a lane starts over with the next one."""
+
+    code = "capture_away"
+
+
 class StateError(PenstockError):
     """The state file is corrupt, or does not belong to this source."""
 

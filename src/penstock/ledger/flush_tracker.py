@@ -1,7 +1,7 @@
 """One safe position for many consumers: up to where everything that was handed out is durable somewhere.
 
-A transaction is handed to the consumers that it concerns; each of them says how far it has flushed, in its own
-time. The position that may be given up behind us is the least of those that are behind, and never goes back.
+A transaction is handed to the consumers that it concerns; each of them says how far it has flushed, in its
+own time. The position that may be given up behind us is the least of those behind, and never goes back.
 
 Why nothing is given up that somebody still needs:
 

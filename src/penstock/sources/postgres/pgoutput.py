@@ -1,8 +1,9 @@
 """pgoutput: raw replication messages of whole transactions to Arrow columns of text.
 
 Transactions come after their commit, in commit order: those that the server streams while they are in
-progress have been put together before (`streamed`). A `MessageBatch` may begin and end inside a transaction; `Carry` takes the
-open one over to the next batch, which makes the result independent of where batches are cut.
+progress have been put together before (`streamed`). A `MessageBatch` may begin and end inside a
+transaction; `Carry` takes the open one over to the next batch, which makes the result independent of where
+batches are cut.
 
 An ordinal counts every row change that pgoutput sent in its transaction, over all tables, before any
 filter of ours; a truncate takes one per relation (correctness 35). Values stay the text the server

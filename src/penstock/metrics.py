@@ -1,0 +1,82 @@
+"""The numbers to watch: every metric's name, kind, labels and meaning, in one place.
+
+Processes send samples by these names over their channel; the supervisor serves them to Prometheus. The table
+in docs/reference/metrics.md, the dashboard and the alert rules in `deploy/` are checked against this list.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Sample = tuple[str, dict[str, str], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """`kind` as Prometheus has it: a counter never falls, but for a restart of its process."""
+
+    name: str
+    kind: Literal["counter", "gauge"]
+    help: str
+    labels: tuple[str, ...] = ()
+
+
+def _gauge(name: str, help: str, *labels: str) -> Metric:
+    return Metric(f"penstock_{name}", "gauge", help, labels)
+
+
+def _counter(name: str, help: str, *labels: str) -> Metric:
+    return Metric(f"penstock_{name}_total", "counter", help, labels)
+
+
+# Said by the supervisor
+UP = _gauge("process_up", "1 while the process runs.", "process")
+RESTARTS = _counter("process_restarts", "Times the process was started again.", "process")
+PARKED = _gauge("process_parked", "1 if the process failed too often and waits for somebody.", "process")
+MEMORY = _gauge("process_memory_bytes", "Resident memory of the process and its children.", "process")
+LEADING = _gauge("leading", "1 if this instance leads, 0 while it stands by.")
+
+# Said by capture
+EPOCH = _gauge("epoch", "The term of this leader: a position of the source's log, rising with every term.")
+ROWS_CAPTURED = _counter("captured_rows", "Row changes read from the source.")
+BYTES_CAPTURED = _counter("captured_bytes", "Bytes read from the source.")
+TRANSACTIONS_CAPTURED = _counter("captured_transactions", "Transactions read from the source.")
+CAPTURE_LAG_BYTES = _gauge("capture_lag_bytes", "Log of the source that capture has not received.")
+LOG_UNSEALED_BYTES = _gauge("log_unsealed_bytes", "What is received and not yet durable in the change log.")
+LOG_BYTES = _gauge("log_bytes", "Size of the change log.")
+STEPS_SEALED = _counter("log_steps_sealed", "Steps of the change log.")
+SEAL_SECONDS = _counter("log_seal_seconds", "Time spent sealing steps.")
+SPILLED_BYTES = _gauge("spilled_bytes", "Transactions in progress that wait on disk.")
+TAIL_BYTES = _gauge("tail_bytes", "What waits in memory for lanes that follow the newest changes.")
+TAIL_READERS = _gauge("tail_readers", "Readers of the newest changes.")
+RETAINED_WAL_BYTES = _gauge("retained_wal_bytes", "Log that the source keeps for the slot.")
+SAFE_WAL_BYTES = _gauge("safe_wal_bytes", "Log that may be written before the server gives the slot up.")
+SLOT_HEALTHY = _gauge("slot_healthy", "1 while the server keeps all that the slot needs.")
+WAL_PRESSURE = _gauge("wal_pressure", "1 while the source is acknowledged by the change log alone.")
+RECONNECTS = _counter("source_reconnects", "Times the connection to the source was lost.")
+CHECKPOINT_AGE_SECONDS = _gauge("checkpoint_age_seconds", "Age of the last checkpoint that was saved.")
+CHECKPOINT_FAILURES = _counter("checkpoint_failures", "Checkpoints that could not be saved.")
+ACKNOWLEDGED = _gauge("acknowledged_position", "What the source may forget, as a number.")
+LANE_LAG_BYTES = _gauge("lane_lag_bytes", "Log of the source that the lane does not hold durably.", "lane")
+LANE_LAG_SECONDS = _gauge(
+    "lane_lag_seconds", "Age of the oldest change that the lane does not hold durably.", "lane"
+)
+LANE_KNOWN = _gauge("lane_known", "1 once the lane has said how far it is.", "lane")
+
+# Said by the lake lane
+FRESHNESS_SECONDS = _gauge(
+    "freshness_seconds", "From commit at the source to commit in the table, of the newest round.", "stream"
+)
+STREAM_LAG_SECONDS = _gauge(
+    "stream_lag_seconds", "Age of the oldest change that the table does not show.", "stream"
+)
+ROWS_APPLIED = _counter("applied_rows", "Row changes committed to the table.", "stream", "operation")
+ROWS_LOADED = _counter("loaded_rows", "Rows read by loads.", "stream")
+DEAD_LETTERS = _gauge("dead_letters", "Rows that the table could not hold.", "stream")
+ROUNDS = _counter("rounds", "Rounds of the two-phase commit.")
+ROUND_SECONDS = _counter("round_seconds", "Time spent in rounds.")
+ROUND_RETRIES = _counter("round_retries", "Times a lane began anew after an error.", "lane")
+
+METRICS: tuple[Metric, ...] = tuple(value for value in globals().values() if isinstance(value, Metric))
+BY_NAME = {metric.name: metric for metric in METRICS}
