@@ -7,6 +7,7 @@
 #   make lint          ruff, mypy --strict, import-linter
 #   make chaos-once    kill -9 at every failpoint, on Parquet and on Iceberg tables, with writers running on
 #   make chaos         the whole matrix: at every failpoint several times, in every scenario, on both
+#   make soak          leader and standby under load while something breaks every while; SECONDS=1200
 #   make mutants       plant known bugs; each must turn a test red; SHARE=6 a sixth of them, as in CI
 #   make bench         ratios against pg_recvlogical, COPY and MERGE INTO; CHECK=1 fails below a bar
 #   make bench-peers   the same beside other tools
@@ -35,8 +36,9 @@ CHECK ?=
 ICEBERG := strict_cdc incremental resync pause rebuild toast
 ALL ?=
 SHARE ?=
+SECONDS ?= 1200
 
-.PHONY: help venv demo test slow iceberg unit integration lint format bench bench-peers chaos chaos-once mutants constraints clean
+.PHONY: help venv demo test slow iceberg unit integration lint format bench bench-peers chaos chaos-once soak mutants constraints clean
 
 help:
 	@sed -n 's/^#   make/make/p' Makefile
@@ -96,6 +98,9 @@ chaos-once: venv
 
 chaos: venv
 	PENSTOCK_CHAOS=full $(PYTEST) tests/chaos
+
+soak: venv
+	PENSTOCK_SOAK_S=$(SECONDS) $(BIN)/python -m pytest --numprocesses 0 -s tests/chaos/test_soak.py
 
 mutants: venv
 	SHARE=$(SHARE) $(BIN)/python -m tests.mutants

@@ -1,6 +1,8 @@
 """`python -m bench`: Penstock against what Postgres' own clients reach on the same machine in the same run.
 
 capture  the change log against `pg_recvlogical` to /dev/null, equal slots on the same write-ahead log
+tail     an always-on capture with one and with three readers of its tail against `pg_recvlogical`, and the
+         way from capture to a lane against a bare Flight hop
 load     a full load to Parquet against `COPY … (FORMAT binary)` to /dev/null on one connection
 changes  inserted rows from the slot to the committed table against `pg_recvlogical` on the same log
 tables   200 tables of 1,000 rows: seconds per table to discover, load and follow them; no reference
@@ -27,7 +29,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from bench import capturing, changes, load, tables, upserts, workload
+from bench import capturing, changes, load, tables, tail, upserts, workload
 from bench.command import finish, new_console, parse_arguments, warn_if_busy
 from bench.comparison import Comparison, Figure
 from bench.pipelines import ICEBERG, PARQUET, start_spark, use_server
@@ -35,7 +37,8 @@ from bench.references import BinaryCopy, ReceiveLogical
 from penstock.sources.postgres.embedded import EmbeddedPostgres
 
 NAMES = (
-    "capture", "load", "changes", "tables", "iceberg-load", "iceberg-changes", "iceberg-tables", "upserts",
+    "capture", "tail", "load", "changes", "tables",
+    "iceberg-load", "iceberg-changes", "iceberg-tables", "upserts",
 )  # fmt: skip
 
 
@@ -78,6 +81,12 @@ class Benchmarks:
     def run(self, names: Sequence[str]) -> None:
         if "capture" in names:
             self._capture()
+        if "tail" in names:
+            compared, found = tail.compare(
+                self._server, self._change_rows, self._rounds, self._directory, self._console
+            )
+            self.comparisons += compared
+            self.figures += found
         if {"load", "iceberg-load"} & set(names):
             self._load(names)
         if {"changes", "iceberg-changes"} & set(names):

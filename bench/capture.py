@@ -34,6 +34,7 @@ RATIO_MIN = 0.9
 CPU_S_PER_MILLION_MAX = 2.5
 MEMORY_MIB_MAX = 512
 ROWS_PER_TRANSACTION = 10_000
+_SLOT_FREE_S = 30.0
 STREAM = StreamId("public", "measured")
 
 _TABLE = """
@@ -93,7 +94,19 @@ class Measured:
         return name
 
     def drop_slot(self, name: str) -> None:
+        """Its reader has ended, but the server may not know that yet."""
+        deadline = time.monotonic() + _SLOT_FREE_S
+        while self._value(f"SELECT active FROM pg_replication_slots WHERE slot_name = '{name}'"):
+            assert time.monotonic() < deadline, f"somebody reads slot {name}"
+            time.sleep(0.01)
         self.connection.execute("SELECT pg_drop_replication_slot(%s)", (name,))
+
+    def drop(self) -> None:
+        """Leave nothing of it on the server."""
+        self.drop_slot("origin")
+        self.connection.execute("DROP TABLE measured")
+        self.connection.execute("DROP PUBLICATION penstock")
+        self.connection.close()
 
     def receive(self, slot: str) -> float:
         """Seconds that pg_recvlogical takes to the end of the rows."""
@@ -127,14 +140,15 @@ class Measured:
             capture.wait_reached()
             seconds = time.perf_counter() - start
             after = process.cpu_times()
-            peak_mib = _peak_mib(capture.pid)
+            peak = peak_mib(capture.pid)
         log = ChangeLog(directory / "log")
         found = log.files(STREAM, Lsn(0), Lsn(2**63))
         assert found.rows == self.rows, "every row is in the log once"
-        return Run(seconds, after.user + after.system - before.user - before.system, peak_mib, found.bytes)
+        return Run(seconds, after.user + after.system - before.user - before.system, peak, found.bytes)
 
 
-def _peak_mib(pid: int) -> float:
+def peak_mib(pid: int) -> float:
+    """The kernel's own record of how large the process has been."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM"))
 

@@ -36,8 +36,7 @@ def compare(
             console.log(comparison.add_round(theirs, ours))
         for slot in (f"receive_{number}", f"capture_{number}"):
             source.drop_slot(slot)
-    source.drop_slot("origin")
-    source.connection.close()
+    source.drop()
     return comparison
 
 

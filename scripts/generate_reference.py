@@ -4,7 +4,7 @@
     python scripts/generate_reference.py --check   exit code 1 if a page is not what the code says
 
 Each page has one source: the models of the pipeline file, the commands, the error classes, the table of
-types, the list of failpoints. Only the sentences around the tables are written here.
+types, the lists of failpoints and of metrics. Only the sentences around the tables are written here.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from pydantic.fields import FieldInfo
 from penstock.cli.failure import exit_codes
 from penstock.cli.main import app
 from penstock.config import Config
-from penstock.config.unavailable import LATER_DESTINATIONS, LATER_SOURCES
+from penstock.config.unavailable import LATER_DESTINATIONS, LATER_LANES, LATER_SOURCES
 from penstock.core.errors import PenstockError
 from penstock.failpoints import FAILPOINTS
+from penstock.metrics import METRICS
 from penstock.sources.postgres.type_table import TYPE_TABLE
 
 DIRECTORY = Path(__file__).resolve().parent.parent / "docs" / "reference"
@@ -66,10 +67,11 @@ def configuration() -> str:
     later = {
         "`source.type`": LATER_SOURCES,
         "`destination.type`": LATER_DESTINATIONS,
+        "`lanes`": LATER_LANES,
     }
     sections += [
         "## Not there yet",
-        "These are refused by name, never ignored; so is every entry of `lanes`, and a path that is a URL.",
+        "These are refused by name, never ignored; so is a path that is a URL, but for `checkpoint.path`.",
         table(("where", "what"), [(where, _codes(what)) for where, what in later.items() if what]),
     ]
     return "\n\n".join(sections) + "\n"
@@ -86,7 +88,8 @@ def _fields(model: type[BaseModel]) -> str:
             about = (
                 f"{_paragraph(about)} See [below](#{key})." if get_origin(field.annotation) is None else about
             )
-        rows.append((f"`{key}`", _type(field.annotation), _default(field), _paragraph(about)))
+        kind = "URL" if key.endswith("url") else _type(field.annotation)
+        rows.append((f"`{key}`", kind, _default(field), _paragraph(about)))
     return table(("key", "value", "default", "meaning"), rows)
 
 
@@ -103,12 +106,13 @@ def _model_in(annotation: Any) -> type[BaseModel] | None:
 
 _TYPE_NAMES: dict[Any, str] = {
     str: "text",
+    bool: "`true` or `false`",
     int: "number",
     float: "number",
     Path: "path",
     timedelta: "duration",
     ByteSize: "size",
-    SecretStr: "URL",
+    SecretStr: "text",
     Any: "anything",
 }
 
@@ -126,18 +130,23 @@ def _type(annotation: Any) -> str:
     return _type(next(inner for inner in arguments if inner is not type(None)))
 
 
+_DURATIONS = (("d", 86400), ("h", 3600), ("m", 60), ("s", 1))
+
+
 def _default(field: FieldInfo) -> str:
     if field.is_required():
         return "**required**"
     value = field.default
     if value is None or isinstance(value, BaseModel):
         return ""
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
     if isinstance(value, timedelta):
-        minutes = value.total_seconds() / 60
-        hours = minutes / 60
-        return f"`{hours / 24:g}d`" if hours >= 24 else f"`{hours:g}h`" if hours >= 1 else f"`{minutes:g}m`"
+        seconds = value.total_seconds()
+        unit, length = next(each for each in _DURATIONS if seconds >= each[1])
+        return f"`{seconds / length:g}{unit}`"
     if isinstance(value, ByteSize):
-        return f"`{value.human_readable().removesuffix('.0MiB')}MiB`"
+        return f"`{value.human_readable().replace('.0', '')}`"
     if isinstance(value, list | dict):
         return f"`{'{}' if isinstance(value, dict) else '[]'}`"
     return f"`{value}`"
@@ -151,7 +160,8 @@ def cli() -> str:
     sections = [
         "# Commands",
         "Global options may stand before or after the command. Results go to stdout, progress and notes to "
-        "stderr; with `--json`, stdout carries exactly one JSON document, also when the command fails.",
+        "stderr; with `--json`, stdout carries exactly one JSON document, also when the command fails "
+        "(`penstock run`: one line for each event).",
         "## Global options",
         _options(root),
     ]
@@ -199,7 +209,7 @@ def _exit_codes() -> str:
     return table(("code", "meaning"), [(str(code), meaning) for code, meaning in exit_codes().items()])
 
 
-# Errors, types, failpoints
+# Errors, types, failpoints, metrics
 
 
 _ERRORS = """
@@ -296,6 +306,18 @@ def failpoints() -> str:
     return _page("# Failpoints", _FAILPOINTS, _FAILPOINTS_EXAMPLE, _FAILPOINTS_USE, listed)
 
 
+_METRICS = """
+What `penstock run` serves under `/metrics` ([how to watch it](../guides/operate.md)). A counter begins anew
+with its process, as Prometheus expects it. Metrics of capture and of lanes are there on the instance that
+leads.
+"""
+
+
+def metrics() -> str:
+    rows = [(f"`{each.name}`", each.kind, _codes(each.labels), each.help) for each in METRICS]
+    return _page("# Metrics", _METRICS, table(("name", "kind", "labels", "meaning"), rows))
+
+
 def _page(*parts: str) -> str:
     """Prose is put on one line; tables and code stay as they are."""
     return "\n\n".join(part if part[0] in "#|`" else _paragraph(part) for part in parts) + "\n"
@@ -307,6 +329,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "errors.md": errors,
     "types.md": types,
     "failpoints.md": failpoints,
+    "metrics.md": metrics,
 }
 
 

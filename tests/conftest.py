@@ -17,6 +17,7 @@ from urllib.parse import quote
 import hypothesis
 import psycopg
 import pytest
+import structlog
 from psycopg import sql
 
 from penstock.sources.postgres.embedded import EmbeddedPostgres
@@ -89,6 +90,13 @@ def _drop_slots(connection: psycopg.Connection[tuple[Any, ...]], database: str) 
         return not rows
 
     wait_until(gone, f"the slots of {database} to be dropped")
+
+
+@pytest.fixture(autouse=True)
+def logs_of_its_own() -> Iterator[None]:
+    """What a test has set up for logs ends with it: its stderr is closed by then."""
+    yield
+    structlog.reset_defaults()
 
 
 @pytest.fixture(scope="session")

@@ -40,6 +40,7 @@ INCREMENTAL_MOVES = "tests/unit/test_incremental_moves.py::"
 CATALOGS = "tests/integration/test_iceberg_catalogs.py::"
 ICEBERG = "tests/integration/test_iceberg_sync.py::"
 LETTERS = "tests/integration/test_dead_letters.py::"
+STREAMED = "tests/integration/test_streamed.py::"
 KILLED = "tests/chaos/test_kill.py::test_killed_while_following_it_ends_with_every_value_right"
 
 COMMIT = "            if not self._commit(work, outcome):\n                continue\n"
@@ -77,9 +78,9 @@ class Mutant:
 MUTANTS = (
     Mutant(
         "acknowledge early: before the tables hold it",
-        "sync.py",
+        "turns.py",
         "                lane.follow(end)\n",
-        "                capture.acknowledge(LANE, end)\n                lane.follow(end)\n",
+        "                self._capture.acknowledge(LANE, end)\n                lane.follow(end)\n",
         (TRAPS + "test_nothing_is_acknowledged_before_the_state_says_it_is_committed",),
     ),
     Mutant(
@@ -92,9 +93,9 @@ MUTANTS = (
     Mutant(
         "drop one: of the changes that are read",
         "capture/steps.py",
-        "            self._writer.write(table.schema, table.leaf, rows, operations)\n",
-        "            rows = rows.slice(1) if rows.num_rows > 3 else rows\n"
-        "            self._writer.write(table.schema, table.leaf, rows, operations)\n",
+        "        self._writer.write(table.schema, table.leaf, rows, operations)\n",
+        "        rows = rows.slice(1) if rows.num_rows > 3 else rows\n"
+        "        self._writer.write(table.schema, table.leaf, rows, operations)\n",
         (WORKLOAD,),
     ),
     Mutant(
@@ -202,7 +203,7 @@ MUTANTS = (
     ),
     Mutant(
         "leave the load to its lock when a round fails",
-        "sync.py",
+        "turns.py",
         "        cancel_queries()\n",
         "",
         (
@@ -289,6 +290,41 @@ MUTANTS = (
         "    if base.marker.cursor != expected_cursor:\n",
         "    if False:\n",
         ("tests/unit/test_parquet_table.py::test_a_batch_from_a_stale_cursor_is_refused",),
+    ),
+    Mutant(
+        "acknowledge although a lane has not said how far it is",
+        "capture/acknowledgement.py",
+        "            elif not self._lanes or None in self._lanes.values():\n",
+        "            elif not self._lanes:\n",
+        ("tests/unit/test_acknowledgement.py",),
+    ),
+    Mutant(
+        "acknowledge half a transaction",
+        "ledger/flush_tracker.py",
+        "    return int(flushed.tx) if flushed.op == math.inf else int(flushed.tx) - 1\n",
+        "    return int(flushed.tx)\n",
+        ("tests/unit/test_flush_tracker.py",),
+    ),
+    Mutant(
+        "keep what a savepoint rolled back",
+        "sources/postgres/streamed_kernels.py",
+        "            keep = at == len(rolled_back) or rolled_back[at] != number\n",
+        "            keep = at >= 0\n",
+        (STREAMED + "test_the_log_is_the_same_whether_transactions_were_streamed_or_not",),
+    ),
+    Mutant(
+        "send a transaction before its commit is known",
+        "capture/tail.py",
+        "            whole, self._open = _cut(whole, open_tx)\n",
+        "            self._open = []\n",
+        ("tests/unit/test_tail.py",),
+    ),
+    Mutant(
+        "let an old leader commit to tables that its successor has fenced",
+        "destinations/moves.py",
+        '    return following(base, epoch, kind="fence") if base.epoch < epoch else None\n',
+        "    return None\n",
+        ("tests/unit/test_parquet_table.py",),
     ),
 )
 

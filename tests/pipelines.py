@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 import yaml
 
 from penstock import Pipeline
+from penstock.core.errors import DestinationError
 from penstock.core.report import SyncReport
 from tests.conftest import wait_until
 from tests.iceberg import SPARK_CONF
@@ -193,6 +194,13 @@ class PipelineUnderTest:
         directory.mkdir(parents=True)
         pq.write_table(iceberg_rows(self.warehouse, stream), directory / "rows.parquet")
         return directory
+
+    def has_table(self, stream: str) -> bool:
+        try:
+            self.version(stream)
+        except (DestinationError, AssertionError):
+            return False
+        return True
 
     def version(self, stream: str) -> object:
         """What readers are shown has changed exactly if this has."""

@@ -37,9 +37,12 @@ STATES: tuple[State, ...] = (
 
 
 class Channel:
-    """Made once, first thing in a process. `stop_asked` is set when the supervisor asks for the end."""
+    """Made once, first thing in a process. `stop_asked` is set when the supervisor asks for the end.
 
-    def __init__(self) -> None:
+    `first_line`: what stdin's first line was, if it has been read already.
+    """
+
+    def __init__(self, first_line: str | None = None) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         # Only our own lines may reach stdout, whatever a library prints.
@@ -48,7 +51,7 @@ class Channel:
         self._lock = threading.Lock()
         self.stop_asked = threading.Event()
         self._on_stop: list[Callable[[], None]] = []
-        self.spec: dict[str, Any] = json.loads(sys.stdin.readline())
+        self.spec: dict[str, Any] = json.loads(sys.stdin.readline() if first_line is None else first_line)
         threading.Thread(target=self._listen, name="channel", daemon=True).start()
 
     def on_stop(self, call: Callable[[], None]) -> None:

@@ -35,6 +35,7 @@ UP = _gauge("process_up", "1 while the process runs.", "process")
 RESTARTS = _counter("process_restarts", "Times the process was started again.", "process")
 PARKED = _gauge("process_parked", "1 if the process failed too often and waits for somebody.", "process")
 MEMORY = _gauge("process_memory_bytes", "Resident memory of the process and its children.", "process")
+SAMPLES_DROPPED = _counter("samples_dropped", "Samples that processes said and this list does not know.")
 LEADING = _gauge("leading", "1 if this instance leads, 0 while it stands by.")
 
 # Said by capture
@@ -66,7 +67,9 @@ LANE_KNOWN = _gauge("lane_known", "1 once the lane has said how far it is.", "la
 
 # Said by the lake lane
 FRESHNESS_SECONDS = _gauge(
-    "freshness_seconds", "From commit at the source to commit in the table, of the newest round.", "stream"
+    "freshness_seconds",
+    "From commit at the source to commit in the table, of the oldest change in the newest round.",
+    "stream",
 )
 STREAM_LAG_SECONDS = _gauge(
     "stream_lag_seconds", "Age of the oldest change that the table does not show.", "stream"

@@ -13,9 +13,10 @@ from __future__ import annotations
 import shutil
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -39,6 +40,7 @@ from penstock.ledger import pausing
 from penstock.ledger.ledger import Ledger
 from penstock.ledger.state import StateDocument
 from penstock.ledger.store import StateStore
+from penstock.locking import only_one
 from penstock.log.reader import ChangeLog, read_rows
 from penstock.migration import MigratedStream, migrate
 from penstock.planning import plan, status
@@ -49,7 +51,8 @@ from penstock.sources.postgres.connection import connect
 from penstock.sources.postgres.finding import Finding
 from penstock.sources.postgres.publication import PublicationManager
 from penstock.sources.postgres.slots import drop_slot, read_slot
-from penstock.sync import Sync, only_one
+from penstock.supervisor.asking import running_status
+from penstock.sync import Sync
 
 _LAST_POSITION = Lsn(2**63 - 1)
 
@@ -233,7 +236,11 @@ class Pipeline:
             return migrate(self.config, Path(state), None if streams is None else Path(streams))
 
     def status(self) -> PipelineStatus:
-        return status(self.config)
+        return replace(status(self.config), running=self.running())
+
+    def running(self) -> dict[str, Any] | None:
+        """What the instance of `penstock run` that leads says of itself; None if there is none."""
+        return running_status(self.config.state)
 
     def table(self, stream: str) -> Table:
         return Table(_stream_id(stream), destination_of(self.config))

@@ -301,6 +301,48 @@ def test_many_files_of_deletes_are_merged_where_the_data_files_stay(tmp_path: Pa
     worn.assert_whole()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("format_version", ["2", "3"])
+def test_deletes_of_files_that_others_rewrote_are_due_once(tmp_path: Path, format_version: str) -> None:
+    """Another writer replaces a file, and leaves the deletes of its rows behind."""
+    worn = Worn(tmp_path)
+    for number in range(6):
+        worn.round(deleted=2 * number)
+    kept = [number for number in range(100) if number in worn.rows]
+    copied = write(worn.table, worn.columns, kept, "loaded")
+    files, table = worn.table.handle.files, worn.table.handle.table
+    replaced = table.newOverwrite().deleteFile(files.data_file(worn.file)).addFile(files.data_file(copied))
+    replaced.commit()
+    table.updateProperties().set("format-version", format_version).commit()
+    limits = replace(KEPT, delete_ratio=0.01, small_file_ratio=1)
+    done = worn.compact(limits)
+    assert (done.before.data_files, done.before.delete_files) == (7, 6), "not too many for so many files"
+    assert "data files" in done.due
+    assert done.after is not None
+    assert done.after.delete_files == 0
+    worn.assert_whole()
+    assert worn.compact(limits).due == ("orphans",)
+
+
+@pytest.mark.parametrize("readable_from", [None, Lsn(1000)], ids=["load", "resumed load"])
+def test_an_age_for_the_branches_of_users_does_not_end_a_load(worn: Worn, readable_from: Lsn | None) -> None:
+    columns = begun(worn.table, "load2")
+    worn.table.commit_chunks("load2", Lsn(1), ["c0"], [write(worn.table, columns, [500], "again")])
+    if readable_from is not None:
+        worn.table.swap("load2", Lsn(1), "g2", Lsn(900), readable_from)
+    table = worn.table.handle.table
+    table.refresh()
+    table.updateProperties().set("history.expire.max-ref-age-ms", "1").commit()
+    time.sleep(0.01)
+    table.expireSnapshots().expireOlderThan(int(time.time() * 1000)).retainLast(1).commit()
+    if readable_from is None:
+        worn.table.swap("load2", Lsn(1), "g2", Lsn(900))
+    else:
+        assert worn.table.publish(Lsn(1), readable_from).readable_from is None
+    worn.rows = {500: "again"}
+    worn.assert_whole()
+
+
 def test_a_table_with_a_sort_order_is_merged_in_that_order(worn: Worn) -> None:
     java = worn.table.catalog.java
     by_id = java.iceberg("expressions.Expressions").ref("id")

@@ -6,12 +6,14 @@ A selection of what is tested for Parquet runs here again; `make iceberg` runs m
 from __future__ import annotations
 
 import inspect
+import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 
+from penstock.core.errors import HistoryUnknownError
 from penstock.core.stream import StreamId
 from penstock.destinations.iceberg import IcebergTable
 from penstock.destinations.records import TableRecord
@@ -264,3 +266,39 @@ def test_recovery_asks_the_catalog_once_about_each_table(
     monkeypatch.setattr(Recovery, "recover", recover_counting)
     pipeline.sync()
     assert asked == [StreamId.parse("public.orders")]
+
+
+def lose_history(pipeline: PipelineUnderTest, stream: str) -> None:
+    """Others compact the table, let all older snapshots expire and keep no older metadata."""
+    rewrite_all(table_of(pipeline, stream))
+    table = table_of(pipeline, stream).handle.table
+    table.manageSnapshots().removeTag("penstock_fence").commit()
+    table.updateProperties().set("write.metadata.previous-versions-max", "1").commit()
+    rewrite_all(table_of(pipeline, stream))
+    table.refresh()
+    table.expireSnapshots().expireOlderThan(int(time.time() * 1000)).retainLast(1).commit()
+    table.updateProperties().set("of", "others").commit()
+
+
+@pytest.mark.parametrize("all_streams", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_table_whose_history_cannot_be_told_is_loaded_anew_in_its_place(
+    database: Database, make: MakePipeline, all_streams: bool
+) -> None:
+    pipeline = changed_table(database, make)
+    lose_history(pipeline, "public.orders")
+    database.execute("UPDATE orders SET note = 'since' WHERE id % 5 = 0")
+    with pytest.raises(HistoryUnknownError) as unknown:
+        pipeline.sync()
+    assert "penstock resync public.orders" in unknown.value.remedy
+    uuid = str(table_of(pipeline, "public.orders").handle.table.uuid())
+    if not all_streams:
+        killed = pipeline.sync_apart("load.planned=kill", command=["resync", "public.orders"])
+        assert killed.killed, str(killed)
+        pipeline.sync()
+    else:
+        Pipeline.from_yaml(pipeline.file).resync()
+    pipeline.assert_same("public.orders")
+    assert str(table_of(pipeline, "public.orders").handle.table.uuid()) == uuid
+    database.execute("DELETE FROM orders WHERE id % 4 = 0")
+    pipeline.sync()
+    pipeline.assert_same("public.orders")

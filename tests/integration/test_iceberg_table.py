@@ -18,6 +18,7 @@ from penstock.core.position import Lsn
 from penstock.core.schema import SourceColumn, TableSchema
 from penstock.core.stream import StreamId
 from penstock.destinations.iceberg import IcebergDestination, IcebergTable
+from penstock.destinations.iceberg_java import iceberg_errors
 from penstock.destinations.iceberg_schema import assign_ids, ids_of, schema_json, with_field_ids
 from penstock.destinations.records import DataFile, Marker, PositionDeletes, TableRecord
 from tests.iceberg import rewrite_all, session, sqlite_destination
@@ -164,6 +165,36 @@ def test_rows_are_replaced_and_added_in_one_commit_with_the_marker(
     assert fresh.is_thread_committed("t100")
     with pytest.raises(CommitConflictError):
         change(fresh, 100, columns=columns, read_from=after.snapshot_id)
+
+
+def test_an_older_leader_is_refused_from_the_fence_on_and_before_any_other_commit(
+    destination: IcebergDestination, tmp_path: Path
+) -> None:
+    table, other = destination.table(STREAM), sqlite_destination(tmp_path).table(STREAM)
+    table.fence(Lsn(2))
+    assert table.record() is None, "there is nothing to fence"
+    columns = begun(table)
+    other.fence(Lsn(2))  # a load that is under way
+    file = write(table, columns, [1], "loaded")
+    with pytest.raises(CommitConflictError, match="newer leader"):
+        table.commit_chunks("load1", Lsn(1), ["chunk1"], [file])
+    other.commit_chunks("load1", Lsn(2), ["chunk1"], [file])
+    other.swap("load1", Lsn(2), "g1", Lsn(100))
+    before = other.record()
+    assert before is not None
+    other.fence(Lsn(3))  # a table
+    fenced = other.record()
+    assert fenced is not None
+    assert (fenced.epoch, fenced.marker, fenced.rows) == (Lsn(3), before.marker, 1)
+    other.fence(Lsn(3))
+    assert other.record() == fenced, "once is enough"
+    with pytest.raises(CommitConflictError, match="newer leader"):
+        other.commit_changes(
+            Lsn(100), marker(100, 200, epoch=2), SCHEMA, added=[], removed=[], columns=columns
+        )
+    with pytest.raises(CommitConflictError, match="newer leader"):
+        other.fence(Lsn(2))
+    assert rows_in_spark(table, tmp_path) == [(1, "loaded", 1)]
 
 
 def test_a_leader_that_slept_between_check_and_commit_lands_nowhere(
@@ -604,3 +635,13 @@ def test_an_error_of_iceberg_is_one_that_people_can_act_on(destination: IcebergD
     with pytest.raises(DestinationError, match="creating the table") as refused:
         destination.table(STREAM).begin_load("load1", Lsn(1), SCHEMA, "upsert", columns)
     assert refused.value.remedy
+
+
+def test_what_pyspark_makes_of_an_exception_is_an_error_of_ours_too(destination: IcebergDestination) -> None:
+    table = destination.table(STREAM)
+    loaded(table, [1])
+    with pytest.raises(DestinationError) as refused, iceberg_errors("looking", STREAM):
+        table.handle.table.manageSnapshots().removeBranch("nowhere").commit()
+    assert "IllegalArgumentException" in refused.value.detail
+    assert "nowhere" not in str(refused.value)
+    assert refused.value.__cause__ is not None

@@ -19,7 +19,7 @@ from penstock.lake.evolve import ColumnSource
 from penstock.lake.lane import LakeLane
 from penstock.lake.target import Target
 from penstock.ledger.store import StateStore
-from penstock.sync import Sync
+from penstock.turns import Turns
 from tests.conftest import Database
 from tests.pipelines import PipelineUnderTest
 from tests.traps import MakePipeline
@@ -253,13 +253,13 @@ def test_a_partition_that_leaves_while_another_table_is_loaded_is_noticed_later(
     pipeline.sync()
     pipeline.streams.append("public.other")
     pipeline.write_file()
-    settle = Sync._settled_snapshot
+    settle = Turns._settled_snapshot
 
-    def drop_and_settle(self: Sync, *arguments: Any) -> Any:
+    def drop_and_settle(self: Turns, *arguments: Any) -> Any:
         parted.execute("DROP TABLE IF EXISTS m1")
         return settle(self, *arguments)
 
-    monkeypatch.setattr(Sync, "_settled_snapshot", drop_and_settle)
+    monkeypatch.setattr(Turns, "_settled_snapshot", drop_and_settle)
     pipeline.sync()
     pipeline.sync()
     pipeline.assert_same("public.m")

@@ -19,7 +19,7 @@ from penstock.lake import apply
 from penstock.sources.postgres.embedded import EmbeddedPostgres
 from tests.conftest import Database
 from tests.oracle import assert_same
-from tests.pipelines import PipelineUnderTest
+from tests.pipelines import Notes, PipelineUnderTest
 from tests.traps import IN_A_COMMIT, MakePipeline
 
 pytestmark = pytest.mark.integration
@@ -70,6 +70,8 @@ CREATE CONSTRAINT TRIGGER keep_rows AFTER INSERT OR UPDATE OR DELETE ON {name}
   DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION keep_{name}();
 """
 ROWS = 40
+#: Rows change their partition, and those that have ended lie in one of their own.
+PARTITIONED = {"iceberg": {"partition_by": ["bucket(4, n)", "day(_deleted_at)"]}}
 
 
 @pytest.fixture(scope="module")
@@ -161,29 +163,35 @@ def change_at_random(database: Database, chance: random.Random, names: list[str]
 
 
 @pytest.mark.parametrize(
-    ("make", "upserts"),
+    ("make", "of_tables", "of_streams"),
     [
-        ("parquet", None),
-        ("iceberg", "merge_on_read"),
-        pytest.param("iceberg", "copy_on_write", marks=pytest.mark.slow),
+        ("parquet", {}, {}),
+        ("iceberg", {"upserts": "merge_on_read"}, {}),
+        pytest.param("iceberg", {"upserts": "copy_on_write"}, {}, marks=pytest.mark.slow),
+        pytest.param("iceberg", {"format_version": 3}, {}, marks=pytest.mark.slow),
+        pytest.param("iceberg", {}, PARTITIONED, marks=pytest.mark.slow),
+        pytest.param("iceberg", {"format_version": 3}, PARTITIONED, marks=pytest.mark.slow),
     ],
     indirect=["make"],
 )
 def test_a_table_keeps_what_triggers_at_the_source_keep(
-    database: Database, make: MakePipeline, upserts: str | None, monkeypatch: pytest.MonkeyPatch
+    database: Database,
+    make: MakePipeline,
+    of_tables: dict[str, Any],
+    of_streams: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(apply, "ROWS_PER_BUCKET_MAX", 60)  # so that rounds are folded in several buckets
     make_table(database)
     make_table(database, "part", inside="n < 40")
-    of_upserts = {"destination": {"type": "iceberg", "warehouse": "./lake", "upserts": upserts}}
-    pipeline = make(
-        [soft(), soft("part", where="n < 40", replica_identity="full")], **(of_upserts if upserts else {})
-    )
+    iceberg = {"destination": {"type": "iceberg", "warehouse": "./lake", **of_tables}}
+    streams = [soft(**of_streams), soft("part", where="n < 40", replica_identity="full", **of_streams)]
+    pipeline = make(streams, **(iceberg if of_tables or of_streams else {}))
     pipeline.sync()
     assert assert_kept(pipeline) == ROWS
     assert assert_kept(pipeline, "part") == 39
     assert read(pipeline).schema.field("_deleted_at").type == pa.timestamp("us", "UTC")
-    chance = random.Random(f"of {upserts or 'parquet'}")
+    chance = random.Random(f"of {of_tables} {of_streams}")
     for transactions in (1, 60, 60):
         change_at_random(database, chance, ["t", "part"], transactions)
         pipeline.sync()
@@ -361,9 +369,12 @@ def test_a_load_replaces_the_table_and_its_deleted_rows(database: Database, make
     database.execute("DELETE FROM t WHERE id < 10")
     pipeline.sync()
     assert_kept(pipeline)
-    Pipeline.from_yaml(pipeline.file).resync(["public.t"])
-    forget_ended(database)
-    assert_kept(pipeline)
+    for streams in (["public.t"], []):
+        notes = Notes()
+        Pipeline.from_yaml(pipeline.file).resync(streams, notes)
+        assert any("deleted at the source are not kept" in note for note in notes), notes
+        forget_ended(database)
+        assert_kept(pipeline)
     database.execute("DELETE FROM t WHERE id < 20")
     pipeline.sync()
     assert_kept(pipeline)
@@ -398,5 +409,28 @@ def test_deleted_rows_are_there_once_after_a_kill(
         killed = pipeline.sync_apart(f"{failpoint}=kill")
         assert killed.killed, killed
     change_at_random(database, chance, ["t"], 5)
+    pipeline.sync()
+    assert_kept(pipeline)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["ctid", "key"])
+def test_a_load_that_was_cut_short_keeps_what_was_deleted_meanwhile_if_it_had_read_it(
+    database: Database, make: MakePipeline, method: str
+) -> None:
+    """What was not read before it was deleted is nowhere; everything else is as the source last showed it."""
+    make_table(database)
+    database.execute("INSERT INTO t SELECT n, n, 'later' FROM generate_series(1000, 21000) n; ANALYZE t")
+    pipeline = make([soft()], load={"method": method, "rows_per_chunk": 500})
+    ended = pipeline.sync_apart("load.chunks_removed=kill")
+    assert ended.killed, str(ended)
+    database.execute("UPDATE t SET v = 'since', id = id + 100000 WHERE id % 7 = 0")
+    database.execute("DELETE FROM t WHERE id % 5 = 0")
+    pipeline.sync()
+    kept = [key for key, is_live in live(pipeline).items() if not is_live]
+    assert kept, "some had been read"
+    database.execute(f"DELETE FROM t_kept WHERE ended IS NOT NULL AND id <> ALL (ARRAY{kept})")
+    assert_kept(pipeline)
+    database.execute("DELETE FROM t WHERE id % 3 = 0")
     pipeline.sync()
     assert_kept(pipeline)

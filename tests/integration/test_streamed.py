@@ -10,12 +10,16 @@ import psycopg
 import pytest
 
 from penstock.capture.client import CaptureProcess
-from tests.conftest import Database
-from tests.integration.test_capture import brief, log_rows, read_now, spec
+from penstock.core.position import Lsn
+from penstock.core.stream import StreamId
+from penstock.log.reader import ChangeLog
+from tests.conftest import Database, wait_until
+from tests.integration.test_capture import MEMORY_MAX_KIB, brief, log_rows, peak_memory_kib, read_now, spec
 
 pytestmark = pytest.mark.integration
 
 SMALL, LARGE = "64kB", "1GB"
+LONG_S = 600.0
 
 
 @pytest.fixture
@@ -33,6 +37,10 @@ def insert(connection: psycopg.Connection[Any], first: int, last: int) -> None:
     connection.execute(
         "INSERT INTO orders SELECT n, repeat('x', 50) FROM generate_series(%s::int, %s) n", (first, last)
     )
+
+
+def bytes_in(directory: Path) -> int:
+    return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
 
 
 def work(database: Database) -> None:
@@ -102,7 +110,7 @@ def test_the_log_is_the_same_whether_transactions_were_streamed_or_not(
     assert streamed == (True,), "the small memory should have made the server stream"
     assert logs["streamed"] == logs["whole"]
     assert len(logs["whole"][0]) == 3000 + 3000 + 1500 + 500 + 9 + 6000
-    assert not (tmp_path / "streamed" / "log" / "spool").exists()
+    assert bytes_in(tmp_path / "streamed" / "log" / "spool") == 0
 
 
 def test_what_was_streamed_is_read_again_after_a_crash(orders: Database, tmp_path: Path) -> None:
@@ -113,8 +121,7 @@ def test_what_was_streamed_is_read_again_after_a_crash(orders: Database, tmp_pat
             connection.autocommit = False
             insert(connection, 1, 5000)
             read_now(capture)  # its first part has come, and waits on disk
-            spool = tmp_path / "log" / "spool"
-            assert sum(path.stat().st_size for path in spool.iterdir()) > 0
+            assert bytes_in(tmp_path / "log" / "spool") > 0
             capture._process.kill()  # type: ignore[union-attr]
             insert(connection, 5001, 8000)
             connection.commit()
@@ -124,3 +131,50 @@ def test_what_was_streamed_is_read_again_after_a_crash(orders: Database, tmp_pat
     rows = log_rows(tmp_path)
     assert brief(rows, "id") == [("i", str(number)) for number in range(1, 8001)]
     assert [row["_op_index"] for row in rows] == list(range(0, 16000, 2))
+
+
+@pytest.mark.slow
+def test_a_transaction_of_ten_million_rows_stays_within_memory(orders: Database, tmp_path: Path) -> None:
+    with CaptureProcess(spec(orders, tmp_path)) as capture:
+        capture.start()
+        with orders.connect() as connection:
+            connection.autocommit = False
+            for first in range(1, 10_000_001, 1_000_000):
+                insert(connection, first, first + 999_999)
+                capture.read_to(capture.note_target())
+                capture.wait_reached(LONG_S)
+            assert bytes_in(tmp_path / "log" / "spool") > 500_000_000
+            connection.commit()
+        capture.read_to(capture.note_target())
+        capture.wait_reached(LONG_S)
+        peak = peak_memory_kib(capture)
+    print(f"peak memory of capture: {peak / 1024:.0f} MiB")
+    assert peak < MEMORY_MAX_KIB
+    log = ChangeLog(tmp_path / "log")
+    [step] = [manifest for manifest in log.manifests() if manifest.tables]
+    found = log.files(StreamId("public", "orders"), Lsn(0), Lsn(2**63))
+    assert found.rows == 10_000_000
+    assert {(file.first_tx, file.last_tx) for file in found.files} == {(found.files[0].first_tx,) * 2}
+    assert step.transactions == 1
+    assert bytes_in(tmp_path / "log" / "spool") == 0
+
+
+@pytest.mark.slow
+def test_a_large_transaction_that_is_rolled_back_leaves_nothing(orders: Database, tmp_path: Path) -> None:
+    with CaptureProcess(spec(orders, tmp_path)) as capture:
+        capture.start()
+        spool = tmp_path / "log" / "spool"
+        with orders.connect() as connection:
+            connection.autocommit = False
+            insert(connection, 1, 3_000_000)
+            capture.read_to(capture.note_target())
+            capture.wait_reached(LONG_S)
+            assert bytes_in(spool) > 100_000_000
+            connection.rollback()
+        capture.read_to(capture.note_target())
+        capture.wait_reached(LONG_S)
+        wait_until(lambda: bytes_in(spool) == 0, "the spool to be emptied")
+        assert not any(manifest.tables for manifest in ChangeLog(tmp_path / "log").manifests())
+        orders.execute("INSERT INTO orders VALUES (1, 'after')")
+        read_now(capture)
+    assert brief(log_rows(tmp_path), "id", "note", "_op_index") == [("i", "1", "after", 0)]

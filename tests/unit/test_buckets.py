@@ -108,3 +108,11 @@ def test_a_move_that_lacks_values_makes_the_range_indivisible() -> None:
     for here in apart:
         with pytest.raises(IndivisibleError):
             here.halve_moves(changes.filter(here.any))
+
+
+@pytest.mark.parametrize("count", [2, 3, 7, 64])
+def test_the_two_zeros_of_a_float_are_one_key_and_fall_into_one_bucket(count: int) -> None:
+    text = pa.table({"a": pa.array(["0", "-0"]), "b": pa.array(["x", "x"])})
+    operations = np.full(2, ord("i"), np.uint8)
+    held = [Bucket(index, count).membership(text, text, ["a", "b"], operations).new for index in range(count)]
+    assert all(each[0] == each[1] for each in held)

@@ -10,20 +10,33 @@ from pathlib import Path
 import pytest
 
 from penstock import failpoints
+from penstock.capture.checkpoints import CheckpointSaver
 from penstock.core.position import Lsn
 from penstock.ledger.checkpoint import Checkpoint, CheckpointFile
+from penstock.log.writer import LogWriter
+from penstock.metrics import CHECKPOINT_AGE_SECONDS, CHECKPOINT_FAILURES
+from tests.conftest import wait_until
 
 POSITION = Lsn.parse("1234/5678ABCD")
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> CheckpointFile:
-    return CheckpointFile(tmp_path / "checkpoint.json", history_kept=3)
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "checkpoint.json"
 
 
-def test_a_checkpoint_is_written_as_documented(file: CheckpointFile) -> None:
+@pytest.fixture
+def file(path: Path) -> CheckpointFile:
+    return CheckpointFile(path, history_kept=3)
+
+
+def history(path: Path) -> list[Path]:
+    return sorted((path.parent / "checkpoint.history").iterdir())
+
+
+def test_a_checkpoint_is_written_as_documented(file: CheckpointFile, path: Path) -> None:
     assert file.save(POSITION, 150000)
-    fields = json.loads(file.path.read_text())
+    fields = json.loads(path.read_text())
     assert (fields["lsn"], fields["message_count"]) == ("1234/5678ABCD", 150000)
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{9}Z", fields["timestamp"])
     assert list(fields) == ["lsn", "timestamp", "message_count"]
@@ -39,21 +52,22 @@ def test_no_checkpoint_is_none(file: CheckpointFile) -> None:
     [b"", b'{"lsn": "12', b"[]", b'{"lsn": "nowhere"}', b'{"lsn": true}', b"\xff", b'{"timestamp": ""}'],
 )
 def test_a_corrupt_checkpoint_gives_way_to_the_newest_good_one(
-    file: CheckpointFile, content: bytes, capsys: pytest.CaptureFixture[str]
+    file: CheckpointFile, path: Path, content: bytes, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file.save(Lsn(1), 1)
     file.save(Lsn(2), 2)
-    newest = sorted(file.history_directory.iterdir())[-1]
-    newest.write_bytes(content)
-    file.path.write_bytes(content)
-    loaded = CheckpointFile(file.path).load()
+    history(path)[-1].write_bytes(content)
+    path.write_bytes(content)
+    loaded = CheckpointFile(path).load()
     assert loaded is not None
     assert (loaded.lsn, loaded.message_count) == (1, 1)
     assert "cannot be read" in capsys.readouterr().out
 
 
-def test_a_corrupt_checkpoint_without_history_is_none_and_never_zero(file: CheckpointFile) -> None:
-    file.path.write_bytes(b"{")
+def test_a_corrupt_checkpoint_without_history_is_none_and_never_zero(
+    file: CheckpointFile, path: Path
+) -> None:
+    path.write_bytes(b"{")
     assert file.load() is None
 
 
@@ -69,9 +83,9 @@ def test_a_corrupt_checkpoint_without_history_is_none_and_never_zero(file: Check
     ],
 )
 def test_older_formats_and_unknown_fields_are_accepted(
-    file: CheckpointFile, text: str, expected: Checkpoint
+    file: CheckpointFile, path: Path, text: str, expected: Checkpoint
 ) -> None:
-    file.path.write_text(text)
+    path.write_text(text)
     assert file.load() == expected
 
 
@@ -91,11 +105,10 @@ def test_a_failed_write_is_counted_and_not_raised(
     assert file.load() == file.last_saved
 
 
-def test_the_history_keeps_the_last_ones(file: CheckpointFile) -> None:
+def test_the_history_keeps_the_last_ones_of_every_process(path: Path) -> None:
     for number in range(1, 8):
-        file.save(Lsn(number), number)
-    kept = [json.loads(path.read_text())["lsn"] for path in sorted(file.history_directory.iterdir())]
-    assert kept == ["0/5", "0/6", "0/7"]
+        assert CheckpointFile(path, history_kept=3 if number > 5 else 5).save(Lsn(number), number)
+    assert [json.loads(each.read_text())["lsn"] for each in history(path)] == ["0/5", "0/6", "0/7"]
 
 
 def test_concurrent_writers_never_mix(tmp_path: Path) -> None:
@@ -124,3 +137,68 @@ def test_concurrent_writers_never_mix(tmp_path: Path) -> None:
     stop.set()
     reader.join()
     assert wrong == []
+
+
+class TestSaver:
+    """Saving in the background."""
+
+    @staticmethod
+    def log(directory: Path) -> LogWriter:
+        return LogWriter(directory / "log", system_id="7", timeline=1, epoch=Lsn(1), end=Lsn(100), last_seq=0)
+
+    @staticmethod
+    def seal(log: LogWriter, to: int, messages: int = 0) -> None:
+        log.messages = messages
+        assert log.seal(Lsn(to)) is not None
+
+    def test_every_sealed_step_is_saved_sooner_or_later(self, path: Path) -> None:
+        log = self.log(path.parent)
+        saver = CheckpointSaver(path, log, interval_s=0.2)
+        for to in (200, 300, 400):
+            self.seal(log, to)
+            saver.sealed()
+        wait_until(lambda: saver.saved == 400, "the last position to be saved")
+        assert len(history(path)) < 4
+        saver.close()
+
+    def test_within_the_interval_only_much_is_saved(self, path: Path) -> None:
+        log = self.log(path.parent)
+        saver = CheckpointSaver(path, log, interval_s=3600)
+        wait_until(lambda: saver.saved == 100, "the first one to be saved")
+        self.seal(log, 200)
+        saver.sealed()
+        self.seal(log, 1 << 30)
+        assert len(history(path)) == 1
+        saver.sealed()
+        wait_until(lambda: saver.saved == 1 << 30, "a large step to be saved")
+        self.seal(log, (1 << 30) + 1)
+        saver.close()
+        assert saver.saved == (1 << 30) + 1
+
+    def test_what_could_not_be_saved_is_not_acknowledged_and_tried_again(
+        self, path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        log = self.log(path.parent)
+        saver = CheckpointSaver(path, log, interval_s=3600)
+        wait_until(lambda: saver.saved == 100, "the first one to be saved")
+        self.seal(log, 200)
+        monkeypatch.setattr(failpoints, "_reached", {})
+        monkeypatch.setenv("PENSTOCK_FAILPOINT", "checkpoint.write=enospc")
+        assert saver.save_before_acknowledging() == 100
+        samples = {name: value for name, _, value in saver.samples()}
+        assert samples[CHECKPOINT_FAILURES.name] == 1
+        assert samples[CHECKPOINT_AGE_SECONDS.name] > 0
+        assert saver.save_before_acknowledging() is None
+        assert saver.saved == 200
+        saver.close()
+
+    def test_messages_are_counted_on_when_the_log_is_begun_anew(self, path: Path) -> None:
+        counts = []
+        for directory in (path.parent, path.parent / "anew"):
+            log = self.log(directory)
+            saver = CheckpointSaver(path, log)
+            self.seal(log, 200, messages=40)
+            assert saver.save_before_acknowledging() is None
+            saver.close()
+            counts.append(json.loads(path.read_text())["message_count"])
+        assert counts == [40, 80]

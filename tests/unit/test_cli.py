@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -27,6 +28,7 @@ from penstock.cli.failure import exit_codes
 from penstock.cli.main import global_options_first, main
 from penstock.cli.pipeline_file import without_password
 from penstock.cli.progress import BarProgress, PlainProgress
+from penstock.cli.run_view import run_view
 from penstock.cli.tables import size
 from penstock.config import Config
 from penstock.core.errors import ConfigError, PenstockError, SourceError
@@ -54,6 +56,51 @@ STATUS = PipelineStatus(
     [StreamStatus("public.[bold]odd", "cdc", "upsert", "following", rows=7)],
     ["Hm."],
 )
+RUNNING: dict[str, Any] = {
+    "host": "here",
+    "pid": 42,
+    "since": "2026-11-15T12:00:00+00:00",
+    "role": "leading",
+    "live": True,
+    "health": {
+        "live": True,
+        "ready": False,
+        "role": "leading",
+        "reasons": ["lake is parked: No space left."],
+    },
+    "processes": [
+        {
+            "name": "lake",
+            "state": "parked",
+            "reason": "No space left.",
+            "since": "2026-11-15T12:00:00+00:00",
+            "pid": None,
+            "restarts": 6,
+            "memory_bytes": 0,
+            "error": None,
+        }
+    ],
+    "lanes": [{"lane": "lake", "known": False, "lag_bytes": 96 << 20, "lag_seconds": 90.0}],
+    "streams": [
+        {
+            "stream": "public.[bold]late",
+            "freshness_s": 2.5,
+            "lag_s": None,
+            "rows_applied": 12_000,
+            "dead_letters": 0,
+        }
+    ],
+    "source": {
+        "slot_healthy": True,
+        "retained_wal_bytes": 1 << 30,
+        "safe_wal_bytes": None,
+        "wal_pressure": True,
+        "capture_lag_bytes": 0,
+        "acknowledged": "0/1A2B3C",
+        "epoch": "0/1A2B00",
+        "checkpoint_age_s": 3.0,
+    },
+}
 WORN = TableHealth(120, 2_000_000, 0.95, 40, 0.12, 0, 300, 6 * 86400)
 COMPACTED = CompactedStream("public.[bold]odd", ("data files",), WORN, replace(WORN, data_files=1), 290, 3)
 
@@ -64,6 +111,7 @@ class StandIn:
 
     raises: BaseException | None = None
     findings: list[Finding] = field(default_factory=list)
+    watched: int = 0
     config: Any = field(
         default_factory=lambda: SimpleNamespace(source=SimpleNamespace(slot="s", publication="p"))
     )
@@ -85,6 +133,9 @@ class StandIn:
 
     def status(self) -> PipelineStatus:
         return STATUS
+
+    def running(self) -> dict[str, Any] | None:
+        return None
 
     def compact(
         self, streams: Sequence[str], listener: ProgressListener, *, dry_run: bool = False
@@ -302,6 +353,54 @@ class TestOtherCommands:
         out = run("status")[1]
         for figure in ("95%", "12%", "6.0 d"):
             assert figure in out
+
+    def test_status_shows_the_instance_that_runs(
+        self, run: Run, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(stand_in, "status", lambda: replace(STATUS, running=RUNNING))
+        out = run("status")[1]
+        for shown in (
+            "leading",
+            "lake",
+            "No space left.",
+            "96.0 MiB",
+            "2.5 s",
+            "1.0 GiB",
+            "public.[bold]late",
+        ):
+            assert shown in out
+        assert json.loads(run("status", "--json")[1])["running"] == RUNNING
+
+    def test_watching_goes_on_until_it_is_stopped_with_or_without_an_instance(
+        self, run: Run, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        answers = iter([None, RUNNING, RUNNING])
+
+        def sleep(_seconds: float) -> None:
+            if stand_in.watched == 3:
+                raise KeyboardInterrupt
+
+        def running() -> dict[str, Any] | None:
+            stand_in.watched += 1
+            return next(answers)
+
+        monkeypatch.setattr(time, "sleep", sleep)
+        monkeypatch.setattr(stand_in, "running", running)
+        code, out, _ = run("status", "--watch")
+        assert (code, stand_in.watched) == (0, 3)
+        assert "No space left." in out
+        code, out, _ = run("status", "--watch", "--json")
+        assert (code, json.loads(out)["error"]["code"]) == (2, "config")
+
+    def test_of_many_streams_the_latest_are_shown(self) -> None:
+        stream = RUNNING["streams"][0]
+        many = [{**stream, "stream": f"public.t{number:03}", "lag_s": float(number)} for number in range(100)]
+        console = Console(file=io.StringIO(), width=200)
+        console.print(run_view({**RUNNING, "streams": many}, streams_max=10))
+        shown = console.file.getvalue()  # type: ignore[attr-defined]
+        assert "public.t099" in shown
+        assert "public.t089" not in shown
+        assert "90 streams less far behind" in shown
 
     def test_compact_shows_what_was_done_or_is_due(self, run: Run, stand_in: StandIn) -> None:
         code, out, err = run("compact", "public.orders")

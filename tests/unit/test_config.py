@@ -114,7 +114,7 @@ class TestWhatIsSaidWhenAFileIsWrong:
             ("spark: {mastr: local}", 6, "spark.mastr: unknown key `mastr`; did you mean `master`?"),
             ("load: {paralel: 2}", 6, "load.paralel: unknown key `paralel`; did you mean `parallel`?"),
             ("  - {tabel: public.x}", 6, "streams[1].tabel: unknown key `tabel`; did you mean `table`?"),
-            ("qqq: 1", 6, "qqq: unknown key `qqq`; known here are destination, exclude, lanes, load,"),
+            ("qqq: 1", 6, "qqq: unknown key `qqq`; known here are checkpoint, destination, exclude,"),
         ],
     )
     def test_an_unknown_key_is_named_with_its_place_and_the_nearest_known_one(
@@ -134,6 +134,9 @@ class TestWhatIsSaidWhenAFileIsWrong:
             ("log: {retention: 999999999999w}", "log.retention: is longer than"),
             ("log: {step_bytes_max: 5}", "log.step_bytes_max: should be greater than"),
             ("exclude: [orders]", "exclude[0]: is not a stream id"),
+            ("checkpoint: {path: ftp://host/a}", "checkpoint.path: should be a path, s3://"),
+            ("checkpoint: {path: s3://bucket}", "checkpoint.path: should be a path, s3://"),
+            ("checkpoint: {path: s3://key:secret@bucket/a}", "credentials are taken from the environment"),
             ("  - {table: public.x, write: merge}", "streams[1].write: should be 'upsert' or 'append'"),
             ("  - {write: append}", "streams[1].table: is missing"),
             ("  - [public.x]", "streams[1]: should be a mapping"),

@@ -16,6 +16,7 @@ from penstock.destinations.iceberg_health import (
     Limits,
     deletes_are_due,
     due,
+    files_are_due,
     small_file_ratio,
     spare_manifests,
 )
@@ -73,6 +74,13 @@ def test_deletes_left_over_by_a_rewrite_are_looked_through_if_they_are_few() -> 
     assert deletes_are_due(replace(WELL, delete_files=1), LIMITS, rewritten=8)
     assert not deletes_are_due(replace(WELL, delete_files=1), LIMITS)
     assert not deletes_are_due(replace(WELL, delete_files=50), LIMITS, rewritten=8)
+
+
+def test_many_deletes_that_no_file_had_to_be_rewritten_for_concern_none_and_go() -> None:
+    worn = replace(WELL, delete_files=6, delete_ratio=0.5)
+    assert files_are_due(worn, LIMITS)
+    assert deletes_are_due(worn, LIMITS, rewritten=0)
+    assert not deletes_are_due(worn, LIMITS), "the data files come first"
 
 
 @given(st.lists(st.lists(st.integers(1, 1000), min_size=1, max_size=40), max_size=10))

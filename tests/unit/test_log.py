@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -14,9 +16,9 @@ from penstock.core.position import Lsn
 from penstock.core.schema import SourceColumn, TableSchema
 from penstock.core.stream import StreamId
 from penstock.log.columns import log_schema, source_column, source_name, stored_name
-from penstock.log.manifest import manifest_path
+from penstock.log.manifest import Manifest, manifest_path, read_manifest
 from penstock.log.reader import ChangeLog, LogFile, read_rows
-from penstock.log.retention import apply_retention, sweep
+from penstock.log.retention import apply_retention, bound, sweep
 from penstock.log.writer import LogWriter
 
 pytestmark = pytest.mark.unit
@@ -36,7 +38,7 @@ def rows(table: TableSchema, *offsets: tuple[int, int], leaf: StreamId | None = 
     return pa.RecordBatch.from_pylist(records, arrow_schema)
 
 
-def writer(directory: Path, *, end: int = 100, last_seq: int = 0, **limits: int) -> LogWriter:
+def writer(directory: Path, *, end: int = 100, last_seq: int = 0, **limits: Any) -> LogWriter:
     return LogWriter(
         directory, system_id="7", timeline=1, epoch=Lsn(1), end=Lsn(end), last_seq=last_seq, **limits
     )
@@ -197,6 +199,26 @@ def test_retention_removes_what_every_lane_has_and_keeps_the_newest_step(tmp_pat
     assert ids(log.files(ORDERS, Lsn(300), Lsn(400)).files, 300, 400) == ["300.0", "350.0"]
 
 
+def test_what_was_sealed_lately_or_a_lane_lacks_is_kept(tmp_path: Path) -> None:
+    times = [
+        datetime.fromisoformat(manifest.sealed_at).timestamp()
+        for manifest in three_steps(tmp_path).manifests()
+    ]
+    assert bound(tmp_path, Lsn(250), 60, times[2] + 100) == 250, "all are old: the lanes decide"
+    assert bound(tmp_path, Lsn(9999), 60, times[2]) == 100, "all are young: the first one's start"
+    assert bound(tmp_path, Lsn(9999), times[2] - times[1], times[2]) == 200, "the second one is young enough"
+    assert bound(tmp_path / "none", Lsn(7), 60, times[2]) == 7
+
+
+def test_many_small_pieces_are_kept_together_in_their_order(tmp_path: Path) -> None:
+    log = writer(tmp_path)
+    for number in range(2_000):
+        write(log, schema(), (100, 2 * number))
+    log.seal(Lsn(150))
+    expected = [f"100.{2 * number}" for number in range(2_000)]
+    assert ids(ChangeLog(tmp_path).files(ORDERS, Lsn(100), Lsn(150)).files, 100, 150) == expected
+
+
 def test_what_a_crash_left_is_swept_but_not_a_step_that_is_being_written(tmp_path: Path) -> None:
     three_steps(tmp_path)
     left = tmp_path / "data" / f"{2:020d}-dead"
@@ -209,8 +231,12 @@ def test_what_a_crash_left_is_swept_but_not_a_step_that_is_being_written(tmp_pat
     assert ids(ChangeLog(tmp_path).files(ORDERS, Lsn(400), Lsn(450)).files, 400, 450) == ["400.0"]
     unsealed = tmp_path / "data" / f"{5:020d}-dead"
     unsealed.mkdir()
-    assert sweep(tmp_path) == 0
-    assert sweep(tmp_path, unsealed=True) == 1
+    assert sweep(tmp_path) == 0, "whoever writes there may yet take the number"
+    later = writer(tmp_path, end=450, last_seq=4)
+    write(later, schema(), (450, 0))
+    later.seal(Lsn(500))
+    assert not unsealed.exists()
+    assert ids(ChangeLog(tmp_path).files(ORDERS, Lsn(450), Lsn(500)).files, 450, 500) == ["450.0"]
 
 
 def test_source_names_cannot_clash_with_ours() -> None:
@@ -236,3 +262,36 @@ def test_only_the_least_position_of_all_lanes_is_acknowledged() -> None:
     tracker.limit(Lsn(10))
     assert tracker.acknowledged() == 200, "never backwards"
     assert AcknowledgementTracker({}, Lsn(1), Lsn(2)).acknowledged() == NOTHING
+
+
+def test_a_reader_that_stays_finds_new_steps_and_forgets_old_ones(tmp_path: Path) -> None:
+    log = three_steps(tmp_path)
+    assert [step.seq for step in log.after(Lsn(200))] == [2, 3]
+    assert log.after(Lsn(400)) == []
+    more = writer(tmp_path, end=400, last_seq=3)
+    write(more, schema(), (400, 0))
+    assert more.seal(Lsn(500)) is not None
+    assert [step.seq for step in log.after(Lsn(250))] == [2, 3, 4]
+    apply_retention(tmp_path, Lsn(300))
+    assert log.start() == Lsn(300)
+    assert [step.seq for step in log.after(Lsn(0))] == [3, 4]
+    assert log.end() == Lsn(500)
+
+
+def test_a_reader_that_stays_reads_no_more_of_a_long_log_than_it_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = writer(tmp_path, end=0)
+    for step in range(200):
+        assert log.seal(Lsn(step + 1)) is not None
+    read: list[int] = []
+
+    def count(directory: Path, seq: int) -> Manifest:
+        read.append(seq)
+        return read_manifest(directory, seq)
+
+    monkeypatch.setattr("penstock.log.reader.read_manifest", count)
+    staying = ChangeLog(tmp_path)
+    for _ in range(3):
+        assert [step.seq for step in staying.after(Lsn(198))] == [199, 200]
+    assert len(read) <= 12, "halving 200 steps takes 8 looks, and none is taken twice"

@@ -228,6 +228,40 @@ def test_a_batch_that_does_not_fit_is_refused(
     assert ids(table) == [1]
 
 
+def test_an_older_leader_is_refused_from_the_fence_on_and_before_any_other_commit(
+    table: ParquetTable,
+) -> None:
+    before = load(table, [1])
+    newer = Lsn(EPOCH + 1)
+    table.fence(newer)
+    fenced = newest(table)
+    assert (fenced.epoch, fenced.marker, fenced.directory) == (newer, before.marker, before.directory)
+    table.fence(newer)
+    assert newest(table) == fenced, "once is enough"
+    with pytest.raises(CommitConflictError, match="newer leader"):
+        change(table, 100, 200, [write(table, [2])])
+    with pytest.raises(CommitConflictError, match="newer leader"):
+        table.fence(EPOCH)
+    assert ids(table) == [1]
+    table.commit_changes(
+        Lsn(100), marker(100, 200, epoch=newer), SCHEMA, added=[write(table, [2])], removed=[]
+    )
+    assert ids(table) == [1, 2]
+
+
+def test_an_older_leaders_load_is_fenced_too_and_may_be_gone_on_with(table: ParquetTable) -> None:
+    table.fence(EPOCH)
+    assert table.record() is None, "there is nothing to fence"
+    table.begin_load("l1", EPOCH, SCHEMA, "upsert")
+    table.commit_chunks("l1", EPOCH, ["t1"], [write(table, [1])])
+    newer = Lsn(EPOCH + 1)
+    table.fence(newer)
+    with pytest.raises(CommitConflictError, match="newer leader"):
+        table.swap("l1", EPOCH, "g", Lsn(100))
+    table.swap("l1", newer, "g", Lsn(100))
+    assert ids(table) == [1]
+
+
 def test_the_same_batch_is_not_taken_twice(table: ParquetTable) -> None:
     load(table, [1])
     change(table, 100, 200, [write(table, [2])])

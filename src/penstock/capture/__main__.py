@@ -1,9 +1,12 @@
 """`python -m penstock.capture`: the capture process.
 
-The first line on stdin is the spec (so no secret is in the arguments), each further line a request;
-answers and events are lines on stdout, the log goes to stderr. The process ends with its stdin: a
-driver that dies, however, takes its capture along, and the slot becomes free. Ctrl-C in a terminal
-reaches the whole group, so SIGINT is left to the driver, which stops us in order.
+The first line on stdin is the spec, so no secret is in the arguments. With a `service` in it capture is
+always on: it answers lanes there and has a channel to the supervisor. Without one it serves a sync: each
+further line on stdin is a request, answers and events are lines on stdout. The log goes to stderr.
+
+Either way the process ends with its stdin: a driver that dies, however, takes its capture along, and the slot
+becomes free. Ctrl-C in a terminal reaches the whole group, so SIGINT is left to the driver, which stops us
+in order.
 """
 
 from __future__ import annotations
@@ -18,35 +21,48 @@ import sys
 import threading
 from typing import Any, TextIO
 
-import structlog
+from penstock import logs
+from penstock.channel import Channel
 
 _M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD, _M_ARENA_MAX = -3, -1, -8
 
 
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda _number, _frame: os._exit(0))
     _reuse_memory()
+    logs.configure("json")
+    first_line = sys.stdin.readline()
+    if not first_line:
+        return
+    if json.loads(first_line)["service"] is not None:
+        code = _stay(Channel(first_line))
+    else:
+        signal.signal(signal.SIGTERM, lambda _number, _frame: os._exit(0))
+        _serve_sync(first_line)
+        code = 0
+    sys.stderr.flush()
+    # Everything is closed. Taking the interpreter apart would take the time of a small sync.
+    os._exit(code)
+
+
+def _stay(channel: Channel) -> int:
+    channel.state("starting")
+    from penstock.capture.always import AlwaysCapture
+    from penstock.capture.spec import CaptureSpec
+
+    return AlwaysCapture(CaptureSpec.from_json(channel.spec), channel).run()
+
+
+def _serve_sync(first_line: str) -> None:
     # Only our own lines may reach stdout, whatever a library prints.
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1, encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    structlog.configure(
-        processors=[
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso"),
-            structlog.processors.JSONRenderer(),
-        ],
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-    )
     requests: queue.SimpleQueue[str] = queue.SimpleQueue()
     threading.Thread(target=_read_requests, args=(requests,), name="capture-requests", daemon=True).start()
-    _serve(requests, answers)
-    sys.stderr.flush()
-    # Everything is closed. Taking the interpreter apart would take the time of a small sync.
-    os._exit(0)
+    _serve(first_line, requests, answers)
 
 
-def _serve(requests: queue.SimpleQueue[str], answers: TextIO) -> None:
+def _serve(first_line: str, requests: queue.SimpleQueue[str], answers: TextIO) -> None:
     from penstock.capture.server import CaptureServer, error_to_json, log_unexpected
     from penstock.capture.spec import CaptureSpec
 
@@ -56,7 +72,7 @@ def _serve(requests: queue.SimpleQueue[str], answers: TextIO) -> None:
         with lock, contextlib.suppress(BrokenPipeError):
             answers.write(json.dumps(line) + "\n")
 
-    server = CaptureServer(CaptureSpec.from_json(json.loads(requests.get())), say)
+    server = CaptureServer(CaptureSpec.from_json(json.loads(first_line)), say)
     while True:
         request = json.loads(requests.get())
         try:

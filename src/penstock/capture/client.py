@@ -146,7 +146,7 @@ class CaptureProcess:
                 self._heard.wait(left)
             answer = self._answers.pop(number)
         if "error" in answer:
-            raise _error(answer["error"])
+            raise error_from_json(answer["error"])
         return answer["result"]
 
     def _running(self) -> subprocess.Popen[str]:
@@ -185,7 +185,7 @@ class CaptureProcess:
                 elif line["event"] == "reached":
                     self._reached = Lsn.parse(line["position"])
                 elif line["event"] == "failed":
-                    self._failure = _error(line["error"])
+                    self._failure = error_from_json(line["error"])
                 self._heard.notify_all()
         lines.close()
         with self._heard:
@@ -204,7 +204,8 @@ class CaptureProcess:
             )
 
 
-def _error(fields: dict[str, str]) -> PenstockError:
+def error_from_json(fields: dict[str, str]) -> PenstockError:
+    """An error of capture as the class it had there."""
     found = getattr(errors, fields.get("class", ""), PenstockError)
     kind = found if isinstance(found, type) and issubclass(found, PenstockError) else PenstockError
     return kind(

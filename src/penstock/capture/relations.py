@@ -65,23 +65,40 @@ class Relations:
         self._connect = connect
         self._connection: Connection | None = None
         self._tables: dict[int, CapturedTable | None] = {}
+        self._additions = 0
+        self._left_out: dict[int, tuple[int, RelationMessage]] = {}  # with the additions that were known
+
+    def add(self, streams: Sequence[StreamId]) -> None:
+        """Keep the rows of these too, from the next batch on. May be called from any thread.
+
+        A table that was published before, and left out, was described by the server, which need not do so
+        again: such ones are looked at again when their next rows come.
+        """
+        self._streams |= frozenset(stream for stream in streams if not stream.is_pattern)
+        self._patterns += [stream for stream in streams if stream.is_pattern]
+        self._additions += 1
 
     def knows(self, oid: int) -> bool:
         return oid in self._tables
 
     def table(self, oid: int) -> CapturedTable | None:
         """The table as last described; None if its rows are not ours to keep."""
-        return self._tables[oid]
+        found = self._tables[oid]
+        if found is None and (left := self._left_out.get(oid)) is not None and left[0] != self._additions:
+            found = self._tables[oid] = self.describe(left[1])
+        return found
 
     def describe(self, message: RelationMessage) -> CapturedTable | None:
         """The table a message describes. Does not remember it: see `remember`.
 
         Asks the catalog each time: a column dropped and added again looks the same in the message.
         """
+        additions = self._additions
         catalog = relation_schema(self._catalog(), message.oid)
         leaf = StreamId(message.namespace, message.name)
         root = catalog.root if catalog is not None else self._last_known_root(message.oid) or leaf
         if not self._is_wanted(root):
+            self._left_out[message.oid] = (additions, message)
             return None
         is_present = catalog is not None and _shows(catalog, message)
         columns = tuple(self._column(each, catalog if is_present else None) for each in message.columns)

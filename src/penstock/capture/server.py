@@ -1,44 +1,46 @@
 """The capture process's inside: carries out requests, tells what happens.
 
-Requests come one after the other and are answered in order; reading from the server goes on in
-threads of its own meanwhile. What those threads find out (target reached, progress, failure) is said
-as events. After a failure every further request gets that same error.
+One of it serves a bounded sync, or one term of an always-on capture. Requests may come from several threads;
+reading from the server goes on in threads of its own meanwhile. What those find out (target reached,
+progress, failure) is said as events. After a failure every further request gets that same error.
+
+A sync sends `start`, which takes the lock, and `read_to`. In a term the lock is taken first (`lead`), then
+each lane sends `join`: the first one sets the source up and has it read without a target, later ones add
+streams.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from traceback import extract_tb
 from typing import Any
 
 import structlog
 
-from penstock.capture.acknowledgement import AcknowledgementTracker
-from penstock.capture.checkpoints import CheckpointSaver
 from penstock.capture.leadership import Leadership, mark_position
-from penstock.capture.loop import ReplicationLoop
-from penstock.capture.relations import Relations
-from penstock.capture.rows import TransactionIds
-from penstock.capture.setup import Source, set_up
+from penstock.capture.reading import Reading
+from penstock.capture.setup import newest_manifest, set_up
 from penstock.capture.snapshots import SnapshotKeeper, connect_patiently
-from penstock.capture.spec import CaptureSpec, Started
-from penstock.capture.steps import StepBuilder
-from penstock.core.errors import PenstockError, SourceError
+from penstock.capture.spec import CaptureProgress, CaptureSpec, Started
+from penstock.core.errors import CaptureAwayError, PenstockError, SourceError
 from penstock.core.position import Lsn
-from penstock.log import retention
-from penstock.log.writer import LogWriter, open_writer
-from penstock.sources.postgres import inbox, pgoutput
-from penstock.sources.postgres.connection import Connection, query_errors
+from penstock.core.stream import StreamId
+from penstock.ledger.lanes import LaneRegistry
+from penstock.sources.postgres import inbox, pgoutput, streamed
+from penstock.sources.postgres.connection import Connection
+from penstock.sources.postgres.publication import PublicationManager
 from penstock.sources.postgres.replica import Replica
-from penstock.sources.postgres.replication import ReplicationStream
-from penstock.sources.postgres.streamed import SPOOL_DIRECTORY, StreamedTransactions, sweep_spool
+from penstock.sources.postgres.slots import read_slot
 
 _CONFIRM_TIMEOUT_S = 30.0
+_SEALED_WAIT_MAX_S = 10.0
 _logger = structlog.get_logger("penstock.capture")
 Events = Callable[[dict[str, Any]], None]
+Arguments = dict[str, Any]
 
 
 class CaptureServer:
@@ -46,78 +48,245 @@ class CaptureServer:
         self._spec = spec
         self._tell = tell
         replica = Replica(spec.url, spec.replica_url, spec.replica_wait_s) if spec.replica_url else None
-        self._snapshots = SnapshotKeeper(spec.url, replica)
-        self._leadership: Leadership | None = None
+        self.snapshots = SnapshotKeeper(spec.url, replica)
+        self.leadership: Leadership | None = None
+        self.epoch: Lsn | None = None
+        self.reading: Reading | None = None
+        self.lanes: LaneRegistry | None = None  # from the first join of a term on
+        self.over = threading.Event()  # set by a failure
+        self.failure: BaseException | None = None
         self._connection: Connection | None = None
-        self._source: Source | None = None
-        self._writer: LogWriter | None = None
-        self._tracker: AcknowledgementTracker | None = None
-        self._loop: ReplicationLoop | None = None
-        self._relations: Relations | None = None
-        self._checkpoints: CheckpointSaver | None = None
-        self._failure: BaseException | None = None
-        self._failure_lock = threading.Lock()
+        self._streams: frozenset[StreamId] = frozenset()
+        self._failing, self._connecting, self._joining = threading.Lock(), threading.Lock(), threading.Lock()
+        self._requests: dict[str, Callable[[Arguments], Any]] = {
+            "start": lambda _: self.start().to_json(),
+            "join": self._join,
+            "snapshot": lambda given: self.snapshots.take(_lane(given)).to_json(),
+            "plain_snapshot": lambda given: self.snapshots.take_plain(_lane(given)).to_json(),
+            "release_snapshot": lambda given: self.snapshots.release(_lane(given)),
+            "note_target": lambda _: str(self._mark_position()),
+            "read_to": lambda given: self._read().loop().read_to(Lsn.parse(given["target"])),
+            "demand": lambda given: self._read().loop().demand(Lsn.parse(given["target"])),
+            "sealed": self._sealed,
+            "progress": lambda _: _as_json(asdict(self._read().progress())),
+            "flushed": lambda given: str(self.flushed(given["lane"], Lsn.parse(given["position"]))),
+            "acknowledge": lambda given: str(self.acknowledge(given["lane"], Lsn.parse(given["position"]))),
+            "stop": lambda _: self.stop(),
+        }
 
-    def carry_out(self, request: str, arguments: dict[str, Any]) -> Any:
+    def carry_out(self, request: str, arguments: Arguments) -> Any:
         """Answer one request, or raise."""
-        if self._failure is not None and request != "stop":
-            raise self._failure
-        if request == "start":
-            return self.start().to_json()
-        if request == "snapshot":
-            return self._snapshots.take().to_json()
-        if request == "plain_snapshot":
-            return self._snapshots.take_plain().to_json()
-        if request == "release_snapshot":
-            return self._snapshots.release()
-        if request == "note_target":
-            return str(mark_position(self._ordinary()))
-        if request == "read_to":
-            return self._replication().read_to(Lsn.parse(arguments["target"]))
-        if request == "acknowledge":
-            return str(self.acknowledge(arguments["lane"], Lsn.parse(arguments["position"])))
-        if request == "stop":
-            return self.stop()
-        raise LookupError(f"unknown request {request!r}")
+        if self.failure is not None and request != "stop":
+            raise self.failure
+        if request not in self._requests:
+            raise LookupError(f"unknown request {request!r}")
+        return self._requests[request](arguments)
 
     def start(self) -> Started:
-        spec = self._spec
-        threading.Thread(target=_warm_up, name="capture-warm-up", daemon=True).start()
-        self._leadership = Leadership(spec.url, spec.slot, self._fail)
-        source = set_up(spec, self._ordinary(), self._leadership, self._snapshots)
-        started = source.started
-        # Only now, under the lock, is it certain that nobody writes there.
-        retention.sweep(spec.log_directory, unsealed=True)
-        sweep_spool(spec.log_directory / SPOOL_DIRECTORY)
-        self._writer = open_writer(
-            spec.log_directory,
-            system_id=started.system_id,
-            timeline=started.timeline,
-            epoch=started.epoch,
-            newest=source.newest,
-            start=source.read_from,
-        )
-        self._checkpoints = CheckpointSaver(spec.checkpoint_path, self._writer)
-        self._tracker = AcknowledgementTracker(spec.lanes, started.slot_position, self._writer.end)
-        self._source = source
-        return started
+        """For a sync: take the lock and set the source up. Nothing is read yet."""
+        warm_up()
+        self._begin_leadership()
+        return self._set_up(self._acquire, self._spec.streams, self._spec.full_identity)
+
+    def lead(self, stop: threading.Event, on_waiting: Callable[[], None]) -> bool:
+        """For a term: wait for the lock; False if `stop` was set before."""
+        if not self._begin_leadership().wait(stop, on_waiting):
+            return False
+        self.epoch = self._mark_position()
+        return True
+
+    def join(self, lane: str, streams: Sequence[StreamId], full_identity: Collection[StreamId]) -> Started:
+        """Have these streams read, and hold the source's log for `lane` from now on."""
+        with self._joining:
+            self.snapshots.release(lane)
+            if self.reading is None:
+                assert self.epoch is not None, "the lock is taken before a lane can join"
+                epoch = self.epoch
+                started = self._set_up(lambda: epoch, streams, full_identity)
+            else:
+                # The lane that was to have it compared the catalog with it, and may be another process now.
+                self.snapshots.release_main()
+                started = self._add(self.reading, streams, full_identity)
+            assert self.lanes is not None
+            self.lanes.join(lane, streams)
+            reading = self._read()
+            reading.tracker.add_lane(lane, None)
+            reading.loop().follow()
+            return started
+
+    def read_alone(self) -> None:
+        """Read on for lanes that joined earlier terms, if none has joined this one and the log goes on.
+
+        Otherwise nobody could tell the source to forget anything while they are down. Nothing is published:
+        what they follow was, when they joined.
+        """
+        with self._joining:
+            assert self.epoch is not None
+            assert self._spec.lanes_path is not None
+            written = LaneRegistry(self._spec.lanes_path).lanes().values()
+            streams = frozenset(stream for lane in written for stream in lane.streams)
+            if self.reading is None and streams and newest_manifest(self._spec.log_directory) is not None:
+                epoch = self.epoch
+                self._set_up(lambda: epoch, (), ())
+                self._read().add(sorted(streams))
+                self._streams = streams
+                self._read().loop().follow()
+
+    def flushed(self, lane: str, position: Lsn) -> Lsn:
+        """Note the lane's durable position; what Postgres is told then, without waiting for it."""
+        reading = self._read()
+        if self.lanes is not None:
+            self.lanes.flushed(lane, position)
+        reading.tracker.lane_flushed(lane, position)
+        return reading.acknowledge()
 
     def acknowledge(self, lane: str, position: Lsn) -> Lsn:
         """Note the lane's durable position; returns once Postgres has confirmed the least of all lanes."""
-        loop = self._replication()
-        assert self._tracker is not None
-        assert self._checkpoints is not None
-        self._tracker.lane_flushed(lane, position)
-        self._tracker.limit(self._checkpoints.save_before_acknowledging())
-        wanted = self._tracker.acknowledged()
-        loop.send_status_now()
-        deadline = time.monotonic() + _CONFIRM_TIMEOUT_S
+        reading = self._read()
+        reading.tracker.lane_flushed(lane, position)
+        reading.tracker.limit(reading.checkpoints.save_before_acknowledging())
+        wanted = reading.tracker.acknowledged()
+        reading.loop().send_status_now()
+        return self._wait_confirmed(wanted, _CONFIRM_TIMEOUT_S)
+
+    def stop(self) -> None:
+        if self.reading is not None:
+            self.reading.close()
+        self.snapshots.close()
+        if self.leadership is not None:
+            self.leadership.release()
+        if self._connection is not None:
+            self._connection.close()
+
+    def stop_in_order(self, within_s: float) -> None:
+        """Seal what has come, save a checkpoint and tell Postgres, as far as there is time; then stop."""
+        reading = self.reading
+        if reading is not None and self.failure is None:
+            deadline = time.monotonic() + within_s
+            reading.loop().demand(reading.position)
+            reading.sealed(reading.position, within_s)
+            try:
+                if self.lanes is not None:
+                    self.lanes.save()
+                reading.tracker.limit(reading.checkpoints.save_before_acknowledging())
+                reading.loop().send_status_now()
+                self._wait_confirmed(reading.tracker.acknowledged(), max(0.0, deadline - time.monotonic()))
+            except PenstockError as error:
+                _logger.warning("could not end in order", reason=error.message)
+        self.stop()
+
+    def fail(self, error: BaseException) -> None:
+        """Nothing more is sealed or answered; the first reason is kept."""
+        with self._failing:
+            if self.failure is not None:
+                return
+            self.failure = error
+        if self.reading is not None:
+            self.reading.abort()
+        self.over.set()
+        log_unexpected(error)
+        self._tell({"event": "failed", "error": error_to_json(error)})
+
+    def _begin_leadership(self) -> Leadership:
+        self.leadership = Leadership(self._spec.url, self._spec.slot, self.fail, self._spec.heartbeat_s)
+        return self.leadership
+
+    def _acquire(self) -> Lsn:
+        assert self.leadership is not None
+        self.leadership.acquire()
+        return self._mark_position()
+
+    def _join(self, given: Arguments) -> dict[str, Any]:
+        streams = [StreamId(*stream) for stream in given["streams"]]
+        full_identity = {StreamId(*stream) for stream in given["full_identity"]}
+        return self.join(given["lane"], streams, full_identity).to_json()
+
+    def _set_up(
+        self,
+        take_lead: Callable[[], Lsn],
+        streams: Sequence[StreamId],
+        full_identity: Collection[StreamId],
+    ) -> Started:
+        spec = replace(self._spec, streams=tuple(streams), full_identity=frozenset(full_identity))
+        lanes = dict(spec.lanes)
+        if spec.service is not None and spec.lanes_path is not None:
+            self.lanes = LaneRegistry(spec.lanes_path)
+            lanes |= self.lanes.positions()
+        source = set_up(spec, lanes, self._ordinary(), take_lead, self.snapshots)
+        leadership = self.leadership
+        self.reading = Reading(
+            spec,
+            source,
+            lanes,
+            may_commit=leadership.require if leadership is not None and spec.service is not None else None,
+            on_reached=self._reached,
+            on_progress=self._progressed,
+            on_failed=self.fail,
+        )
+        self._streams = frozenset(streams)
+        if self.failure is not None:  # meanwhile, before there was anything to abort
+            self.reading.abort()
+        return source.started
+
+    def _add(
+        self, reading: Reading, streams: Sequence[StreamId], full_identity: Collection[StreamId]
+    ) -> Started:
+        """Publish further streams and keep their rows; the lane hears which it may have missed some of."""
+        spec = self._spec
+        with connect_patiently(spec.url, "penstock-control") as connection:
+            manager = PublicationManager(connection, spec.publication, spec.publication_mode, spec.slot)
+            published = manager.ensure(streams, full_identity)
+        new = [stream for stream in streams if stream not in self._streams]
+        reading.add(new)
+        self._streams |= frozenset(new)
+        return replace(
+            reading.source.started,
+            slot_created=False,
+            log_end=reading.writer.end,
+            published=tuple(dict.fromkeys([*published, *new])),
+        )
+
+    def _sealed(self, given: Arguments) -> str | None:
+        within_s = min(float(given["within_s"]), _SEALED_WAIT_MAX_S)
+        end = self._read().sealed(Lsn.parse(given["target"]), within_s)
+        return None if end is None else str(end)
+
+    def _read(self) -> Reading:
+        if self.reading is None:
+            if self._spec.service is not None:
+                raise CaptureAwayError("No lane has joined this term yet.", remedy="Join first.")
+            raise SourceError("Capture has not been started.", remedy="Call start() first.")
+        return self.reading
+
+    def _reached(self, position: Lsn) -> None:
+        self._tell({"event": "reached", "position": str(position)})
+
+    def _progressed(self, progress: CaptureProgress) -> None:
+        self._tell({"event": "progress", **progress.to_json()})
+
+    def _mark_position(self) -> Lsn:
+        connection = self._ordinary()
+        try:
+            return mark_position(connection)
+        except SourceError:
+            if not connection.closed:
+                raise
+            return mark_position(self._ordinary())  # the session was ended while nobody used it
+
+    def _ordinary(self) -> Connection:
+        with self._connecting:
+            if self._connection is None or self._connection.closed:
+                self._connection = connect_patiently(self._spec.url, "penstock-control")
+            return self._connection
+
+    def _wait_confirmed(self, wanted: Lsn, timeout_s: float) -> Lsn:
+        deadline = time.monotonic() + timeout_s
         while True:
             confirmed = self._confirmed()
             if confirmed >= wanted:
                 return confirmed
-            if self._failure is not None:
-                raise self._failure
+            if self.failure is not None:
+                raise self.failure
             if time.monotonic() > deadline:
                 raise SourceError(
                     f"Postgres did not confirm position {wanted} for slot {self._spec.slot}.",
@@ -125,92 +294,32 @@ class CaptureServer:
                 )
             time.sleep(0.005)
 
-    def stop(self) -> None:
-        if self._loop is not None:
-            self._loop.stop()
-            self._loop = None
-        if self._writer is not None:
-            self._writer.abandon()
-        if self._checkpoints is not None:
-            self._checkpoints.close()
-        if self._relations is not None:
-            self._relations.close()
-        self._snapshots.close()
-        if self._leadership is not None:
-            self._leadership.release()
-        if self._connection is not None:
-            self._connection.close()
-
-    def _replication(self) -> ReplicationLoop:
-        """Streaming begins when it is first needed: until then the slot's first snapshot stays usable."""
-        if self._loop is not None:
-            return self._loop
-        if self._source is None or self._writer is None or self._tracker is None:
-            raise SourceError("Capture has not been started.", remedy="Call start() first.")
-        spec = self._spec
-        connection = connect_patiently(spec.url, "penstock-capture", replication=True)
-        stream = ReplicationStream(connection, spec.slot, spec.publication, self._source.read_from)
-        self._relations = Relations(spec.streams, lambda: connect_patiently(spec.url, "penstock-catalog"))
-        builder = StepBuilder(
-            self._writer,
-            self._relations,
-            TransactionIds(self._source.next_xid),
-            StreamedTransactions(spec.log_directory / SPOOL_DIRECTORY),
-            spec.step_bytes_max,
-        )
-        self._loop = ReplicationLoop(
-            stream,
-            builder,
-            self._writer,
-            self._tracker,
-            status_interval_s=self._source.status_interval_s,
-            on_reached=self._reached,
-            on_progress=lambda progress: self._tell({"event": "progress", **progress.to_json()}),
-            on_failed=self._fail,
-        )
-        self._loop.start()
-        return self._loop
-
-    def _reached(self, position: Lsn) -> None:
-        if self._checkpoints is not None:
-            self._checkpoints.sealed()
-        self._tell({"event": "reached", "position": str(position)})
-
-    def _fail(self, error: BaseException) -> None:
-        with self._failure_lock:
-            if self._failure is not None:
-                return
-            self._failure = error
-        if self._loop is not None:
-            self._loop.abort()
-        log_unexpected(error)
-        self._tell({"event": "failed", "error": error_to_json(error)})
-
-    def _ordinary(self) -> Connection:
-        if self._connection is None or self._connection.closed:
-            self._connection = connect_patiently(self._spec.url, "penstock-control")
-        return self._connection
-
     def _confirmed(self) -> Lsn:
-        with query_errors("reading pg_replication_slots"):
-            row = (
-                self._ordinary()
-                .execute(
-                    "SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = %s",
-                    (self._spec.slot,),
-                )
-                .fetchone()
-            )
-        if row is None or row[0] is None:
+        slot = read_slot(self._ordinary(), self._spec.slot)
+        if slot is None or slot.confirmed_flush is None:
             raise SourceError(
                 f"The replication slot {self._spec.slot} has disappeared.", remedy="Run `penstock check`."
             )
-        return Lsn.parse(row[0])
+        return slot.confirmed_flush
 
 
-def _warm_up() -> None:
-    pgoutput.warm_up()
-    inbox.warm_up()
+def warm_up() -> None:
+    """Have compiled code ready by the time that it is needed, in a thread."""
+
+    def load() -> None:
+        pgoutput.warm_up()
+        inbox.warm_up()
+        streamed.warm_up()
+
+    threading.Thread(target=load, name="capture-warm-up", daemon=True).start()
+
+
+def _lane(given: Arguments) -> str:
+    return str(given.get("lane", ""))
+
+
+def _as_json(fields: dict[str, Any]) -> dict[str, Any]:
+    return {name: str(value) if isinstance(value, Lsn) else value for name, value in fields.items()}
 
 
 def log_unexpected(error: BaseException) -> None:

@@ -3,27 +3,36 @@
 identify the system → server version and settings → advisory lock on the slot's name → publication →
 slot → where to go on. The log decides where: its newest manifest, else the slot's own position
 (correctness 2). A slot that is ahead of the log has forgotten what was never stored: that is a gap,
-and an error.
+and an error. A capture of ours that still reads from the slot although we hold the lock is one that was
+stopped or cut off: its session at the server is ended.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import psycopg
 
 from penstock import failpoints
-from penstock.capture.leadership import Leadership, mark_position, patience_s
+from penstock.capture.leadership import patience_s
 from penstock.capture.snapshots import SnapshotKeeper, connect_patiently
 from penstock.capture.spec import CaptureSpec, Started
 from penstock.core.errors import PositionGoneError, SourceError, StateError
 from penstock.core.position import Lsn
-from penstock.log.manifest import Manifest
-from penstock.log.reader import ChangeLog
+from penstock.log.manifest import Manifest, list_sequence, read_manifest
 from penstock.sources.postgres.connection import Connection, query_errors
 from penstock.sources.postgres.publication import PublicationManager
-from penstock.sources.postgres.slots import SlotInfo, create_slot, read_slot, require_usable
+from penstock.sources.postgres.slots import (
+    CAPTURE_APPLICATION,
+    SlotInfo,
+    create_slot,
+    end_stale_reader,
+    read_slot,
+    require_usable,
+)
 
 SERVER_VERSION_MIN = 140000
 _RESYNC = "Run `penstock resync --yes` to load the tables again under a new slot."
@@ -37,27 +46,34 @@ class Source:
     newest: Manifest | None
     read_from: Lsn
     next_xid: int
-    status_interval_s: float
+    sender_timeout_s: float  # of the server; 0 if it has none
 
 
 def set_up(
-    spec: CaptureSpec, connection: Connection, leadership: Leadership, snapshots: SnapshotKeeper
+    spec: CaptureSpec,
+    lanes: Mapping[str, Lsn | None],
+    connection: Connection,
+    take_lead: Callable[[], Lsn],
+    snapshots: SnapshotKeeper,
 ) -> Source:
-    """Bring the source to where it can be read. `connection` is an ordinary session, in autocommit."""
-    replication = connect_patiently(spec.url, "penstock-capture", replication=True)
+    """Bring the source to where it can be read. `connection` is an ordinary session, in autocommit.
+
+    `take_lead` returns when the lock is held, with the term's epoch.
+    """
+    replication = connect_patiently(spec.url, CAPTURE_APPLICATION, replication=True)
     try:
         system_id, timeline = _identify(replication)
         settings = _read_settings(connection)
-        leadership.acquire()
-        log = ChangeLog(spec.log_directory)
-        newest = log.newest()
+        epoch = take_lead()
+        newest = newest_manifest(spec.log_directory)
         if newest is not None:
             _require_same_source(newest, system_id, timeline, replication)
-        slot = _usable_slot(spec, connection, newest)
+        begun = newest is not None or any(position is not None for position in lanes.values())
+        slot = _usable_slot(spec, connection, begun=begun)
         manager = PublicationManager(connection, spec.publication, spec.publication_mode, spec.slot)
         published = manager.ensure(spec.streams, spec.full_identity)
         if slot is None:
-            created = create_slot(replication, spec.slot)
+            created = create_slot(replication, spec.slot, failover=spec.failover)
             failpoints.reach("capture.slot_created")
             snapshots.keep_main(replication, created.snapshot_name, created.consistent_point)
             position = created.consistent_point
@@ -65,7 +81,7 @@ def set_up(
             replication.close()
             assert slot.confirmed_flush is not None, "a logical slot has a confirmed position"
             position = slot.confirmed_flush
-            _require_no_gap(spec, newest, position)
+            _require_no_gap(spec.slot, lanes, newest, position)
         started = Started(
             system_id=system_id,
             timeline=timeline,
@@ -73,7 +89,7 @@ def set_up(
             slot_created=slot is None,
             slot_position=position,
             log_end=newest.end if newest else None,
-            epoch=mark_position(connection),
+            epoch=epoch,
             published=published,
         )
     except BaseException:
@@ -84,14 +100,20 @@ def set_up(
         newest=newest,
         read_from=newest.end if newest else position,
         next_xid=settings.next_xid,
-        status_interval_s=settings.status_interval_s,
+        sender_timeout_s=settings.sender_timeout_s,
     )
+
+
+def newest_manifest(log_directory: Path) -> Manifest | None:
+    """The log's last step. The others are not read: there may be many, and a standby is in a hurry."""
+    numbers = list_sequence(log_directory)
+    return read_manifest(log_directory, numbers[-1]) if numbers else None
 
 
 @dataclass(frozen=True, slots=True)
 class _Settings:
     next_xid: int
-    status_interval_s: float
+    sender_timeout_s: float
 
 
 def _identify(replication: Connection) -> tuple[str, int]:
@@ -120,33 +142,33 @@ def _read_settings(connection: Connection) -> _Settings:
             f"The server's log holds too little for logical replication (wal_level is {wal_level}).",
             remedy="Run ALTER SYSTEM SET wal_level = 'logical' and restart the server.",
         )
-    interval = min(10.0, timeout_ms / 1000 / 4) if timeout_ms else 10.0
-    return _Settings(next_xid, interval)
+    return _Settings(next_xid, timeout_ms / 1000)
 
 
-def _usable_slot(spec: CaptureSpec, connection: Connection, newest: Manifest | None) -> SlotInfo | None:
+def _usable_slot(spec: CaptureSpec, connection: Connection, *, begun: bool) -> SlotInfo | None:
     """The slot, or None if it may be created: nothing of ours was ever read from it."""
     deadline = time.monotonic() + patience_s()
     while (slot := read_slot(connection, spec.slot)) is not None and slot.active:
-        # A predecessor that was killed: its server process goes away once it notices.
+        end_stale_reader(connection, spec.slot)
         if time.monotonic() > deadline:
             break
-        time.sleep(0.1)
-    begun = newest is not None or any(position is not None for position in spec.lanes.values())
+        time.sleep(0.05)
     if slot is None and not begun:
         return None
     return require_usable(slot, spec.slot, connection.info.dbname)
 
 
-def _require_no_gap(spec: CaptureSpec, newest: Manifest | None, confirmed: Lsn) -> None:
+def _require_no_gap(
+    slot: str, lanes: Mapping[str, Lsn | None], newest: Manifest | None, confirmed: Lsn
+) -> None:
     held = newest.end if newest is not None else None
     if held is None:
         # Without a log the slot's position is where we begin, unless a lane says it needs more.
-        positions = [position for position in spec.lanes.values() if position is not None]
+        positions = [position for position in lanes.values() if position is not None]
         held = min(positions) if positions else None
     if held is not None and confirmed > held:
         raise PositionGoneError(
-            f"The slot {spec.slot} is at {confirmed}, beyond {held} where the change log ends: "
+            f"The slot {slot} is at {confirmed}, beyond {held} where the change log ends: "
             "changes in between were never stored and Postgres no longer keeps them.",
             remedy=_RESYNC,
         )

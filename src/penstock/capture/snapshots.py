@@ -16,10 +16,12 @@ from __future__ import annotations
 
 import os
 import secrets
+import threading
 from collections.abc import Mapping
 
 from penstock.capture.leadership import mark_position
 from penstock.capture.spec import ExportedSnapshot
+from penstock.core.errors import CaptureAwayError
 from penstock.core.position import Lsn
 from penstock.sources.postgres.connection import Connection, connect, query_errors
 from penstock.sources.postgres.replica import QUIET, Replica
@@ -35,43 +37,45 @@ PATIENT = {
 
 
 class SnapshotKeeper:
+    """Keeps each snapshot for the lane that took it. Safe to use from several threads."""
+
     def __init__(self, url: str, replica: Replica | None = None) -> None:
         self._url = url
         self._replica = replica
         self._from_main_slot: tuple[Connection, ExportedSnapshot] | None = None
-        self._held: list[Connection] = []
+        self._held: dict[str, list[Connection]] = {}
+        self._lock = threading.Lock()
+        self._closed = False
 
     def keep_main(self, connection: Connection, name: str, consistent_point: Lsn) -> None:
         """Take over the session that created the main slot."""
         snapshot = ExportedSnapshot(name, consistent_point, connection.info.backend_pid)
         self._from_main_slot = (connection, snapshot)
 
-    def take(self) -> ExportedSnapshot:
+    def take(self, lane: str) -> ExportedSnapshot:
         """The main slot's own snapshot the first time, if it was created in this run; else a new one."""
-        snapshot = self._take_from_slot()
+        snapshot = self._take_from_slot(lane)
         if self._replica is None:
             return snapshot
-        self.release()
-        return self._take_from(self._replica, snapshot.consistent_point)
+        self.release(lane)
+        return self._take_from(self._replica, snapshot.consistent_point, lane)
 
-    def _take_from_slot(self) -> ExportedSnapshot:
-        if self._from_main_slot is not None:
-            connection, snapshot = self._from_main_slot
-            self._from_main_slot = None
-            self._held.append(connection)
-            return snapshot
-        connection = connect_patiently(self._url, "penstock-snapshot", replication=True)
-        self._held.append(connection)
+    def _take_from_slot(self, lane: str) -> ExportedSnapshot:
+        with self._lock:
+            main, self._from_main_slot = self._from_main_slot, None
+        if main is not None:
+            self._hold(main[0], lane)
+            return main[1]
+        connection = self._hold(connect_patiently(self._url, "penstock-snapshot", replication=True), lane)
         name = f"penstock_snapshot_{os.getpid()}_{secrets.token_hex(4)}"
         slot = create_slot(connection, name, temporary=True)
         return ExportedSnapshot(slot.snapshot_name, slot.consistent_point, connection.info.backend_pid)
 
-    def take_plain(self) -> ExportedSnapshot:
+    def take_plain(self, lane: str) -> ExportedSnapshot:
         """A snapshot without a slot, for loads that no changes follow."""
         if self._replica is not None:
-            return self._take_from(self._replica, Lsn(0))
-        connection = connect_patiently(self._url, "penstock-snapshot")
-        self._held.append(connection)
+            return self._take_from(self._replica, Lsn(0), lane)
+        connection = self._hold(connect_patiently(self._url, "penstock-snapshot"), lane)
         with query_errors("exporting a snapshot"):
             connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
             row = connection.execute(
@@ -80,25 +84,41 @@ class SnapshotKeeper:
         assert row is not None
         return ExportedSnapshot(row[0], Lsn.parse(row[1]), connection.info.backend_pid)
 
-    def _take_from(self, replica: Replica, after: Lsn) -> ExportedSnapshot:
+    def _take_from(self, replica: Replica, after: Lsn, lane: str) -> ExportedSnapshot:
         with connect(self._url, application_name="penstock-control") as primary:
             reaching = max(after, mark_position(primary))
-        connection = connect_patiently(replica.url, "penstock-snapshot", settings=QUIET)
-        self._held.append(connection)
+        connection = self._hold(connect_patiently(replica.url, "penstock-snapshot", settings=QUIET), lane)
         taken = replica.snapshot(connection, reaching)
         return ExportedSnapshot(taken.name, taken.position, connection.info.backend_pid)
 
-    def release(self) -> None:
-        """Let go of the snapshots that were handed out; temporary slots go with their sessions."""
-        for connection in self._held:
+    def _hold(self, connection: Connection, lane: str) -> Connection:
+        with self._lock:
+            if not self._closed:
+                self._held.setdefault(lane, []).append(connection)
+                return connection
+        connection.close()
+        raise CaptureAwayError("Capture's term is over: it keeps no snapshots any more.")
+
+    def release(self, lane: str) -> None:
+        """Let go of the snapshots that the lane was given; temporary slots go with their sessions."""
+        with self._lock:
+            held = self._held.pop(lane, [])
+        for connection in held:
             connection.close()
-        self._held = []
+
+    def release_main(self) -> None:
+        """Let go of the main slot's own snapshot if nobody took it: the source cannot vacuum past it."""
+        with self._lock:
+            main, self._from_main_slot = self._from_main_slot, None
+        if main is not None:
+            main[0].close()
 
     def close(self) -> None:
-        self.release()
-        if self._from_main_slot is not None:
-            self._from_main_slot[0].close()
-            self._from_main_slot = None
+        with self._lock:
+            self._closed = True
+        for lane in list(self._held):
+            self.release(lane)
+        self.release_main()
 
 
 def connect_patiently(

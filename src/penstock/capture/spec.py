@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,24 +10,57 @@ from penstock.core.position import Lsn
 from penstock.core.stream import StreamId
 
 PublicationMode = Literal["auto", "manual"]
+AcknowledgeAt = Literal["lanes", "log"]
+OnWalPressure = Literal["hold", "acknowledge_log"]
+
+SYNC_HEARTBEAT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceSpec:
+    """Where capture answers lanes. `certificate` and `key` are paths of PEM files, for TCP."""
+
+    address: str  # grpc+unix://… or grpc+tls://host:port
+    token: str | None = field(default=None, repr=False)
+    certificate: str | None = None
+    key: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
 class CaptureSpec:
-    """`lanes`: each configured lane's durable position, None while it has none."""
+    """`lanes`: each configured lane's durable position, None while it has none.
+
+    With a `service` capture is always on: it waits for the lead, answers lanes there, reads without a target.
+    `streams` are for the other mode, where one lane starts it.
+    """
 
     url: str
     slot: str
     publication: str
     log_directory: Path
-    checkpoint_path: Path
-    streams: tuple[StreamId, ...]
+    checkpoint_path: str | Path  # or the address of an object
+    streams: tuple[StreamId, ...] = ()
     full_identity: frozenset[StreamId] = frozenset()
     step_bytes_max: int = 256 << 20
     publication_mode: PublicationMode = "auto"
     lanes: dict[str, Lsn | None] = field(default_factory=dict)
     replica_url: str | None = None  # where tables are read, if not at `url`
     replica_wait_s: float = 0.0
+    service: ServiceSpec | None = None
+    heartbeat_s: float = SYNC_HEARTBEAT_S
+    seal_every_s: float = 10.0
+    tail_bytes_max: int = 64 << 20
+    log_retention_s: float = 7 * 86400.0
+    acknowledge_at: AcknowledgeAt = "lanes"
+    wal_max_retained: int = 10 << 30
+    on_wal_pressure: OnWalPressure = "hold"
+    checkpoint_interval_s: float = 10.0
+    checkpoint_history: int = 20
+    failover: bool = False  # of the slot, if it is made
+    lanes_path: Path | None = None  # where every lane that ever joined is written down
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -35,7 +68,7 @@ class CaptureSpec:
             "slot": self.slot,
             "publication": self.publication,
             "log_directory": str(self.log_directory.absolute()),
-            "checkpoint_path": str(self.checkpoint_path.absolute()),
+            "checkpoint_path": _place(self.checkpoint_path),
             "streams": [[stream.namespace, stream.name] for stream in self.streams],
             "full_identity": [[stream.namespace, stream.name] for stream in sorted(self.full_identity)],
             "step_bytes_max": self.step_bytes_max,
@@ -43,24 +76,40 @@ class CaptureSpec:
             "lanes": {lane: None if at is None else str(at) for lane, at in self.lanes.items()},
             "replica_url": self.replica_url,
             "replica_wait_s": self.replica_wait_s,
+            "service": None if self.service is None else self.service.to_json(),
+            "heartbeat_s": self.heartbeat_s,
+            "seal_every_s": self.seal_every_s,
+            "tail_bytes_max": self.tail_bytes_max,
+            "log_retention_s": self.log_retention_s,
+            "acknowledge_at": self.acknowledge_at,
+            "wal_max_retained": self.wal_max_retained,
+            "on_wal_pressure": self.on_wal_pressure,
+            "checkpoint_interval_s": self.checkpoint_interval_s,
+            "checkpoint_history": self.checkpoint_history,
+            "failover": self.failover,
+            "lanes_path": None if self.lanes_path is None else _place(self.lanes_path),
         }
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> CaptureSpec:
+        service, lanes_path = fields["service"], fields["lanes_path"]
         return cls(
-            url=fields["url"],
-            slot=fields["slot"],
-            publication=fields["publication"],
-            log_directory=Path(fields["log_directory"]),
-            checkpoint_path=Path(fields["checkpoint_path"]),
-            streams=tuple(StreamId(*stream) for stream in fields["streams"]),
-            full_identity=frozenset(StreamId(*stream) for stream in fields["full_identity"]),
-            step_bytes_max=fields["step_bytes_max"],
-            publication_mode=fields["publication_mode"],
-            lanes={lane: None if at is None else Lsn.parse(at) for lane, at in fields["lanes"].items()},
-            replica_url=fields["replica_url"],
-            replica_wait_s=fields["replica_wait_s"],
+            **{
+                **fields,
+                "log_directory": Path(fields["log_directory"]),
+                "streams": tuple(StreamId(*stream) for stream in fields["streams"]),
+                "full_identity": frozenset(StreamId(*stream) for stream in fields["full_identity"]),
+                "lanes": {
+                    lane: None if at is None else Lsn.parse(at) for lane, at in fields["lanes"].items()
+                },
+                "service": None if service is None else ServiceSpec(**service),
+                "lanes_path": None if lanes_path is None else Path(lanes_path),
+            }
         )
+
+
+def _place(path: str | Path) -> str:
+    return str(path) if "://" in str(path) else str(Path(path).absolute())
 
 
 @dataclass(frozen=True, slots=True)

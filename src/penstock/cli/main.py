@@ -18,8 +18,10 @@ from penstock.cli import (
     discover,
     dlq,
     init,
+    lane,
     pause,
     resync,
+    run,
     state,
     status,
     sync,
@@ -28,7 +30,7 @@ from penstock.cli import (
 )
 from penstock.cli.failure import exit_codes, report_error, report_interrupted, report_unexpected
 from penstock.cli.log_output import configure_logs
-from penstock.cli.settings import Settings
+from penstock.cli.settings import LogChoice, Settings
 from penstock.cli.stopping import stop_on_sigterm
 from penstock.core.errors import PenstockError
 
@@ -81,6 +83,14 @@ def _global_options(
     verbose: Annotated[
         bool, typer.Option("-v", "--verbose", metavar="", help="Log what is done, and show tracebacks.")
     ] = False,
+    log_format: Annotated[
+        LogChoice,
+        typer.Option(
+            "--log-format",
+            envvar="PENSTOCK_LOG_FORMAT",
+            help="Log lines as JSON or for people; `auto`: as JSON with --json.",
+        ),
+    ] = "auto",
     version: Annotated[
         bool,
         typer.Option(
@@ -89,7 +99,7 @@ def _global_options(
     ] = False,
 ) -> None:
     """Every change of an operational database, exactly once, in lake tables."""
-    context.obj = Settings(config_path=config, json=json, verbose=verbose)
+    context.obj = Settings(config_path=config, json=json, verbose=verbose, log_format=log_format)
     configure_logs(context.obj)
 
 
@@ -97,6 +107,7 @@ app.command("init")(init.init)
 app.command("check")(check.check)
 app.command("discover")(discover.discover)
 app.command("sync")(sync.sync)
+app.command("run")(run.run)
 app.command("resync")(resync.resync)
 app.command("compact")(compact.compact)
 app.command("pause")(pause.pause)
@@ -105,6 +116,7 @@ app.command("status")(status.status)
 app.add_typer(state.app, name="state")
 app.add_typer(table.app, name="table")
 app.add_typer(dlq.app, name="dlq")
+app.add_typer(lane.app, name="lane")
 app.command("teardown")(teardown.teardown)
 app.command("demo")(demo.demo)
 
@@ -127,9 +139,9 @@ def global_options_first(arguments: Sequence[str]) -> list[str]:
     rest: list[str] = []
     remaining = iter(arguments[:end])
     for argument in remaining:
-        if argument in ("--json", "--verbose", "-v") or argument.startswith("--config="):
+        if argument in ("--json", "--verbose", "-v") or argument.startswith(("--config=", "--log-format=")):
             first.append(argument)
-        elif argument in ("-c", "--config"):
+        elif argument in ("-c", "--config", "--log-format"):
             first += [argument, *(value for value in [next(remaining, None)] if value is not None)]
         else:
             rest.append(argument)

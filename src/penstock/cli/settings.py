@@ -10,13 +10,17 @@ import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 from rich.console import Console
 
+from penstock.logs import LogFormat
+
 if TYPE_CHECKING:
     from penstock.pipeline import Pipeline
+
+LogChoice = Literal["auto", "json", "console"]
 
 #: Piped output has no width of its own; rich would fold tables at 80 columns.
 _PIPED_WIDTH = 200
@@ -27,6 +31,13 @@ class Settings:
     config_path: Path = Path("penstock.yaml")
     json: bool = False
     verbose: bool = False
+    log_format: LogChoice = "auto"
+
+    @property
+    def log_form(self) -> LogFormat:
+        if self.log_format != "auto":
+            return self.log_format
+        return "json" if self.json else "console"
 
     @property
     def out(self) -> Console:

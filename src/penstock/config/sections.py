@@ -22,6 +22,7 @@ from penstock.config.values import (
     LocalPath,
     Lookbacks,
     PartitionBy,
+    PathOrObject,
     PostgresUrl,
     SlotName,
     SortBy,
@@ -306,8 +307,10 @@ class CheckpointConfig(Section):
     """How often it is saved."""
     history: PositiveInt = 20
     """How many are kept."""
-    path: str | None = None
-    """Another place than the state directory: a path, `s3://bucket/key` or `gs://bucket/key`."""
+    path: PathOrObject | None = None
+    """Another place than `checkpoint.json` in the state directory: a path, `s3://bucket/key` or
+    `gs://bucket/key`. Credentials are found where the store's own tools find them; `?region=eu-west-1` and
+    `?endpoint_override=https://host:port` may follow."""
 
 
 class LakeLaneConfig(Section):
@@ -317,6 +320,8 @@ class LakeLaneConfig(Section):
     """Changes are committed to the tables about so often."""
     max_bytes: ByteSize = Field(default=ByteSize(64 * _MIB), ge=_MIB)
     """Sooner, if so many bytes of the change log wait."""
+    refresh_every: Duration = timedelta(hours=1)
+    """How often streams that do not read the log are read: `full_refresh` anew, `incremental` on."""
 
 
 class LanesConfig(Section):
@@ -347,7 +352,7 @@ class TailConfig(Section):
 class RunConfig(Section):
     """`penstock run`: the processes and what they tell."""
 
-    listen: Annotated[str, Field(pattern=r"^[^:/\s]+:\d+$")] = "127.0.0.1:9187"
+    listen: Annotated[str, Field(pattern=r"^[^:/\s]+:\d+$")] = "127.0.0.1:9780"
     """Where `/metrics`, `/health` and `/status` are served; port 0 takes a free one."""
     standby: Literal["cold", "warm"] = "cold"
     """What an instance does while another one leads: `warm` keeps a Spark session ready."""

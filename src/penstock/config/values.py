@@ -17,6 +17,7 @@ from penstock.core.table_options import PartitionField, SortField
 _SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 _DURATION = re.compile(r"\A\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|w)\s*\Z")
 _REMOTE = re.compile(r"\A[a-z][a-z0-9+.-]+://", re.IGNORECASE)
+_OBJECT = re.compile(r"\A(s3|gs)://[^/@?#\s]+/[^@?#\s]*[^/@?#\s](\?\S+)?\Z")
 _SLOT = re.compile(r"\A[a-z0-9_]{1,63}\Z")
 _PLAIN_NUMBER = re.compile(r"\A\d+(?:\.\d+)?\Z")
 _IDENTIFIER_BYTES_MAX = 63
@@ -45,6 +46,16 @@ def _path(value: Any, info: ValidationInfo) -> Path:
         raise ValueError("names an object store, which is not available yet; give a local path")
     directory: Path = (info.context or {}).get("directory", Path.cwd())
     return (directory / Path(value).expanduser()).resolve()
+
+
+def _place(value: Any, info: ValidationInfo) -> str:
+    if not isinstance(value, str) or not _REMOTE.match(value):
+        return str(_path(value, info))
+    if not _OBJECT.match(value):
+        raise ValueError(
+            "should be a path, s3://bucket/key or gs://bucket/key; credentials are taken from the environment"
+        )
+    return value
 
 
 def _stream(value: Any) -> str:
@@ -119,6 +130,7 @@ def _spark_value(value: Any) -> Any:
 Duration = Annotated[timedelta, BeforeValidator(_duration)]
 Interval = Annotated[timedelta | None, BeforeValidator(_interval)]  # None: never
 LocalPath = Annotated[Path, BeforeValidator(_path)]
+PathOrObject = Annotated[str, BeforeValidator(_place)]
 StreamPattern = Annotated[str, BeforeValidator(_stream)]
 ColumnType = Annotated[str, BeforeValidator(_column_type)]
 PartitionBy = Annotated[str, BeforeValidator(_partition)]
@@ -140,6 +152,7 @@ __all__ = [
     "LocalPath",
     "Lookbacks",
     "PartitionBy",
+    "PathOrObject",
     "PostgresUrl",
     "SlotName",
     "SortBy",

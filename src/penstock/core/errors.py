@@ -98,6 +98,12 @@ class DestinationError(PenstockError):
     exit_code = 7
 
 
+class HistoryUnknownError(DestinationError):
+    """What an Iceberg table holds cannot be told: others let the snapshots expire that said it."""
+
+    code = "history_unknown"
+
+
 class CommitConflictError(DestinationError):
     """Somebody else committed to this table since we looked; nothing of ours was written."""
 

@@ -157,6 +157,7 @@ class PipelineStatus:
     log_bytes: int
     streams: list[StreamStatus]
     notes: list[str]
+    running: dict[str, Any] | None = None  # what the instance that leads says of itself, if there is one
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

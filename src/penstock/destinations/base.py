@@ -112,8 +112,17 @@ class DestinationTable(Protocol):
         """
         ...
 
+    def disown(self, epoch: Lsn) -> TableRecord:
+        """After a `HistoryUnknownError`: let the rows that are there be of no known position, so that a load
+        can replace them; readers see them until then."""
+        ...
+
     def settle_options(self, epoch: Lsn, options: TableOptions) -> None:
         """Give a table that is there these options; its rows stay as they are."""
+        ...
+
+    def fence(self, epoch: Lsn) -> None:
+        """Have the table, if it is there, refuse every older leader from now on; its rows stay."""
         ...
 
     def commit_chunks(

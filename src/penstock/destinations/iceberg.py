@@ -242,6 +242,21 @@ class IcebergTable:
         return self.handle.commit(epoch, prepare)
 
     @in_turn
+    def disown(self, epoch: Lsn) -> TableRecord:
+        def prepare(attempt: Attempt, stage: Staging, base: TableRecord | None) -> TableRecord | None:
+            assert base is not None, "a table with a history that has a gap"
+            if base.marker is not None:
+                return None
+            branch = branch_of(attempt.base)
+            shown = {"readable_from": None} if branch == MAIN else {}
+            record = moves.following(base, epoch, **shown)
+            stage.append(branch, (), record)
+            stage.show(branch, record, same_columns=True)
+            return record
+
+        return self.handle.commit(epoch, prepare, over_gap=True)
+
+    @in_turn
     def settle_options(self, epoch: Lsn, options: TableOptions) -> None:
         settings = self.catalog.settings
         is_settled = options == NO_OPTIONS and not settings.properties and settings.format_version is None
@@ -256,6 +271,30 @@ class IcebergTable:
             stage.append(branch, (), record)
             stage.show(branch, record, same_columns=True)
             return record
+
+        self.handle.commit(epoch, prepare)
+
+    @in_turn
+    def fence(self, epoch: Lsn) -> None:
+        if self.record() is None:
+            return
+
+        def prepare(attempt: Attempt, stage: Staging, base: TableRecord | None) -> TableRecord | None:
+            record = None if base is None else moves.fenced(base, epoch)
+            if record is None:
+                return None
+            branch = branch_of(attempt.base)
+            if attempt.base.head(branch) is not None:
+                stage.append(branch, (), record)
+                stage.show(branch, record, same_columns=True)
+                return record
+            # Nothing is there but a load.
+            assert record.load is not None, "a record is of a commit or of a load"
+            self._check_load_branch(attempt, record.load)
+            stage.append(LOAD_BRANCH, (), None)
+            load = replace(record.load, head=attempt.staged.head(LOAD_BRANCH))
+            stage.set_properties(epoch, {text.LOAD: text.load_text(load)})
+            return replace(record, load=load)
 
         self.handle.commit(epoch, prepare)
 

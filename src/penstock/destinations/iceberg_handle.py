@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from penstock import failpoints
-from penstock.core.errors import DestinationError, StaleLookupError
+from penstock.core.errors import DestinationError, HistoryUnknownError, StaleLookupError
 from penstock.core.position import Lsn
 from penstock.core.stream import StreamId
 from penstock.destinations import iceberg_record as text
@@ -101,13 +101,16 @@ class TableHandle:
         self._catalog.drop(self._stream)
         self._table, self._files, self._read = None, None, None
 
-    def commit(self, epoch: Lsn, prepare: Prepare) -> TableRecord:
-        """Stage with `prepare` and commit; on top of newer metadata again, as long as its checks pass."""
+    def commit(self, epoch: Lsn, prepare: Prepare, *, over_gap: bool = False) -> TableRecord:
+        """Stage with `prepare` and commit; on top of newer metadata again, as long as its checks pass.
+
+        `over_gap`: where nobody can tell what the table holds, `prepare` is given a record without a marker.
+        """
         with iceberg_errors("committing", self._stream):
             operations = self.table.operations()
             for turn in range(TRIES_MAX):
                 attempt = Attempt(self._catalog.java, ".".join(names_of(self._stream)), operations)
-                base = self._record(attempt.base)
+                base = self._record(attempt.base, over_gap=over_gap)
                 fence = attempt.base.property(text.EPOCH)
                 moves.check_epoch(self._stream, None if fence is None else Lsn.parse(fence), epoch)
                 try:
@@ -174,17 +177,20 @@ class TableHandle:
             remedy="Run the same command again when the catalog is well: it looks for the commit first.",
         ) from cause
 
-    def _record(self, metadata: Metadata) -> TableRecord | None:
+    def _record(self, metadata: Metadata, *, over_gap: bool = False) -> TableRecord | None:
         load = text.read_load(metadata.property)
         head = metadata.head(branch_of(metadata))
         try:
             commit = newest_commit(head, metadata.find(text.SUMMARY), text.read_known(metadata.property))
         except HistoryGapError as error:
-            raise DestinationError(
-                "Snapshots of the table expired, and whether it was rolled back before cannot be told.",
-                stream=str(self._stream),
-                remedy="Run `penstock resync` for this stream.",
-            ) from error
+            latest = list(text.read_mirror(metadata.property).values())[-1:]
+            if not over_gap or not latest:
+                raise HistoryUnknownError(
+                    "Snapshots of the table expired, and whether it was rolled back before cannot be told.",
+                    stream=str(self._stream),
+                    remedy=f"Run `penstock resync {self._stream}`: it is loaded anew, in its place.",
+                ) from error
+            commit = text.without_marker(metadata.property, latest[0])
         epoch = metadata.property(text.EPOCH)
         if epoch is None or (commit is None and load is None):
             return None

@@ -75,15 +75,17 @@ def files_are_due(health: TableHealth, limits: Limits) -> bool:
     return small or _has_many_deletes(health, limits)
 
 
-def deletes_are_due(health: TableHealth, limits: Limits, rewritten: int = 0) -> bool:
+def deletes_are_due(health: TableHealth, limits: Limits, rewritten: int | None = None) -> bool:
     """Whether files of deletes should be merged, and those that concern no file any more dropped.
 
     After so many data files were `rewritten`, deletes of theirs may be left over: few enough are looked
-    through at once, the rest when they are many.
+    through at once, the rest when they are many. If none had to be, many deletes concern no file any more.
     """
     files = health.delete_files
     too_many = files >= SPARE_MIN and files >= 2 * health.data_files
-    return 0 < files <= rewritten or too_many or (rewritten > 0 and _has_many_deletes(health, limits))
+    if rewritten is None:
+        return too_many
+    return 0 < files <= rewritten or too_many or _has_many_deletes(health, limits)
 
 
 def _has_many_deletes(health: TableHealth, limits: Limits) -> bool:

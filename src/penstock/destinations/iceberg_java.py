@@ -109,6 +109,10 @@ def iceberg_errors(doing: str, stream: StreamId | None = None) -> Iterator[None]
         raise _failed(doing, stream, _name(error)) from error
     except Py4JError as error:
         raise _failed(doing, stream, type(error).__name__) from error
+    except Exception as error:
+        if not _is_of_pyspark(error):
+            raise
+        raise _failed(doing, stream, type(error).__name__) from error
 
 
 @contextmanager
@@ -125,6 +129,11 @@ def commit_outcomes(stream: StreamId, acted_upon: Outcomes = COMMITTING) -> Iter
 
 def _name(error: Py4JJavaError) -> str:
     return str(error.java_exception.getClass().getName()).removeprefix(_EXCEPTIONS)
+
+
+def _is_of_pyspark(error: Exception) -> bool:
+    """Some of Java's exceptions (IllegalArgumentException among them) PySpark replaces by its own."""
+    return any(kind.__module__.startswith("pyspark.") for kind in type(error).__mro__)
 
 
 def _failed(doing: str, stream: StreamId | None, name: str) -> DestinationError:

@@ -67,6 +67,11 @@ def read_record(properties: Properties, text: str) -> TableRecord:
     return replace(TableRecord.from_json(fields), columns=columns)
 
 
+def without_marker(properties: Properties, text: str) -> str:
+    """The record of a table that holds rows of ours, nobody knows which."""
+    return record_text(replace(read_record(properties, text), marker=None))
+
+
 def load_text(load: PendingLoad) -> str:
     assert load.columns is not None
     fields = {

@@ -13,6 +13,9 @@ that the references it moves are where they were. So every commit of ours makes 
 to it, whatever else it does: of two on top of the same metadata, the second is refused. Who expires snapshots
 may drop the tag after a day, so that it keeps no data alive; the next commit makes it again. To slip through,
 a commit would have to be under way for longer than that, with the tag dropped before it and again meanwhile.
+
+The branches have an age of their own, which is without end: the table's `history.expire.max-ref-age-ms` is
+for the user's branches and tags, and would let whoever expires snapshots drop ours under a load.
 """
 
 from __future__ import annotations
@@ -44,6 +47,7 @@ LOAD_BRANCH = "penstock_load"
 NEXT_BRANCH = "penstock_next"
 FENCE = "penstock_fence"
 FENCE_AGE_MAX_MS = 24 * 3600 * 1000
+FOR_EVER_MS = 2**63 - 1
 
 
 def branch_of(metadata: Metadata) -> str:
@@ -71,6 +75,7 @@ class Staging:
         else:
             update = self._attempt.transaction.newAppend()
         self._land(update, LOAD_BRANCH, None)
+        self._attempt.transaction.manageSnapshots().setMaxRefAgeMs(LOAD_BRANCH, FOR_EVER_MS).commit()
 
     def append(self, branch: str, files: Sequence[DataFile], record: TableRecord | None) -> None:
         update = self._attempt.transaction.newAppend()
@@ -204,6 +209,8 @@ class Staging:
         if goes_to != branch:
             exists = staged.head(goes_to) is not None
             (references.replaceBranch if exists else references.createBranch)(goes_to, head)
+            if goes_to == NEXT_BRANCH:
+                references.setMaxRefAgeMs(NEXT_BRANCH, FOR_EVER_MS)
         for name in gone:
             references.removeBranch(name)
         references.commit()

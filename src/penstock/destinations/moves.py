@@ -114,6 +114,11 @@ def published(stream: StreamId, base: TableRecord | None, epoch: Lsn, position: 
     return following(base, epoch, kind="publish", readable_from=None)
 
 
+def fenced(base: TableRecord, epoch: Lsn) -> TableRecord | None:
+    """The table as it is, under a leader who has not written to it yet."""
+    return following(base, epoch, kind="fence") if base.epoch < epoch else None
+
+
 def changed(
     stream: StreamId,
     base: TableRecord | None,

@@ -159,8 +159,17 @@ class ParquetTable:
     def partition_columns(self, record: TableRecord) -> frozenset[int]:
         return frozenset()
 
+    def disown(self, epoch: Lsn) -> TableRecord:
+        raise AssertionError("what a table of plain files holds is in its newest record")
+
     def settle_options(self, epoch: Lsn, options: TableOptions) -> None:
         """A table of plain files has none."""
+
+    @in_turn
+    def fence(self, epoch: Lsn) -> None:
+        base = self._base(epoch)
+        if base is not None:
+            self._commit_if_new(moves.fenced(base, epoch), base)
 
     @in_turn
     def commit_chunks(

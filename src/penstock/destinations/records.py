@@ -20,7 +20,7 @@ from penstock.destinations.layout import PLAIN, Layout
 FORMAT_VERSION = 1
 
 WriteMode = Literal["upsert", "append"]
-RecordKind = Literal["load", "chunks", "swap", "publish", "changes"]
+RecordKind = Literal["load", "chunks", "swap", "publish", "changes", "fence"]
 KeyBound = int | float | str | None
 SETTLED = "settled-"
 

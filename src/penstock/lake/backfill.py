@@ -49,6 +49,10 @@ class Backfill:
             return stream not in self._swapped
         return state is None or not state.has_completed_backfill or stream in self._lane.to_reload
 
+    def refresh(self) -> None:
+        """Have full refreshes read once more."""
+        self._swapped.clear()
+
     def load(self, streams: Iterable[StreamId], point: LoadPoint) -> None:
         """Load these streams under one snapshot. Those that must be tried again stay in `streams_to_load`."""
         names = list(streams)

@@ -1,7 +1,8 @@
 """Cuts a range of changes into parts by key, so that each can be folded by itself.
 
 A transaction of any size is folded in bounded memory, and on all cores: each task takes the changes whose
-key falls into its bucket. Keys are hashed as the text the source sent, before anything is cast. An
+key falls into its bucket. Keys are hashed as the text the source sent, before anything is cast; a float's -0
+as 0, which is the same key. An
 update that moves a row from one bucket to another is a delete in the first and an insert in the second;
 one that lacks values as well (unchanged TOAST) would need the other bucket's row, and makes the range
 indivisible. A truncate belongs to every bucket.
@@ -25,6 +26,7 @@ Hashes = NDArray[np.uint64]
 
 _OFFSET_BASIS = np.uint64(0xCBF29CE484222325)  # of the 64-bit FNV-1a hash, which is short and spreads well
 _PRIME = np.uint64(0x100000001B3)
+_MINUS, _ZERO = ord("-"), ord("0")
 
 
 class IndivisibleError(Exception):
@@ -102,7 +104,10 @@ def _has_names(lists: pa.Array) -> Flags:
 def _hash_text(offsets: NDArray[np.int32], data: NDArray[np.uint8], hashes: Hashes) -> None:
     for row in range(offsets.size - 1):
         value = hashes[row]
-        for place in range(offsets[row], offsets[row + 1]):
+        first = offsets[row]
+        if offsets[row + 1] - first == 2 and data[first] == _MINUS and data[first + 1] == _ZERO:
+            first += 1
+        for place in range(first, offsets[row + 1]):
             value = (value ^ np.uint64(data[place])) * _PRIME
         # Keeps ("ab", "c") and ("a", "bc") apart.
         hashes[row] = (value ^ np.uint64(0xFF)) * _PRIME

@@ -7,7 +7,9 @@ comes to the same files. A stream that cannot go on leaves the round and is load
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from penstock import failpoints
 from penstock.core.errors import StaleLookupError, StateError
@@ -33,6 +35,15 @@ EARLY_ROUND_BYTES = 16 * 1024 * 1024
 LOOKUPS_MAX = 5  # while somebody else changes the table's files
 
 
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """The part of the log that is sealed and beyond the global position."""
+
+    bytes: int = 0
+    has_changes: bool = False  # of streams of this lane
+    end: Lsn | None = None
+
+
 class Following:
     def __init__(self, lane: LaneState, backfill: Backfill) -> None:
         self._lane = lane
@@ -41,8 +52,12 @@ class Following:
     def follow(self, to: Lsn) -> None:
         """Apply the log up to `to` to every stream that is loaded; those that cannot go on are set aside."""
         for end in self._batches(self._lane.ledger.document.lsn, to):
+            if self._lane.leaves_off():
+                return
             self._global_round(end)
         for stream in self._lane.streams:
+            if self._lane.leaves_off():
+                return
             with self._lane.rounds:
                 if stream not in self._lane.being_loaded or stream in self._lane.kept_up:
                     self._bring_level(stream, to)
@@ -54,7 +69,7 @@ class Following:
             return
         if state.cdc_from is not None and (state.has_completed_backfill or stream in self._lane.kept_up):
             for end in self._batches(state.cdc_from, to):
-                if not self._stream_round(stream, end):
+                if self._lane.leaves_off() or not self._stream_round(stream, end):
                     break
             if self._lane.is_paused(stream):
                 return
@@ -62,6 +77,14 @@ class Following:
         record = None if stream in self._lane.being_loaded else self._load_shown(stream)
         if record is not None:
             self._backfill.forget_load(stream, record)
+
+    def waiting(self) -> Waiting:
+        start = self._lane.ledger.document.lsn
+        steps = self._lane.log.after(start) if start is not None else []
+        if not steps:
+            return Waiting()
+        has_changes = any(table.stream in self._lane.streams for step in steps for table in step.tables)
+        return Waiting(sum(step.bytes for step in steps), has_changes, steps[-1].end)
 
     def follow_ahead(self) -> None:
         """A round of what is sealed, if it costs no more now than as a part of a later one.
@@ -72,7 +95,7 @@ class Following:
         start = self._lane.ledger.document.lsn
         if start is None:
             return
-        waiting = [manifest for manifest in self._lane.log.manifests() if manifest.end > start]
+        waiting = self._lane.log.after(start)
         if not waiting:
             return
         end, size = waiting[-1].end, sum(manifest.bytes for manifest in waiting)
@@ -112,10 +135,16 @@ class Following:
             if not goes_on and stream in self._lane.ledger.document.global_streams:
                 self._lane.ledger.write(two_phase.leave_global(self._lane.ledger.document, stream))
         streams = sorted(changed & set(self._lane.ledger.document.global_streams))
+        if not streams:
+            moved = two_phase.prepare_round(self._lane.ledger.document, to, ())
+            self._lane.ledger.write(two_phase.finish_round(moved))
+            return
         failpoints.reach("cdc.preparing")
         self._lane.ledger.write(two_phase.prepare_round(self._lane.ledger.document, to, streams))
         failpoints.reach("cdc.prepared")
+        began = time.monotonic()
         self.finish_global_round(streams, start, to)
+        self._lane.rounds_heard.round_done(time.monotonic() - began)
 
     def finish_global_round(self, streams: Sequence[StreamId], start: Lsn, to: Lsn) -> None:
         for work, outcome in self._apply([self._work(stream, start, to) for stream in streams]):
@@ -293,7 +322,7 @@ class Following:
         lookups = 1
         while not self._lacks_values(work, outcome):
             try:
-                work.table.commit_changes(
+                record = work.table.commit_changes(
                     expected_to=state.committed_to,
                     marker=self._marker(work.stream, state.generation, work.after, work.to),
                     schema=work.target.schema,
@@ -304,6 +333,7 @@ class Following:
                     columns=work.target.arrow_schema(),
                     read_from=work.read_from,
                 )
+                self._lane.rounds_heard.committed(work.stream, work.changes, record)
                 return True
             except StaleLookupError:
                 if lookups == LOOKUPS_MAX:

@@ -171,6 +171,7 @@ class Increments:
     ) -> tuple[dict[StreamId, Outcome], set[StreamId]]:
         """Step (2): every round's files, and the streams whose tables were rewritten meanwhile."""
         rewritten: set[StreamId] = set()
+        rows = dict.fromkeys((each.stream for each in rounds), 0)
         settled: dict[StreamId, list[DataFile]] = {each.stream: [] for each in rounds}
         spark, totals = self._lane.spark(), self._lane.totals
 
@@ -187,7 +188,7 @@ class Increments:
             folded: dict[StreamId, list[FoldResult]] = {each.stream: [] for each in rounds}
             for (stream, _), result in zip(tasks, results, strict=True):
                 folded[stream].append(result.folded)
-                totals[stream].rows_loaded += result.rows
+                rows[stream] += result.rows
                 settled[stream] += [result.settled] if result.settled is not None else []
                 if result.table_rewritten:
                     rewritten.add(stream)
@@ -199,7 +200,8 @@ class Increments:
             outcomes = merge(spark, [each.work for each in rounds], read)
         for each in rounds:
             outcomes[each.stream].settled += settled[each.stream]
-            self._lane.listener.stream_finished(str(each.stream), "load", totals[each.stream].rows_loaded)
+            totals[each.stream].rows_loaded += rows[each.stream]
+            self._lane.listener.stream_finished(str(each.stream), "load", rows[each.stream])
         failpoints.reach("incremental.written")
         return outcomes, rewritten
 

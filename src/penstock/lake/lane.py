@@ -17,9 +17,9 @@ from penstock.core.report import ProgressListener
 from penstock.core.stream import StreamId
 from penstock.destinations.base import Destination
 from penstock.lake.backfill import Backfill
-from penstock.lake.following import Following
+from penstock.lake.following import Following, Waiting
 from penstock.lake.increments import Increments
-from penstock.lake.lane_state import LaneSettings, LaneState, LaneStream, StreamTotals
+from penstock.lake.lane_state import LaneSettings, LaneState, LaneStream, RoundListener, StreamTotals
 from penstock.lake.rebuild import rebuild_state
 from penstock.lake.recovery import Recovery
 from penstock.ledger import pausing, two_phase
@@ -39,10 +39,11 @@ class LakeLane:
         destination: Destination,
         spark: Callable[[], SparkSession],
         listener: ProgressListener,
+        leaves_off: Callable[[], bool] = lambda: False,
     ) -> None:
-        by_name = {stream.info.stream: stream for stream in streams}
-        totals = {stream: StreamTotals() for stream in by_name}
-        self._lane = LaneState(settings, by_name, ledger, records, log, destination, spark, listener, totals)
+        """`leaves_off`: whether no further round is to be begun, since the end was asked for."""
+        self._lane = LaneState(settings, {}, ledger, records, log, destination, spark, listener, leaves_off)
+        self._lane.add(streams)
         self._backfill = Backfill(self._lane)
         self._following = Following(self._lane, self._backfill)
         self._increments = Increments(self._lane)
@@ -53,12 +54,45 @@ class LakeLane:
         return self._lane.streams
 
     @property
+    def ledger(self) -> Ledger:
+        return self._lane.ledger
+
+    @property
     def totals(self) -> Mapping[StreamId, StreamTotals]:
         return self._lane.totals
+
+    def tell_of_rounds(self, listener: RoundListener) -> None:
+        self._lane.rounds_heard = listener
+
+    def dead_letters(self, stream: StreamId) -> int:
+        """Rows that the table could not hold, as of its newest commit."""
+        record = self._lane.table(stream).record()
+        return 0 if record is None else record.dead_letters.count
+
+    def positions(self) -> dict[StreamId, Lsn]:
+        """Up to where the log is in each table that follows it."""
+        document = self._lane.ledger.document
+        own = {each.stream: each.cdc_from for each in document.stream_states if each.cdc_from is not None}
+        shared = {} if document.lsn is None else dict.fromkeys(document.global_streams, document.lsn)
+        return own | shared
 
     def use_tables(self, streams: Sequence[LaneStream]) -> None:
         """The same streams, with their tables as the catalog has them now."""
         self._lane.use_tables(streams)
+
+    def look_again(self, streams: Sequence[LaneStream]) -> None:
+        """The tables as the catalog has them now, and streams that are new to this run.
+
+        Tables whose rows may have been replaced without a single event are loaded again.
+        """
+        self._lane.use_tables(streams)
+        self._lane.add(streams)
+        self._recovery.reload_replaced()
+
+    def refresh(self) -> None:
+        """Have streams that do not read the log read anew: full refreshes, and incremental ones read on."""
+        self._backfill.refresh()
+        self._lane.read_on.clear()
 
     def reload(self, stream: StreamId, reason: str) -> None:
         """Have a stream loaded again in this run; an append table keeps its history besides."""
@@ -154,6 +188,15 @@ class LakeLane:
         held = [self._lane.held_from] if self._lane.held_from is not None else []
         return two_phase.flushed_position(document, [*held, *self._lane.records.open_points(loading)])
 
+    def waiting(self) -> Waiting:
+        """What the log holds that is still to be applied."""
+        return self._following.waiting()
+
+    def fence(self) -> None:
+        """Have every table refuse older leaders from now on, before anything is written to it."""
+        for stream in self._lane.streams:
+            self._lane.table(stream).fence(self._lane.settings.epoch)
+
     def settle_options(self) -> None:
         """Let tables have the options that the file gives them; what is in them stays as it is."""
         for stream, configured in self._lane.streams.items():
@@ -164,9 +207,11 @@ class LakeLane:
         for stream in self._lane.streams:
             self._lane.table(stream).sweep(grace_s)
 
-    def rebuild(self, slot_position: Lsn) -> None:
+    def rebuild(self, slot_position: Lsn, *, slot_knows_tables: bool) -> None:
         """Make the state anew from the tables' markers if there is none; the log begins at the slot."""
-        rebuild_state(self._lane, self._lane.settings.origin, slot_position)
+        rebuild_state(
+            self._lane, self._lane.settings.origin, slot_position, slot_knows_tables=slot_knows_tables
+        )
 
     def recover(self) -> None:
         """Settle what an earlier run left open: roll forward what the destination has, repeat the rest."""

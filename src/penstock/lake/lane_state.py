@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Literal
+from typing import Literal, Protocol
 
 import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
@@ -31,7 +31,7 @@ from penstock.ledger import pausing
 from penstock.ledger.ledger import Ledger
 from penstock.ledger.load_record import LoadRecords
 from penstock.ledger.state import SyncMode
-from penstock.log.reader import ChangeLog
+from penstock.log.reader import ChangeLog, LogFile
 from penstock.sources.postgres.catalog import TableInfo, discover
 from penstock.sources.postgres.chunks import ChunkMethod
 from penstock.sources.postgres.connection import connect
@@ -91,6 +91,23 @@ class StreamTotals:
         self.dead_letters += outcome.dead_letter_count
 
 
+class RoundListener(Protocol):
+    """Told of rounds, in the thread that carries them out."""
+
+    def committed(self, stream: StreamId, files: Sequence[LogFile], record: TableRecord) -> None:
+        """The changes in these files of the log are in the table, which is at `record` now."""
+
+    def round_done(self, seconds: float) -> None: ...
+
+
+class Unheard:
+    """Rounds that nobody listens to."""
+
+    def committed(self, stream: StreamId, files: Sequence[LogFile], record: TableRecord) -> None: ...
+
+    def round_done(self, seconds: float) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class LaneSettings:
     url: str
@@ -120,6 +137,8 @@ class LaneState:
     destination: Destination
     spark: Callable[[], SparkSession]
     listener: ProgressListener
+    leaves_off: Callable[[], bool] = lambda: False  # whether no further round is to be begun
+    rounds_heard: RoundListener = field(default_factory=Unheard)
     totals: dict[StreamId, StreamTotals] = field(default_factory=dict)
     to_reload: set[StreamId] = field(default_factory=set)
     to_replace: set[StreamId] = field(default_factory=set)
@@ -138,6 +157,12 @@ class LaneState:
         self.streams |= {
             stream.info.stream: stream for stream in streams if stream.info.stream in self.streams
         }
+
+    def add(self, streams: Sequence[LaneStream]) -> None:
+        """Further streams, which are new to this run."""
+        for stream in streams:
+            self.streams.setdefault(stream.info.stream, stream)
+            self.totals.setdefault(stream.info.stream, StreamTotals())
 
     def reload(self, stream: StreamId, reason: str, *, replace: bool = False, asked: bool = False) -> None:
         """Have a stream loaded again in this run.

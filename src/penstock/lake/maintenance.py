@@ -144,17 +144,17 @@ class _Turn:
         has_vectors = int(metadata.java.formatVersion()) >= _VECTORS_FROM
         per_pass = _files_per_pass(health)
         passes = 1 if in_one_pass else 1 + health.data_files // per_pass
-        rewritten = 0
+        rewritten: int | None = None
         while passes and "data files" in work and files_are_due(health, self._limits):
             self._note(f"merging {health.data_files:,} data files")
             replaced = self._rewrite_data_files(per_pass)
             failpoints.reach("compact.rewritten")
-            rewritten, passes, health = rewritten + replaced, passes - 1 if replaced else 0, self._health()
-        if not has_vectors and deletes_are_due(health, self._limits, rewritten):
+            rewritten = (rewritten or 0) + replaced
+            passes, health = passes - 1 if replaced else 0, self._health()
+        if deletes_are_due(health, self._limits, rewritten):
             self._note(f"merging {health.delete_files:,} files of deletes")
             with self._gives_way("merging files of deletes"):
-                action = self._actions.rewritePositionDeletes(self._opened())
-                self._with(action, {"rewrite-all": "true", **self._one_at_a_time()}).execute()
+                self._merge_deletes(has_vectors=has_vectors)
         if "manifests" in work:
             with self._gives_way("merging manifests"):
                 self._actions.rewriteManifests(self._opened()).execute()
@@ -202,6 +202,13 @@ class _Turn:
             action = action.sort() if table.sortOrder().isSorted() else action.binPack()
             return int(self._with(action, options).execute().rewrittenDataFilesCount())
 
+    def _merge_deletes(self, *, has_vectors: bool) -> None:
+        if has_vectors:  # nothing to merge, but others may have left some behind that concern no file
+            self._actions.removeDanglingDeleteFiles(self._opened()).execute()
+            return
+        action = self._actions.rewritePositionDeletes(self._opened())
+        self._with(action, {"rewrite-all": "true", **self._one_at_a_time()}).execute()
+
     def _one_at_a_time(self) -> dict[str, str]:
         return {"max-concurrent-file-group-rewrites": "1"}
 
@@ -230,19 +237,18 @@ class _Turn:
         try:
             with iceberg_errors(doing, self.table.stream):
                 yield
-        except also as error:
-            raise GaveWayError from error
-        except PySparkException as error:
+        except DestinationError as error:
+            cause = error.__cause__
+            if isinstance(cause, also) or (isinstance(cause, Py4JJavaError) and _came_first(cause)):
+                raise GaveWayError from error
+            if not isinstance(cause, PySparkException):
+                raise
             raise SparkError(
                 f"Spark failed while {doing}.",
                 stream=str(self.table.stream),
-                detail=f"{type(error).__name__}; the Spark log in the state directory may say more.",
+                detail=f"{type(cause).__name__}; the Spark log in the state directory may say more.",
                 remedy="Run the same command again; what was committed is not done again.",
-            ) from error
-        except DestinationError as error:
-            if isinstance(error.__cause__, Py4JJavaError) and _came_first(error.__cause__):
-                raise GaveWayError from error
-            raise
+            ) from cause
 
 
 def _files_per_pass(health: TableHealth) -> int:

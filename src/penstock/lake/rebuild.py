@@ -8,8 +8,10 @@ everything after C, so the log begins anew there, and changes up to M are left o
 That the marker was written from this source and through this slot is said by its generation, which begins
 with both. Not taken up, but loaded again as if they were new: tables of another source or an older format,
 resumed loads that readers have not been shown, and partitioned tables, whose list of leaves was in the state.
-Nor are tables taken up by a state that was emptied on purpose, or that was there before its slot: a slot that
-we made ourselves has not seen what came before it (`Sync` writes that down before it makes one).
+Also tables whose marker is older than C, if the source may have been acknowledged by the change log alone
+(`wal.acknowledge: log`, `wal.on_wal_pressure: acknowledge_log`): what is in between was only there. Nor are
+tables taken up by a state that was emptied on purpose, or that was there before its slot: a slot that we made
+ourselves has not seen what came before it (`Turns` writes that down before it has one made).
 
 What nobody can tell while the state is away: a slot that was dropped and made again under the same name, a
 destination put back to an older backup, a stream that was taken out of the file and put in again. After one
@@ -26,14 +28,25 @@ from penstock.ledger import two_phase
 from penstock.ledger.threads import origin_of
 
 
-def rebuild_state(lane: LaneState, origin: str, slot_position: Lsn) -> None:
-    """Take up the tables there are; nothing if the state knows any stream, or was made before its slot."""
+def rebuild_state(
+    lane: LaneState, origin: str, slot_position: Lsn, *, slot_knows_tables: bool = True
+) -> None:
+    """Take up the tables there are; nothing if the state knows any stream, or was made before its slot.
+
+    `slot_knows_tables`: the slot was never acknowledged further than the tables were.
+    """
     document = lane.ledger.document
     if document.streams or document.was_emptied:
         return
     for stream, configured in lane.streams.items():
         marker = _marker(lane, stream, origin)
         if marker is None or marker.to is None:
+            continue
+        if marker.to < slot_position and not slot_knows_tables:
+            lane.listener.note(
+                f"{stream}: there is no state, and by `wal` in the pipeline file the source may have "
+                "forgotten changes that only the change log had; the table is loaded anew."
+            )
             continue
         document = two_phase.take_up(
             document,

@@ -7,6 +7,7 @@ forward where the destination has them, and finished with the same bounds where 
 
 from __future__ import annotations
 
+from penstock.core.errors import HistoryUnknownError
 from penstock.core.stream import StreamId
 from penstock.destinations.records import TableRecord
 from penstock.lake.evolve import plan_evolution
@@ -59,14 +60,31 @@ class Recovery:
         self._of_increments.recover()
         for stream, configured in self._lane.streams.items():
             self._recall_decisions(stream)
+            self._tell_what_a_load_loses(stream, configured)
             self._adopt_position(stream)
+            self._reload_if_replaced(stream, configured)
+
+    def reload_replaced(self) -> None:
+        """Look again for tables whose rows may have been replaced without a single event."""
+        self._records.clear()
+        for stream, configured in self._lane.streams.items():
             self._reload_if_replaced(stream, configured)
 
     def _record(self, stream: StreamId) -> TableRecord | None:
         """Asked once of each table, as long as nothing is committed: the catalog may be far away."""
         if stream not in self._records:
-            self._records[stream] = self._lane.table(stream).record()
+            try:
+                self._records[stream] = self._lane.table(stream).record()
+            except HistoryUnknownError:
+                if not self._is_replaced(stream):
+                    raise
+                self._records[stream] = self._lane.table(stream).disown(self._lane.settings.epoch)
         return self._records[stream]
+
+    def _is_replaced(self, stream: StreamId) -> bool:
+        """Whether the table is loaded anew in any case: it was asked for, or there is no state of it."""
+        state = self._lane.ledger.document.stream(stream)
+        return state is None or (state.reload is not None and state.reload.replace)
 
     def _is_thread_committed(self, stream: StreamId, thread_id: str) -> bool:
         record = self._record(stream)
@@ -105,6 +123,15 @@ class Recovery:
             self._lane.reload(stream, state.reload.reason, replace=state.reload.replace, asked=True)
         if state is not None and state.paused is not None:
             self._lane.listener.note(f"{stream} is paused since {state.paused.since}; its changes are kept.")
+
+    def _tell_what_a_load_loses(self, stream: StreamId, configured: LaneStream) -> None:
+        """Of a table that is there and of which the state knows nothing; others are told of by `reload`."""
+        record = self._record(stream)
+        begins = self._lane.ledger.document.stream(stream) is None and configured.mode != "strict_cdc"
+        if begins and configured.soft_deletes and record is not None and record.marker is not None:
+            self._lane.listener.note(
+                f"{stream} is loaded anew. Rows that were deleted at the source are not kept."
+            )
 
     def _adopt_position(self, stream: StreamId) -> None:
         """The table knows best where it is, when no round is open.

@@ -27,7 +27,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import IO, TypeVar
 
 import pyarrow as pa
 from py4j.protocol import Py4JError
@@ -58,6 +58,8 @@ _ON_ONE_MACHINE = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress":
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 _PYTHON = "spark.pyspark.python"
 
+LOG_BYTES_MAX = 8 * 1024 * 1024  # of what the JVM prints
+
 #: More partitions than that for each core would cost more than they balance.
 PARTITIONS_PER_CORE_MAX = 4
 
@@ -74,12 +76,18 @@ def spark_session(master: str, conf: Mapping[str, str], log_file: Path) -> Spark
         spark_conf.set(name, value)
     if SparkContext._gateway is None:
         log_file.parent.mkdir(parents=True, exist_ok=True)
-        with open(log_file, "wb") as log, _alone_in(conf.get("spark.jars.ivy")):
+        with _opened_log(log_file) as log, _alone_in(conf.get("spark.jars.ivy")):
             gateway = launch_gateway(spark_conf, {"stdout": log, "stderr": log})  # type: ignore[no-untyped-call]
         SparkContext._ensure_initialized(gateway=gateway, conf=spark_conf)
     session = SparkSession.builder.config(conf=spark_conf).getOrCreate()
     _register_data_source(session)
     return session
+
+
+def _opened_log(log_file: Path) -> IO[bytes]:
+    """To be written to at its end: instances that stand by for each other share it. Begun anew when long."""
+    is_long = log_file.exists() and log_file.stat().st_size > LOG_BYTES_MAX
+    return open(log_file, "wb" if is_long else "ab")
 
 
 @contextmanager

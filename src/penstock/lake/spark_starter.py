@@ -11,6 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 
+from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
 
@@ -28,6 +29,16 @@ class SparkStarter(AbstractContextManager["SparkStarter"]):
 
     def __call__(self) -> SparkSession:
         return self._begun().result()
+
+    def has_died(self) -> bool:
+        """Whether the session was there and its JVM is not any more."""
+        begun = self._session
+        if begun is None or not begun.done() or begun.exception() is not None:
+            return False
+        try:
+            return bool(begun.result().sparkContext._jsc.sc().isStopped())
+        except (Py4JError, OSError, AttributeError):
+            return True
 
     def _begun(self) -> Future[SparkSession]:
         with self._lock:

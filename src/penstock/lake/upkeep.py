@@ -109,8 +109,13 @@ def after_sync(
     spark: Callable[[], SparkSession],
     streams: Sequence[StreamId],
     listener: ProgressListener,
+    *,
+    tables_max: int | None = None,
 ) -> None:
-    """Do what is due by the timetable. What fails here is a note: the sync has done what it was to do."""
+    """Do what is due by the timetable. What fails here is a note: the sync has done what it was to do.
+
+    `tables_max`: to no more tables than that now, since others wait.
+    """
     every = config.maintenance.every
     if every is None or config.destination.type != "iceberg":
         return
@@ -122,10 +127,12 @@ def after_sync(
         with suppress(PenstockError):
             timetable.write(times)
     turns = [stream for stream in streams if now - times[str(stream)].looked_at >= every.total_seconds()]
+    if not turns:
+        return
     destination = open_destination(config.destination, spark)
     assert isinstance(destination, IcebergDestination)
     maintenance = Maintenance(destination, limits_of(config), spark, listener)
-    for stream in turns:
+    for stream in turns[:tables_max]:
         before = times[str(stream)]
         try:
             done = maintenance.compact(stream, by_hand=False, orphans_s=now - before.orphans)

@@ -2,7 +2,8 @@
 
 A report, never the judge: the log's newest manifest decides where reading goes on (correctness 2). So a
 write that fails is logged and counted and capture goes on; it only must not acknowledge beyond
-`last_saved`. A checkpoint that cannot be read gives way to the newest good one of its history.
+`last_saved`. A checkpoint that cannot be read gives way to the newest good one of its history, which is
+written first. It lies in a directory or in an object store (`checkpoint_store`).
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from typing import Any
 
 import structlog
 
-from penstock import durable, failpoints
+from penstock import failpoints
 from penstock.core.errors import PenstockError
 from penstock.core.position import Lsn
+from penstock.ledger.checkpoint_store import Store, open_store
 
 HISTORY_KEPT = 20
 _logger = structlog.get_logger("penstock.checkpoint")
@@ -53,10 +55,11 @@ class Checkpoint:
 class CheckpointFile:
     """One checkpoint and its history in `checkpoint.history` beside it. Safe to use from several threads."""
 
-    def __init__(self, path: Path, history_kept: int = HISTORY_KEPT) -> None:
-        self.path = path
-        self.history_directory = path.with_name(f"{path.stem}.history")
-        self.history_kept = history_kept
+    def __init__(self, path: str | Path, history_kept: int = HISTORY_KEPT) -> None:
+        self._store, self._name = open_store(path)
+        self._history_directory = f"{Path(self._name).stem}.history"
+        self._history_kept = history_kept
+        self._history: list[str] | None = None  # oldest first; asked for once, others' too
         self.saves = 0
         self.failed_saves = 0
         self.last_saved: Checkpoint | None = None
@@ -69,54 +72,80 @@ class CheckpointFile:
             try:
                 failpoints.reach("checkpoint.write")
                 content = (json.dumps(checkpoint.to_json()) + "\n").encode()
-                durable.replace(self.history_directory / f"{time.time_ns():020d}.json", content)
-                durable.replace(self.path, content)
-                self._prune()
-            except (OSError, PenstockError) as error:
+                self._add_to_history(content)
+                self._store.write(self._name, content)
+            except (OSError, ValueError, PenstockError) as error:
                 self.failed_saves += 1
                 _logger.error(
                     "checkpoint not written",
-                    path=str(self.path),
-                    reason=type(error).__name__,
+                    file=self._name,
+                    reason=_reason(error),
                     failed_saves=self.failed_saves,
                 )
                 return False
             self.saves += 1
             self.last_saved = checkpoint
+            self._prune()
             return True
 
     def load(self) -> Checkpoint | None:
         """The last checkpoint; None if there is none that can be read."""
         try:
-            return _read(self.path)
+            return _read(self._store, self._name)
         except FileNotFoundError:
-            if not self._history():
-                return None
             reason = "the file is missing"
         except (ValueError, OSError) as error:
-            reason = str(error)
-        _logger.error("checkpoint cannot be read, using its history", path=str(self.path), reason=reason)
-        for path in reversed(self._history()):
+            reason = _reason(error)
+        try:
+            names = _history_names(self._store, self._history_directory)
+        except (ValueError, OSError) as error:
+            names, reason = [], _reason(error)
+        if names or reason != "the file is missing":
+            _logger.error("checkpoint cannot be read, using its history", file=self._name, reason=reason)
+        for name in reversed(names):
             try:
-                return _read(path)
+                return _read(self._store, f"{self._history_directory}/{name}")
             except (ValueError, OSError) as error:
-                _logger.error("checkpoint in history cannot be read", path=str(path), reason=str(error))
+                _logger.error("checkpoint in history cannot be read", file=name, reason=_reason(error))
         return None
 
-    def _history(self) -> list[Path]:
-        return sorted(path for path in self.history_directory.glob("*.json") if path.stem.isdigit())
+    def _add_to_history(self, content: bytes) -> None:
+        if self._history is None:
+            self._history = _history_names(self._store, self._history_directory)
+        name = f"{time.time_ns():020d}.json"
+        self._store.write(f"{self._history_directory}/{name}", content)
+        self._history.append(name)
 
     def _prune(self) -> None:
-        for path in self._history()[: -self.history_kept]:
-            path.unlink(missing_ok=True)
+        """What is left over because this failed goes the next time."""
+        history = self._history or []
+        try:
+            while len(history) > self._history_kept:
+                self._store.remove(f"{self._history_directory}/{history[0]}")
+                del history[0]
+        except FileNotFoundError:
+            del history[0]
+        except (OSError, ValueError) as error:
+            _logger.warning("old checkpoint not removed", file=history[0], reason=_reason(error))
 
 
-def _read(path: Path) -> Checkpoint:
+def _history_names(store: Store, directory: str) -> list[str]:
+    return sorted(name for name in store.names(directory) if Path(name).stem.isdigit())
+
+
+def _read(store: Store, name: str) -> Checkpoint:
     try:
-        fields = json.loads(path.read_bytes())
+        fields = json.loads(store.read(name))
     except (UnicodeDecodeError, json.JSONDecodeError):
         raise ValueError("it is not whole JSON") from None
     return Checkpoint.from_json(fields)
+
+
+def _reason(error: Exception) -> str:
+    """What may be said of it. Arrow quotes an address that it cannot use; an address may hold a secret."""
+    if isinstance(error, PenstockError):
+        return error.message
+    return type(error).__name__ if type(error).__module__.startswith("pyarrow") else str(error)
 
 
 def _timestamp(nanoseconds: int) -> str:

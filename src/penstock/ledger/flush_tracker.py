@@ -127,7 +127,8 @@ class FlushTracker:
 
         Whether the latter are dropped is for the caller: a shape is, a lake or a stream lane never.
         """
-        ask, overdue = [], []
+        ask: list[str] = []
+        overdue: list[str] = []
         for consumer, each in self._behind.items():
             if now - each.since < grace_s:
                 continue

@@ -1,14 +1,18 @@
 """Reads the change log by offset range and stream.
 
 A reader sees sealed steps only. Ranges are given as positions, never as step numbers (correctness 2):
-a change belongs to `(after, to]` exactly if `after <= tx < to`. Manifests never change, so they are
-kept once read; what retention has removed is forgotten with the next look at the directory.
+a change belongs to `(after, to]` exactly if `after <= tx < to`. Manifests never change, so the latest read
+are kept.
+
+A log may have a hundred thousand steps, of which a lane that follows it needs the last few. So the directory
+is listed once: steps are numbered without a gap, the next is found by its number, and a position by halving.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,8 +32,11 @@ from penstock.log.manifest import (
     Manifest,
     TableEntry,
     list_sequence,
+    manifest_path,
     read_manifest,
 )
+
+_MANIFESTS_KEPT = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,18 +75,68 @@ class ChangeLog:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self._manifests: dict[int, Manifest] = {}
+        self._known = range(0)
         self._schemas: dict[str, TableSchema] = {}
 
     def manifests(self) -> list[Manifest]:
         """All sealed steps in order; an error if one is missing in between."""
+        return self.after(Lsn(0))
+
+    def after(self, position: Lsn) -> list[Manifest]:
+        """The sealed steps that end after a position, in order; an error if one is missing in between."""
         while True:
-            numbers = list_sequence(self.directory)
             try:
-                self._manifests = {seq: self._manifests.get(seq) or self._read(seq) for seq in numbers}
-                break
+                numbers = self._numbers()
+                first = bisect_right(numbers, position, key=lambda seq: self._manifest(seq).end)
+                return self._without_gap([self._manifest(seq) for seq in numbers[first:]])
             except FileNotFoundError:
-                continue  # retention removed it since we looked
-        manifests = list(self._manifests.values())
+                self._known = range(0)  # retention removed it since we looked
+
+    def newest(self) -> Manifest | None:
+        return self._at(-1)
+
+    def start(self) -> Lsn | None:
+        oldest = self._at(0)
+        return oldest.start if oldest else None
+
+    def end(self) -> Lsn | None:
+        newest = self.newest()
+        return newest.end if newest else None
+
+    def _at(self, index: int) -> Manifest | None:
+        while True:
+            try:
+                numbers = self._numbers()
+                return self._manifest(numbers[index]) if numbers else None
+            except FileNotFoundError:
+                self._known = range(0)
+
+    def _numbers(self) -> range:
+        """The numbers of the steps there are now."""
+        known = self._known
+        if not known or not manifest_path(self.directory, known[0]).exists():
+            numbers = list_sequence(self.directory)
+            if not numbers:
+                return range(0)
+            known = range(numbers[0], numbers[-1] + 1)
+            if len(known) > len(numbers):
+                self._without_gap([self._manifest(seq) for seq in numbers])
+        end = known.stop
+        while manifest_path(self.directory, end).exists():
+            end += 1
+        self._known = range(known.start, end)
+        return self._known
+
+    def _manifest(self, seq: int) -> Manifest:
+        found = self._manifests.get(seq)
+        if found is None:
+            found = self._manifests[seq] = read_manifest(self.directory, seq)
+            if len(self._manifests) > 2 * _MANIFESTS_KEPT:
+                for oldest in list(self._manifests)[:_MANIFESTS_KEPT]:
+                    del self._manifests[oldest]
+        return found
+
+    def _without_gap(self, manifests: list[Manifest]) -> list[Manifest]:
         for before, after in itertools.pairwise(manifests):
             if after.start != before.end or after.seq != before.seq + 1:
                 raise StateError(
@@ -88,18 +145,6 @@ class ChangeLog:
                     remedy=f"Restore {self.directory} from a backup, or run `penstock resync --yes`.",
                 )
         return manifests
-
-    def newest(self) -> Manifest | None:
-        manifests = self.manifests()
-        return manifests[-1] if manifests else None
-
-    def start(self) -> Lsn | None:
-        manifests = self.manifests()
-        return manifests[0].start if manifests else None
-
-    def end(self) -> Lsn | None:
-        newest = self.newest()
-        return newest.end if newest else None
 
     def files(self, stream: StreamId, after: Lsn, to: Lsn) -> LogRange:
         """What `(after, to]` holds of `stream`, in the order of the log for each leaf."""
@@ -141,9 +186,9 @@ class ChangeLog:
         ends: list[Lsn] = []
         size = 0
         last: Lsn | None = None
-        for manifest in self.manifests():
-            if manifest.end <= after or manifest.end > to:
-                continue
+        for manifest in self.after(after):
+            if manifest.end > to:
+                break
             if last is not None and size and size + manifest.bytes > max_bytes:
                 ends.append(last)
                 size = 0
@@ -152,7 +197,7 @@ class ChangeLog:
         return ends if last is None else [*ends, last]
 
     def _overlapping(self, after: Lsn, to: Lsn) -> list[Manifest]:
-        return [manifest for manifest in self.manifests() if manifest.end > after and manifest.start < to]
+        return [manifest for manifest in self.after(after) if manifest.start < to]
 
     def _log_file(self, entry: FileEntry) -> LogFile:
         return LogFile(
@@ -165,9 +210,6 @@ class ChangeLog:
             entry.first_tx,
             entry.last_tx,
         )
-
-    def _read(self, seq: int) -> Manifest:
-        return read_manifest(self.directory, seq)
 
 
 def read_rows(

@@ -21,6 +21,7 @@ from penstock.log import columns
 
 ROW_GROUP_ROWS_MAX = 128 << 10
 ROW_GROUP_BYTES_MAX = 16 << 20
+_PIECES_MAX = 512  # a piece of one row takes a hundred times the memory that its values do
 
 
 class StepFile:
@@ -54,6 +55,8 @@ class StepFile:
         for operation, count in operations.items():
             self.operations[operation] = self.operations.get(operation, 0) + count
         self._pending.append(rows)
+        if len(self._pending) >= _PIECES_MAX:
+            self._pending = pa.Table.from_batches(self._pending).combine_chunks().to_batches()
         self._pending_rows += rows.num_rows
         self.pending_bytes += rows.nbytes
         if self._pending_rows >= ROW_GROUP_ROWS_MAX or self.pending_bytes >= ROW_GROUP_BYTES_MAX:
@@ -96,7 +99,7 @@ class StepFile:
                 compression="zstd",
                 compression_level=1,
                 use_dictionary=False,
-                write_statistics=[columns.TX],
+                write_statistics=[columns.TX, columns.COMMIT_TS],
                 store_schema=True,
             )
         return self._writer

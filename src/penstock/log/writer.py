@@ -3,7 +3,8 @@
 Why nothing is lost, doubled or half visible:
 
 - Rows of the open step go to files in a directory of its own (`data/<seq>-<random>/`) that no
-  manifest names. A crash leaves that directory behind; the next writer sweeps it (`retention`).
+  manifest names. A crash leaves that directory behind; the next writer sweeps it when it has sealed the
+  step of that number itself (see `retention`).
 - `seal` is only ever called at the end of a transaction. It closes the files, makes them and their
   directories durable, and then creates the manifest under the next number. That creation is the
   commit: before it no reader knows the files, after it all of them are on disk.
@@ -21,6 +22,8 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -31,6 +34,7 @@ from penstock.core.errors import SourceBusyError
 from penstock.core.position import Lsn
 from penstock.core.schema import TableSchema
 from penstock.core.stream import StreamId
+from penstock.log import retention
 from penstock.log.manifest import (
     DATA_DIRECTORY,
     SCHEMA_DIRECTORY,
@@ -59,6 +63,7 @@ class LogWriter:
         end: Lsn,
         last_seq: int = 0,
         message_count: int = 0,
+        may_commit: Callable[[], None] | None = None,
         open_files_max: int = OPEN_FILES_MAX,
         pending_bytes_max: int = PENDING_BYTES_MAX,
     ) -> None:
@@ -67,8 +72,10 @@ class LogWriter:
         self.message_count = message_count
         self._system_id, self._timeline, self._epoch = system_id, timeline, epoch
         self._last_seq = last_seq
+        self._may_commit = may_commit
         self._open_files_max, self._pending_bytes_max = open_files_max, pending_bytes_max
         self._known_schemas: set[str] = set()
+        self._first = True
         self._begin()
 
     def _begin(self) -> None:
@@ -94,9 +101,9 @@ class LogWriter:
         """Add rows of one leaf, in the order of the log, to the open step. Not durable until `seal`."""
         with durable.storage_errors(f"Could not write rows of {leaf} to the change log."):
             failpoints.reach("log.file_write")
-        file = self._file(schema, leaf)
-        file.add(rows, operations)
-        self._bound_memory()
+        with self._while_ours():
+            self._file(schema, leaf).add(rows, operations)
+            self._bound_memory()
 
     def truncate(self, stream: StreamId, tx: int, op: int) -> None:
         """Note that the whole stream was emptied at this offset."""
@@ -110,7 +117,8 @@ class LogWriter:
         if to <= self.end and not self._files and not self._truncates:
             return None
         assert to > self.end, "rows were written for a range that is in the log already"
-        tables = self._close_files()
+        with self._while_ours():
+            tables = self._close_files()
         failpoints.reach("log.files_written")
         manifest = Manifest(
             seq=self._last_seq + 1,
@@ -125,15 +133,31 @@ class LogWriter:
             message_count=self.message_count + self.messages,
             tables=tables,
         )
+        if self._may_commit is not None:
+            self._may_commit()
         if not write_manifest(self.directory, manifest):
-            raise SourceBusyError(
-                f"Another process has written step {manifest.seq} of the change log in {self.directory}.",
-                remedy="Let only one Penstock use this state directory, then run the same command again.",
-            )
+            raise self._overtaken()
         failpoints.reach("log.manifest_written")
         self._last_seq, self.end, self.message_count = manifest.seq, to, manifest.message_count
         self._begin()
+        if self._first:
+            self._first = False
+            retention.sweep(self.directory, manifest.seq)
         return manifest
+
+    @contextmanager
+    def _while_ours(self) -> Iterator[None]:
+        """Whoever takes this step's number removes what others have written under it."""
+        try:
+            yield
+        except FileNotFoundError as error:
+            raise self._overtaken() from error
+
+    def _overtaken(self) -> SourceBusyError:
+        return SourceBusyError(
+            f"Another process has written step {self._last_seq + 1} of the change log in {self.directory}.",
+            remedy="Let only one Penstock use this state directory, then run the same command again.",
+        )
 
     def abandon(self) -> None:
         """Give up the open step and remove what it left on disk."""
@@ -219,9 +243,19 @@ class LogWriter:
 
 
 def open_writer(
-    directory: Path, *, system_id: str, timeline: int, epoch: Lsn, newest: Manifest | None, start: Lsn
+    directory: Path,
+    *,
+    system_id: str,
+    timeline: int,
+    epoch: Lsn,
+    newest: Manifest | None,
+    start: Lsn,
+    may_commit: Callable[[], None] | None = None,
 ) -> LogWriter:
-    """A writer that goes on after `newest`, or begins a log at `start`."""
+    """A writer that goes on after `newest`, or begins a log at `start`.
+
+    `may_commit` is called last of all before a step is committed, and raises if that must not be.
+    """
     if newest is not None:
         assert manifest_path(directory, newest.seq).exists()
     return LogWriter(
@@ -232,4 +266,5 @@ def open_writer(
         end=newest.end if newest else start,
         last_seq=newest.seq if newest else 0,
         message_count=newest.message_count if newest else 0,
+        may_commit=may_commit,
     )

@@ -236,10 +236,8 @@ def _check_existing_slot(slot: SlotInfo, database: str) -> Iterator[Finding]:
         message = f"The slot {slot.name} is about to be lost: the server may remove its log at any time."
         yield Finding("slot", "warning", message, "Run `penstock sync` now, or raise max_slot_wal_keep_size.")
     if slot.two_phase:
-        message = (
-            f"The slot {slot.name} was made with two_phase: acknowledging waits for prepared transactions."
-        )
-        yield Finding("slot", "warning", message, "Let Penstock make a slot of its own, without two_phase.")
+        message = f"The slot {slot.name} was made with two_phase: it sends transactions before they commit."
+        yield Finding("slot", "error", message, "Let Penstock make a slot of its own, without two_phase.")
 
 
 def _check_publication(asked: _Asked) -> Iterator[Finding]:

@@ -97,7 +97,12 @@ def connection_parameters(
     """The URL's own parameters (sslmode, hosts, …) with ours added; its `options` come first."""
     given = parse_url(url)
     options = startup_options({**SESSION_SETTINGS, **(settings or {})})
-    defaults = {"connect_timeout": CONNECT_TIMEOUT_S, "keepalives_idle": 30, "keepalives_interval": 10}
+    defaults = {
+        "connect_timeout": CONNECT_TIMEOUT_S,
+        "keepalives_idle": 30,
+        "keepalives_interval": 10,
+        "tcp_user_timeout": 60_000,  # what is sent to a host that is gone would else be tried for long
+    }
     own: dict[str, Any] = {
         "application_name": application_name,
         "client_encoding": "UTF8",

@@ -104,6 +104,10 @@ class Carry:
     def in_transaction(self) -> bool:
         return bool(self.values[kernels.CARRY_IN_TRANSACTION])
 
+    @property
+    def open_tx(self) -> int | None:
+        return int(self.values[kernels.CARRY_TX]) if self.in_transaction else None
+
 
 @dataclass(frozen=True, slots=True)
 class RareMessage:

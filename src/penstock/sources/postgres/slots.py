@@ -3,11 +3,14 @@
 `create_slot` returns the consistent point and the snapshot exported with it. The snapshot lives until
 the *same* connection runs its next command, so whoever needs it keeps that connection idle.
 Slots are created without `two_phase`: a prepared transaction then arrives whole at COMMIT PREPARED.
+With `failover` (from version 17 on) the server keeps copies of the slot at its standbys, for the case that
+one of them is promoted.
 """
 
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 
 import psycopg
@@ -18,6 +21,8 @@ from penstock.core.position import Lsn
 from penstock.sources.postgres.connection import Connection, query_error, query_errors
 
 PLUGIN = "pgoutput"
+CAPTURE_APPLICATION = "penstock-capture"
+_FAILOVER_SINCE = 170000
 _NAME = re.compile(r"\A[a-z0-9_]{1,63}\Z")
 
 _RESYNC = "Run `penstock resync --yes` to load the tables again under a new slot."
@@ -40,6 +45,7 @@ class SlotInfo:
     two_phase: bool
     retained_bytes: int | None
     invalidation_reason: str | None = None
+    failover: bool = False
 
     @property
     def lost(self) -> bool:
@@ -58,7 +64,7 @@ SELECT s.slot_name, s.plugin, s.database, s.temporary, s.active, s.active_pid,
        s.restart_lsn::text, s.confirmed_flush_lsn::text, s.wal_status, s.safe_wal_size, s.two_phase,
        pg_wal_lsn_diff(CASE WHEN pg_is_in_recovery() THEN pg_last_wal_receive_lsn()
                             ELSE pg_current_wal_insert_lsn() END, s.restart_lsn)::bigint,
-       to_jsonb(s) ->> 'invalidation_reason'  -- from version 17 on
+       to_jsonb(s) ->> 'invalidation_reason', to_jsonb(s) ->> 'failover'  -- from version 17 on
 FROM pg_replication_slots AS s
 WHERE s.slot_name = %s
 """
@@ -93,6 +99,7 @@ def read_slot(connection: Connection, name: str) -> SlotInfo | None:
         two_phase=row[10],
         retained_bytes=row[11],
         invalidation_reason=row[12],
+        failover=row[13] == "true",
     )
 
 
@@ -119,6 +126,13 @@ def require_usable(slot: SlotInfo | None, name: str, database: str) -> SlotInfo:
             f"{f' ({slot.invalidation_reason})' if slot.invalidation_reason else ''}.",
             remedy=f"{_RESYNC} To prevent it, raise max_slot_wal_keep_size or sync more often.",
         )
+    if slot.two_phase:  # the server then sends rows at PREPARE, whatever is asked of it at the start
+        raise ConfigError(
+            f"The replication slot {name} was made with two_phase; Penstock reads transactions that have "
+            "committed.",
+            remedy="Set another slot name in penstock.yaml (source: slot), or drop this one. "
+            f"If tables were loaded under it: {_RESYNC[0].lower()}{_RESYNC[1:]}",
+        )
     if slot.active:
         raise in_use_error(name, slot.active_pid)
     return slot
@@ -132,15 +146,38 @@ def in_use_error(name: str, pid: int | None) -> SourceBusyError:
     )
 
 
-def create_slot(replication_connection: Connection, name: str, *, temporary: bool = False) -> CreatedSlot:
+# A capture that reads from the slot without holding the lock was stopped, or cut off, or is about to end.
+_END_STALE = """
+SELECT pg_terminate_backend(a.pid)
+FROM pg_replication_slots AS s JOIN pg_stat_activity AS a ON a.pid = s.active_pid
+WHERE s.slot_name = %s AND a.application_name = %s
+"""
+
+
+def end_stale_reader(connection: Connection, name: str) -> None:
+    """For who holds the lock: end the server's process for a capture of ours that reads from the slot."""
+    what = f"ending the former reader of slot {name}"
+    with query_errors(what), suppress(psycopg.errors.InsufficientPrivilege):
+        connection.execute(_END_STALE, (name, CAPTURE_APPLICATION))
+
+
+def create_slot(
+    replication_connection: Connection, name: str, *, temporary: bool = False, failover: bool = False
+) -> CreatedSlot:
     """Create a logical slot and export its snapshot. Waits for transactions that are running now."""
     require_name(name)
-    modern = replication_connection.info.server_version >= 150000
+    version = replication_connection.info.server_version
+    if failover and version < _FAILOVER_SINCE:
+        raise ConfigError(
+            f"The server is Postgres {version // 10000}; slots that outlive a failover need 17 or later.",
+            remedy="Set `source.failover: false`, or upgrade the server.",
+        )
+    options = "SNAPSHOT 'export', FAILOVER true" if failover else "SNAPSHOT 'export'"
     command = sql.SQL("CREATE_REPLICATION_SLOT {}{} LOGICAL {} {}").format(
         sql.Identifier(name),
         sql.SQL(" TEMPORARY" if temporary else ""),
         sql.Identifier(PLUGIN),
-        sql.SQL("(SNAPSHOT 'export')" if modern else "EXPORT_SNAPSHOT"),
+        sql.SQL(f"({options})" if version >= 150000 else "EXPORT_SNAPSHOT"),
     )
     try:
         row = replication_connection.execute(command).fetchone()

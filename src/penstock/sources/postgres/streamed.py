@@ -17,6 +17,7 @@ once per transaction, and again when it has changed.
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import shutil
 from collections.abc import Iterator
@@ -68,8 +69,12 @@ class StreamedTransactions:
         yield from self._between(batch, begin, len(batch))
 
     def close(self) -> None:
+        """Remove what waits: ours alone, since another process may have begun to use the directory."""
+        for waiting in self._waiting.values():
+            waiting.path.unlink(missing_ok=True)
         self._waiting.clear()
-        sweep_spool(self._directory)
+        with contextlib.suppress(OSError):
+            self._directory.rmdir()
 
     def _between(self, batch: MessageBatch, begin: int, end: int) -> Iterator[MessageBatch]:
         """Messages between two marks: of the transaction that is being streamed, or of none."""
@@ -100,7 +105,7 @@ class StreamedTransactions:
             self._directory.mkdir(parents=True, exist_ok=True)
             with waiting.path.open("ab") as file:
                 for piece in (sizes, part.ends, part.buffer):
-                    file.write(memoryview(np.ascontiguousarray(piece)).cast("B"))
+                    file.write(np.ascontiguousarray(piece).data)
         waiting.blocks += 1
         waiting.bytes += sum(piece.nbytes for piece in (sizes, part.ends, part.buffer))
 
@@ -138,6 +143,13 @@ class StreamedTransactions:
                 kept = MessageBatch(*without_ids(buffer, ends, rolled_back))
                 if len(kept):
                     yield kept
+
+
+def warm_up() -> None:
+    """Compile, or load from the cache, what the first batches would otherwise wait for."""
+    batch = MessageBatch.join([b"w" + bytes(24) + b"I" + bytes(12)])
+    control_messages(batch.buffer, batch.ends)
+    without_ids(batch.buffer, batch.ends, np.zeros(0, np.int64))
 
 
 def sweep_spool(directory: Path) -> None:

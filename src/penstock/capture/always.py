@@ -1,0 +1,175 @@
+"""An always-on capture: term after term, until it is told to stop or somebody must look.
+
+A term ends when the lock or the stream is lost. What time can heal (the server restarts, a session is ended,
+another instance was faster, a full disk) leads to the next term, after a pause that doubles, of which a
+random part is waited. What time cannot heal (the slot is gone, the log belongs to another server) ends the
+process.
+
+The service lives through all terms. A lane is answered by the term that it joined or not at all: an old
+epoch, a term that ends meanwhile, no term, all are `CaptureAwayError`, and the lane starts over.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import Counter
+from typing import Any
+
+import psycopg
+
+from penstock import metrics
+from penstock.capture.server import error_to_json, log_unexpected, warm_up
+from penstock.capture.service import CaptureService
+from penstock.capture.spec import CaptureSpec
+from penstock.capture.tail import Tail
+from penstock.capture.term import Term
+from penstock.channel import Channel
+from penstock.core.errors import (
+    CaptureAwayError,
+    ConfigError,
+    PenstockError,
+    PositionGoneError,
+    SourceError,
+    StateError,
+    StorageError,
+)
+from penstock.metrics import Sample
+
+_PAUSE_MIN_S, _PAUSE_MAX_S = 0.2, 30.0
+_STORAGE_TRIES_MAX = 10
+
+
+class AlwaysCapture:
+    def __init__(self, spec: CaptureSpec, channel: Channel) -> None:
+        assert spec.service is not None
+        self._spec = spec
+        self._channel = channel
+        service = spec.service
+        self._service = CaptureService(
+            service.address, self._answer, self._tail, service.token, service.certificate, service.key
+        )
+        self._term: Term | None = None  # the one that leads
+        self._reason = "Capture is starting."
+        self._counted: Counter[str] = Counter()  # in the terms before
+        self._reconnects = 0
+        self._storage_failures = 0
+
+    def run(self) -> int:
+        """The process's exit code; it must end then, which closes what lanes have open here."""
+        warm_up()
+        stop, pauses = self._channel.stop_asked, 0
+        try:
+            self._service.start()
+            while not stop.is_set():
+                led, error = self._serve_a_term(stop)
+                if error is None:
+                    continue
+                pauses = 1 if led else pauses + 1
+                self._reason = _words(error)
+                self._channel.state("reconnecting", self._reason)
+                stop.wait(_pause_s(pauses))
+        except Exception as error:
+            log_unexpected(error)
+            self._channel.failed(error_to_json(error))
+            return error.exit_code if isinstance(error, PenstockError) else 1
+        return 0
+
+    def _serve_a_term(self, stop: threading.Event) -> tuple[bool, Exception | None]:
+        """Whether this process has led, and what ended that, if time can heal it."""
+        term, led, in_order = Term(self._spec, self._channel.note), False, False
+        try:
+            self._reason = "Another instance leads."
+            led = term.lead(stop, lambda: self._channel.state("standby"))
+            if led:
+                self._lead(term, stop)
+            in_order = led
+            return led, None
+        except Exception as error:
+            self._reconnects += led
+            if not self._heals(error) and not (led and term.was_lost):
+                raise
+            return led, error
+        finally:
+            self._term = None
+            self._counted.update(term.counted())
+            if in_order:
+                self._channel.state("stopping")
+            term.stop(in_order=in_order)
+
+    def _lead(self, term: Term, stop: threading.Event) -> None:
+        self._channel.state("leading", "waiting for a lane to join")
+        self._reason, self._term = "", term
+        joined = False
+        while not stop.is_set():
+            term.attend()
+            if not joined and term.server.reading is not None:
+                joined = True
+                self._channel.state("leading")
+            if term.has_sealed:
+                self._storage_failures = 0
+            self._channel.metrics(self._samples(term))
+
+    def _heals(self, error: Exception) -> bool:
+        if isinstance(error, PositionGoneError | StateError | ConfigError):
+            return False
+        if isinstance(error, StorageError):
+            self._storage_failures += 1
+            return self._storage_failures < _STORAGE_TRIES_MAX
+        return isinstance(error, SourceError | psycopg.Error)
+
+    def _answer(self, request: str, arguments: dict[str, Any]) -> Any:
+        term = self._term
+        if request == "hello":
+            epoch = "" if term is None else str(term.epoch)
+            reading = term is not None and term.server.reading is not None
+            return {"leading": term is not None, "epoch": epoch, "reason": self._reason, "reading": reading}
+        if request == "status":
+            found = {} if term is None else term.status()
+            return {"leading": term is not None, "reason": self._reason, **found}
+        if term is None:
+            raise CaptureAwayError(
+                f"Capture does not lead. {self._reason}",
+                remedy="Wait until it does, or ask the instance that leads.",
+            )
+        if request == "lanes":
+            return term.lanes()
+        if request == "drop_lane":
+            return term.drop_lane(arguments["lane"])
+        if request == "start_over":
+            return term.server.fail(CaptureAwayError("A lane asked for another term."))
+        try:
+            return term.carry_out(request, arguments)
+        except Exception as error:
+            if term.server.failure is not None or term is not self._term:
+                raise CaptureAwayError("Capture's term is over.", remedy="Join the next one.") from error
+            if request == "join" and isinstance(error, PositionGoneError | StateError | StorageError):
+                term.server.fail(error)
+            raise
+
+    def _tail(self) -> Tail | None:
+        term = self._term
+        return None if term is None or term.server.reading is None else term.server.reading.tail
+
+    def _samples(self, term: Term) -> list[Sample]:
+        counted: list[Sample] = [
+            (name, {}, value) for name, value in (self._counted + Counter(term.counted())).items()
+        ]
+        return [
+            *counted,
+            (metrics.RECONNECTS.name, {}, self._reconnects),
+            (metrics.TAIL_READERS.name, {}, self._service.readers),
+            *term.samples(),
+        ]
+
+
+def _pause_s(times: int) -> float:
+    """Any part of a pause that doubles each time, so that instances do not come back all at once."""
+    longest = min(_PAUSE_MAX_S, _PAUSE_MIN_S * 2 ** min(times, 10))
+    return random.uniform(0, longest)  # noqa: S311
+
+
+def _words(error: Exception) -> str:
+    if isinstance(error, PenstockError):
+        return error.message
+    return f"The source failed ({type(error).__name__})."

@@ -1,0 +1,65 @@
+"""What capture is told: the one place where keys of the pipeline file become a `CaptureSpec`."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+from penstock.capture.spec import SYNC_HEARTBEAT_S, CaptureSpec, ServiceSpec
+from penstock.config import Config
+from penstock.core.stream import StreamId
+
+LAKE_LANE = "lake"
+
+
+def spec_of(
+    config: Config,
+    streams: Sequence[StreamId] = (),
+    full_identity: Collection[StreamId] = (),
+    *,
+    service: ServiceSpec | None = None,
+) -> CaptureSpec:
+    """For a bounded sync the streams are given; with a `service`, lanes name theirs when they join."""
+    source, replica = config.source, config.source.replica_url
+    return CaptureSpec(
+        url=source.url.get_secret_value(),
+        slot=source.slot,
+        publication=source.publication,
+        log_directory=config.state / "log",
+        checkpoint_path=config.checkpoint.path or config.state / "checkpoint.json",
+        streams=tuple(streams),
+        full_identity=frozenset(full_identity),
+        step_bytes_max=int(config.log.step_bytes_max),
+        publication_mode=source.publication_mode,
+        lanes={LAKE_LANE: None},
+        replica_url=None if replica is None else replica.get_secret_value(),
+        replica_wait_s=config.loading.replica_wait.total_seconds(),
+        service=service,
+        heartbeat_s=SYNC_HEARTBEAT_S if service is None else config.run.heartbeat.total_seconds(),
+        seal_every_s=config.log.seal_every.total_seconds(),
+        tail_bytes_max=int(config.log.tail_bytes_max),
+        log_retention_s=config.log.retention.total_seconds(),
+        acknowledge_at=config.wal.acknowledge,
+        wal_max_retained=int(config.wal.max_retained),
+        on_wal_pressure=config.wal.on_wal_pressure,
+        checkpoint_interval_s=config.checkpoint.interval.total_seconds(),
+        checkpoint_history=config.checkpoint.history,
+        failover=source.failover,
+        lanes_path=config.state / "lanes.json",
+    )
+
+
+def service_of(config: Config, socket_directory: Path) -> ServiceSpec:
+    """Where capture answers: a socket in `socket_directory`, which is this user's alone, or as configured."""
+    tail = config.tail
+    if tail.listen == "unix":
+        return ServiceSpec(f"grpc+unix://{socket_directory / 'capture'}")
+    assert tail.certificate is not None
+    assert tail.key is not None
+    assert tail.token is not None
+    return ServiceSpec(
+        f"grpc+tls://{tail.listen}",
+        token=tail.token.get_secret_value(),
+        certificate=str(tail.certificate),
+        key=str(tail.key),
+    )

@@ -1,0 +1,80 @@
+"""Watches the source while it is read: where its log ends, what it keeps for the slot, how the slot is.
+
+On a session of its own, so that a question that hangs holds up nobody. What cannot be asked is asked again
+at the next turn: if the source is gone, those who read from it say so.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import psycopg
+
+from penstock import metrics
+from penstock.core.errors import SourceError
+from penstock.core.position import Lsn
+from penstock.metrics import Sample
+from penstock.sources.postgres.connection import Connection, connect
+from penstock.sources.postgres.slots import SlotInfo, read_slot
+
+LOOK_EVERY_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class SourceHealth:
+    """`wal_end`: where the source's log ended when we looked."""
+
+    wal_end: Lsn
+    slot: SlotInfo | None
+
+    def samples(self, received: Lsn) -> list[Sample]:
+        found: list[Sample] = [(metrics.CAPTURE_LAG_BYTES.name, {}, max(0, self.wal_end - received))]
+        slot = self.slot
+        found.append((metrics.SLOT_HEALTHY.name, {}, float(slot is not None and not slot.lost)))
+        if slot is not None and slot.retained_bytes is not None:
+            found.append((metrics.RETAINED_WAL_BYTES.name, {}, slot.retained_bytes))
+        if slot is not None and slot.safe_wal_size is not None:
+            found.append((metrics.SAFE_WAL_BYTES.name, {}, slot.safe_wal_size))
+        return found
+
+
+class SourceMonitor:
+    """Calls `on_look` with what it has seen, in its own thread; `latest` is the last of it."""
+
+    def __init__(self, url: str, slot: str, on_look: Callable[[SourceHealth], None]) -> None:
+        self._url, self._slot = url, slot
+        self._on_look = on_look
+        self._connection: Connection | None = None
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="capture-monitor", daemon=True)
+        self.latest: SourceHealth | None = None
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._ended.set()
+
+    def _run(self) -> None:
+        while not self._ended.is_set():
+            try:
+                self.latest = self._look()
+                self._on_look(self.latest)
+            except (SourceError, psycopg.Error):
+                self._close()
+            self._ended.wait(LOOK_EVERY_S)
+        self._close()
+
+    def _look(self) -> SourceHealth:
+        if self._connection is None or self._connection.closed:
+            self._connection = connect(self._url, application_name="penstock-monitor")
+        row = self._connection.execute("SELECT pg_current_wal_lsn()::text").fetchone()
+        assert row is not None
+        return SourceHealth(Lsn.parse(row[0]), read_slot(self._connection, self._slot))
+
+    def _close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None

@@ -1,0 +1,195 @@
+"""One source being read into the change log, from its set-up until it is lost or let go.
+
+Puts together what `setup` found with what writes (`log.writer`, `steps`), what serves (`tail`) and what
+Postgres is told (`acknowledgement`, `checkpoints`). The same for a bounded sync and for a term of an
+always-on capture; the latter reads without a target, has a tail, and its leader's lease is looked at before
+each step is committed.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+
+from penstock.capture.acknowledgement import AcknowledgementTracker
+from penstock.capture.base import Progress
+from penstock.capture.checkpoints import CheckpointSaver
+from penstock.capture.loop import ReplicationLoop
+from penstock.capture.relations import Relations
+from penstock.capture.rows import TransactionIds
+from penstock.capture.setup import Source
+from penstock.capture.snapshots import connect_patiently
+from penstock.capture.spec import CaptureProgress, CaptureSpec
+from penstock.capture.steps import Counters, StepBuilder
+from penstock.capture.tail import Tail
+from penstock.core.position import Lsn
+from penstock.core.stream import StreamId
+from penstock.log.writer import open_writer
+from penstock.sources.postgres.replication import ReplicationStream
+from penstock.sources.postgres.slots import CAPTURE_APPLICATION
+from penstock.sources.postgres.streamed import SPOOL_DIRECTORY, StreamedTransactions, sweep_spool
+
+_STATUS_INTERVAL_MAX_S = 10.0
+_ENDS_KEPT = 8640  # a day's, if one is sealed every ten seconds
+_SENDER_HEARTBEATS, _SENDER_TIMEOUT_MIN_S = 5, 5.0
+
+
+class Reading:
+    """The callbacks are called from threads of its own: `on_reached` once per target, `on_failed` once."""
+
+    def __init__(
+        self,
+        spec: CaptureSpec,
+        source: Source,
+        lanes: Mapping[str, Lsn | None],
+        *,
+        may_commit: Callable[[], None] | None,
+        on_reached: Callable[[Lsn], None],
+        on_progress: Callable[[CaptureProgress], None],
+        on_failed: Callable[[BaseException], None],
+    ) -> None:
+        started = source.started
+        self.source = source
+        self._spec = spec
+        self._on_reached, self._on_progress, self._on_failed = on_reached, on_progress, on_failed
+        sweep_spool(spec.log_directory / SPOOL_DIRECTORY)
+        self.writer = open_writer(
+            spec.log_directory,
+            system_id=started.system_id,
+            timeline=started.timeline,
+            epoch=started.epoch,
+            newest=source.newest,
+            start=source.read_from,
+            may_commit=may_commit,
+        )
+        self.checkpoints = CheckpointSaver(
+            spec.checkpoint_path,
+            self.writer,
+            interval_s=spec.checkpoint_interval_s,
+            history=spec.checkpoint_history,
+        )
+        self.tracker = AcknowledgementTracker(lanes, started.slot_position, self.writer.end)
+        self.tracker.acknowledge_log(spec.acknowledge_at == "log")
+        self.tail = Tail(spec.tail_bytes_max) if spec.service is not None else None
+        if self.tail is not None:
+            self.tail.identify(started.system_id, started.timeline, started.epoch, self.writer.end)
+        self._relations = Relations(spec.streams, lambda: connect_patiently(spec.url, "penstock-catalog"))
+        self._builder = StepBuilder(
+            self.writer,
+            self._relations,
+            TransactionIds(source.next_xid),
+            StreamedTransactions(spec.log_directory / SPOOL_DIRECTORY / f"{int(started.epoch):016x}"),
+            spec.step_bytes_max,
+            self.tail,
+            spec.seal_every_s if spec.service is not None else None,
+        )
+        self._loop: ReplicationLoop | None = None
+        self._ends: deque[tuple[Lsn, float]] = deque(maxlen=_ENDS_KEPT)  # of steps, and when they were sealed
+        self._starting = threading.Lock()
+        self._sealed = threading.Condition()
+        self._aborted = False
+
+    def loop(self) -> ReplicationLoop:
+        """Streaming begins when it is first needed: until then nothing is taken from the server."""
+        with self._starting:
+            if self._loop is None:
+                self._loop = self._started()
+            return self._loop
+
+    def _started(self) -> ReplicationLoop:
+        spec, timeout_s = self._spec, self.source.sender_timeout_s
+        settings: dict[str, str] = {}
+        if spec.service is not None:
+            # Of a process that was stopped the server keeps no slot busy for long (correctness 17).
+            timeout_s = max(_SENDER_HEARTBEATS * spec.heartbeat_s, _SENDER_TIMEOUT_MIN_S)
+            settings["wal_sender_timeout"] = str(int(timeout_s * 1000))
+        connection = connect_patiently(spec.url, CAPTURE_APPLICATION, replication=True, settings=settings)
+        loop = ReplicationLoop(
+            ReplicationStream(connection, spec.slot, spec.publication, self.source.read_from),
+            self._builder,
+            self.writer,
+            self.tracker,
+            status_interval_s=_status_interval_s(timeout_s),
+            on_reached=self._on_reached,
+            on_progress=self._on_progress,
+            on_failed=self._on_failed,
+            on_sealed=self._has_sealed,
+        )
+        loop.start()
+        return loop
+
+    def add(self, streams: Sequence[StreamId]) -> None:
+        """Keep the changes of these too, from now on."""
+        self._relations.add(streams)
+
+    def sealed(self, target: Lsn, within_s: float) -> Lsn | None:
+        """The log's end once it has come to `target`; None if that takes longer, or never comes."""
+        with self._sealed:
+            self._sealed.wait_for(lambda: self._aborted or self.writer.end >= target, within_s)
+        end = self.writer.end
+        return end if end >= target else None
+
+    def acknowledge(self) -> Lsn:
+        """Tell Postgres what it may forget: nothing beyond the last checkpoint that was saved."""
+        self.tracker.limit(self.checkpoints.saved or self.source.started.slot_position)
+        if self._loop is not None:
+            self._loop.send_status_now()
+        return self.tracker.acknowledged()
+
+    @property
+    def position(self) -> Lsn:
+        return self._builder.position
+
+    @property
+    def counters(self) -> Counters:
+        return self._builder.counters
+
+    def progress(self) -> Progress:
+        counters = self._builder.counters
+        return Progress(
+            position=self._builder.position,
+            log_end=self.writer.end,
+            unsealed_bytes=counters.unsealed_bytes,
+            rows=counters.rows,
+            bytes=counters.bytes,
+            transactions=counters.transactions,
+            acknowledged=self.tracker.acknowledged(),
+        )
+
+    def abort(self) -> None:
+        """Seal nothing more, at once, and let go of whoever waits."""
+        if self._loop is not None:
+            self._loop.abort()
+        self._builder.abort()
+        with self._sealed:
+            self._aborted = True
+            self._sealed.notify_all()
+        if self.tail is not None:
+            self.tail.close()
+
+    def close(self) -> None:
+        """End all threads. The open step is given up: nothing of it is committed."""
+        self.abort()
+        if self._loop is not None:
+            self._loop.stop()
+        self.writer.abandon()
+        self.checkpoints.close()
+        self._relations.close()
+
+    def age_s(self, position: Lsn) -> float:
+        """How long ago the first step was sealed that is not whole at `position`; of this term's, at most."""
+        later = next((at for end, at in list(self._ends) if end > position), None)
+        return 0.0 if later is None else time.monotonic() - later
+
+    def _has_sealed(self, end: Lsn) -> None:
+        self._ends.append((end, time.monotonic()))
+        self.checkpoints.sealed()
+        with self._sealed:
+            self._sealed.notify_all()
+
+
+def _status_interval_s(sender_timeout_s: float) -> float:
+    """A quarter of the server's timeout, where it has one."""
+    return min(_STATUS_INTERVAL_MAX_S, sender_timeout_s / 4) if sender_timeout_s else _STATUS_INTERVAL_MAX_S

@@ -1,0 +1,296 @@
+"""The newest changes in memory, for lanes that follow them as they come (correctness 38).
+
+What a reader may rely on, and why it holds:
+
+- *Whole transactions only.* Rows wait in `_open` until `committed` says that their transaction has ended; a
+  piece that reaches into the open one is cut at its first row.
+- *Nothing is left out.* Groups follow one another without a gap. Only what a manifest holds is ever let go,
+  and then the reader is told to read the log up to the newest manifest. What no manifest holds stays: when
+  there is too much of it, `full` asks capture to seal a step, instead of anything being given up.
+- *Any reader, any position.* A reader is nothing but the position it has read to; a position inside a group
+  is answered with the rest of it. A slow reader holds up nobody and has no queue: it asks for the next item
+  when it has sent the last one, and finds itself behind the groups in memory, or not.
+- *Bounded.* At most `bytes_max` and one batch of capture's. A group is at most `_group_bytes_max`, so that it
+  can be sent as one message; more is cut between transactions, and a transaction that is larger goes by the
+  log: its rows are dropped, capture is asked to seal, and then readers are told.
+
+A group is encoded when the first reader wants it, in that reader's thread, and once for all of them.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from penstock.capture.tail_items import (
+    NOTHING,
+    Origin,
+    Piece,
+    log_line,
+    origin_line,
+    pieces_of_batch,
+    pieces_to_batch,
+    transactions_line,
+)
+from penstock.core.errors import CaptureAwayError
+from penstock.core.position import Lsn
+from penstock.core.schema import TableSchema
+from penstock.core.stream import StreamId
+from penstock.log import columns as log_columns
+
+_GROUP_BYTES_MAX = 16 << 20
+_COLUMN_BYTES = 1024  # what a column of a small batch takes beside its values
+
+
+class TailSink(Protocol):
+    """What is told of everything that goes to the log, in order and from one thread."""
+
+    def rows(self, schema: TableSchema, leaf: StreamId, rows: pa.RecordBatch) -> None:
+        """A piece, as it was given to the log."""
+
+    def committed(self, end: Lsn, open_tx: int | None) -> None:
+        """What was told with `_tx` below `open_tx`, or all if that is None, is whole and ends at `end`."""
+
+    def sealed(self, end: Lsn) -> None:
+        """The log holds everything up to `end`."""
+
+    @property
+    def full(self) -> bool:
+        """Whether a step should be sealed as soon as it may."""
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """An item as it is sent: the reader has everything up to `end` after it."""
+
+    end: Lsn
+    batch: pa.RecordBatch
+    line: bytes
+
+
+class Tail:
+    """A `TailSink`, and where readers read. One for each term; `close` ends its readers."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._group_bytes_max = min(_GROUP_BYTES_MAX, bytes_max // 4)
+        self._changed = threading.Condition()
+        self._origin = Origin("", 0, Lsn(0), Lsn(0))
+        self._groups: list[_Group] = []
+        self._start = self._sealed = self._position = Lsn(0)
+        self._by_log_end = Lsn(0)  # of the newest group that only the log has
+        self._held_bytes = self._unsealed_bytes = 0
+        self._open: list[Piece] = []
+        self._by_log_tx: int | None = None  # the open transaction, if it is too large for us
+        self._closed = False
+
+    def identify(self, system_id: str, timeline: int, epoch: Lsn, position: Lsn) -> None:
+        """Whose changes will come, and that the log holds what is before: everything up to `position`."""
+        self._origin = Origin(system_id, timeline, epoch, position)
+        self._start = self._sealed = self._position = position
+
+    @property
+    def epoch(self) -> Lsn:
+        return self._origin.epoch
+
+    @property
+    def position(self) -> Lsn:
+        return self._position
+
+    @property
+    def bytes(self) -> int:
+        """What is in memory, for readers or until it may be."""
+        return self._held_bytes + _size(self._open)
+
+    def rows(self, schema: TableSchema, leaf: StreamId, rows: pa.RecordBatch) -> None:
+        if self._by_log_tx is not None:
+            rows = rows.slice(_first_from(rows, self._by_log_tx + 1))
+        if rows.num_rows:
+            self._open.append(Piece(schema.stream, leaf, schema.id, rows))
+
+    def committed(self, end: Lsn, open_tx: int | None) -> None:
+        groups: list[_Group] = []
+        if self._by_log_tx is not None and open_tx != self._by_log_tx:
+            groups.append(_Group(Lsn(self._by_log_tx + 1), None))
+            self._by_log_tx = None
+        whole = self._open
+        if open_tx is not None:
+            whole, self._open = _cut(whole, open_tx)
+            if _size(self._open) > self._group_bytes_max:
+                self._by_log_tx, self._open = open_tx, []
+        else:
+            self._open = []
+        if whole:
+            groups += _grouped(whole, end, self._group_bytes_max)
+        if groups:
+            # Positions between transactions are as good as the end of the last one, but not as round.
+            groups[-1].end = end
+        if groups or end > self._position:
+            self._add(groups, end)
+
+    def sealed(self, end: Lsn) -> None:
+        with self._changed:
+            waiting = self._waits_for_log
+            self._unsealed_bytes -= sum(
+                group.bytes for group in self._groups if self._sealed < group.end <= end
+            )
+            self._sealed = end
+            self._let_go()
+            if waiting:
+                self._changed.notify_all()
+
+    @property
+    def full(self) -> bool:
+        return self._unsealed_bytes > self._bytes_max or self._waits_for_log
+
+    def close(self) -> None:
+        """The term is over: readers are sent away."""
+        with self._changed:
+            self._closed = True
+            self._groups, self._held_bytes = [], 0
+            self._changed.notify_all()
+
+    def hello(self) -> Served:
+        return Served(Lsn(0), NOTHING, origin_line(replace(self._origin, position=self._position)))
+
+    def nothing_to(self, end: Lsn) -> Served:
+        """Nothing happened up to `end`; a sign of life, if the reader knows that already."""
+        return Served(end, NOTHING, transactions_line(end, self.epoch, time.time()))
+
+    def read(self, after: Lsn, wait_s: float) -> Served | None:
+        """What comes after `after`; None if nothing has come in `wait_s`."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self._has_news(after), wait_s)
+            if self._closed:
+                raise CaptureAwayError(
+                    "Capture's term is over: its newest changes are not served any more.",
+                    remedy="Ask again with the next term.",
+                )
+            if not self._has_news(after):
+                return None
+            group = self._next(after)
+            if after < self._start or (group is not None and group.is_by_log):
+                return Served(self._sealed, NOTHING, log_line(self._sealed, self.epoch))
+            if group is None:
+                return self.nothing_to(self._position)
+        return Served(group.end, group.batch(after), transactions_line(group.end, self.epoch, group.at))
+
+    @property
+    def _waits_for_log(self) -> bool:
+        """Whether readers can go on only when the log has what came by it."""
+        return self._by_log_end > self._sealed
+
+    def _add(self, groups: list[_Group], end: Lsn) -> None:
+        with self._changed:
+            if self._closed:
+                return
+            self._groups += groups
+            size = sum(group.bytes for group in groups)
+            self._held_bytes += size
+            self._unsealed_bytes += size
+            self._position = max(self._position, end)
+            self._by_log_end = max([self._by_log_end, *(group.end for group in groups if group.is_by_log)])
+            self._let_go()
+            self._changed.notify_all()
+
+    def _let_go(self) -> None:
+        """Forget the oldest groups, as far as there is too much and the log has them."""
+        gone = 0
+        for group in self._groups:
+            if group.end > self._sealed or (self._held_bytes <= self._bytes_max and not group.is_by_log):
+                break
+            self._held_bytes -= group.bytes
+            self._start = group.end
+            gone += 1
+        del self._groups[:gone]
+
+    def _next(self, after: Lsn) -> _Group | None:
+        at = bisect_right(self._groups, after, key=lambda group: group.end)
+        return self._groups[at] if at < len(self._groups) else None
+
+    def _has_news(self, after: Lsn) -> bool:
+        if after < self._start:
+            return True
+        group = self._next(after)
+        if group is not None and group.is_by_log:
+            return self._sealed >= group.end
+        return self._position > after
+
+
+class _Group:
+    """Whole transactions that are sent as one item; without pieces, those that the log alone has."""
+
+    def __init__(self, end: Lsn, pieces: Sequence[Piece] | None) -> None:
+        self.end = end
+        self.at = time.time()
+        self.is_by_log = pieces is None
+        self.bytes = _size(pieces or ())
+        self._first_tx = min((int(_transactions(piece.rows)[0]) for piece in pieces or ()), default=0)
+        self._pieces = pieces
+        self._batch: pa.RecordBatch | None = None
+        self._encoding = threading.Lock()
+
+    def batch(self, after: Lsn) -> pa.RecordBatch:
+        """What is sent to a reader that has read to `after`."""
+        with self._encoding:
+            if self._batch is None:
+                assert self._pieces is not None
+                self._batch = pieces_to_batch(self._pieces)
+                self._pieces = None
+        if after <= self._first_tx:
+            return self._batch
+        return pieces_to_batch(_cut(pieces_of_batch(self._batch), after)[1])
+
+
+def _grouped(pieces: list[Piece], end: Lsn, bytes_max: int) -> list[_Group]:
+    """Groups of whole transactions; a transaction that is larger than a group may be goes by the log."""
+    if _size(pieces) <= bytes_max:
+        return [_Group(end, pieces)]
+    transactions = np.unique(np.concatenate([_transactions(piece.rows) for piece in pieces]))
+    if len(transactions) == 1:
+        return [_Group(end, None)]
+    half = len(transactions) // 2
+    first, rest = _cut(pieces, int(transactions[half]))
+    boundary = Lsn(int(transactions[half - 1]) + 1)
+    return _grouped(first, boundary, bytes_max) + _grouped(rest, end, bytes_max)
+
+
+def _cut(pieces: Iterable[Piece], tx: int) -> tuple[list[Piece], list[Piece]]:
+    """Rows of transactions below `tx`, and the others."""
+    below: list[Piece] = []
+    rest: list[Piece] = []
+    for piece in pieces:
+        first = _first_from(piece.rows, tx)
+        if first == piece.rows.num_rows:
+            below.append(piece)
+        elif first == 0:
+            rest.append(piece)
+        else:
+            below.append(replace(piece, rows=piece.rows.slice(0, first)))
+            rest.append(replace(piece, rows=piece.rows.slice(first)))
+    return below, rest
+
+
+def _first_from(rows: pa.RecordBatch, tx: int) -> int:
+    """The first row whose transaction is not below `tx`: rows of a piece are in the order of the log."""
+    return int(np.searchsorted(_transactions(rows), tx))
+
+
+def _transactions(rows: pa.RecordBatch) -> npt.NDArray[np.int64]:
+    found: npt.NDArray[np.int64] = rows.column(log_columns.TX).to_numpy()
+    return found
+
+
+def _size(pieces: Iterable[Piece]) -> int:
+    """Of what will be sent, and what holds it: found ten times faster than `nbytes` is."""
+    return sum(
+        pa.ipc.get_record_batch_size(piece.rows) + _COLUMN_BYTES * piece.rows.num_columns for piece in pieces
+    )

@@ -1,0 +1,58 @@
+"""The newest changes, from memory where capture has them there and from the change log where not.
+
+A reader that knows where the log lies gets one sequence of whole transactions from any position that is still
+in the log, and then follows. It keeps nothing itself: after an error the lane begins again with the `end` of
+the last item it has dealt with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from penstock.capture.remote import RemoteCapture
+from penstock.capture.tail_items import Origin, Piece, ReadLog, Transactions
+from penstock.core.errors import PositionGoneError
+from penstock.core.position import Lsn
+from penstock.core.stream import StreamId
+from penstock.log.reader import ChangeLog, read_rows
+
+LOG_ITEM_BYTES = 16 << 20
+
+
+class TailReader:
+    def __init__(self, capture: RemoteCapture, log_directory: Path) -> None:
+        self._capture = capture
+        self._log = ChangeLog(log_directory)
+        self.origin: Origin | None = None  # of the last time `follow` was begun
+
+    def follow(self, after: Lsn) -> Iterator[Transactions]:
+        """Everything after `after`, for ever. Pieces of an item are read as they are asked for, and must be
+        before the next item is."""
+        for item in self._capture.tail(after):
+            if isinstance(item, Origin):
+                self.origin = item
+            elif isinstance(item, ReadLog):
+                yield from self._from_log(after, item.to)
+                after = item.to
+            else:
+                yield item
+                after = item.end
+
+    def _from_log(self, after: Lsn, to: Lsn) -> Iterator[Transactions]:
+        start = self._log.start()
+        if start is None or start > after:
+            raise PositionGoneError(
+                f"The change log begins at {start} and does not reach back to {after}.",
+                remedy="Load what this lane holds anew; `log.retention` says how long the log is kept.",
+            )
+        for end in self._log.boundaries(after, to, LOG_ITEM_BYTES):
+            yield Transactions(end, self._pieces(after, end))
+            after = end
+
+    def _pieces(self, after: Lsn, to: Lsn) -> Iterator[Piece]:
+        for stream, found in self._log.streams_with_changes(after, to).items():
+            for file in found.files:
+                for table in read_rows([file], after, to):
+                    for rows in table.to_batches():
+                        yield Piece(stream, StreamId.parse(file.leaf), file.schema_id, rows)

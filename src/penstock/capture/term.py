@@ -1,0 +1,279 @@
+"""One term: one leadership of one capture process, from the lock to the loss of it.
+
+Besides what lanes ask for (`server`), a term looks after itself once in a while: it tells Postgres what it
+may forget, writes down the lanes, removes what no lane needs from the log, watches the source, and says how
+it stands. None of that ends the term: only the loss of the lock or of the stream does.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from penstock import metrics
+from penstock.capture.monitor import SourceHealth, SourceMonitor
+from penstock.capture.pressure import WalPressure
+from penstock.capture.reading import Reading
+from penstock.capture.server import CaptureServer
+from penstock.capture.spec import CaptureSpec
+from penstock.core.errors import CaptureAwayError, PenstockError
+from penstock.core.position import Lsn
+from penstock.ledger.lanes import LaneRegistry
+from penstock.log import retention
+from penstock.metrics import Sample
+
+TICK_S = 1.0
+_READ_ALONE_AFTER_HEARTBEATS = 20  # lanes come sooner, unless they are down
+_HOUSEKEEPING_EVERY_S = 60.0
+_MAIN_SNAPSHOT_KEPT_S = 600.0
+_STOP_WITHIN_S = 10.0
+_REQUESTS = frozenset(
+    {
+        "join",
+        "snapshot",
+        "plain_snapshot",
+        "release_snapshot",
+        "note_target",
+        "demand",
+        "sealed",
+        "progress",
+        "flushed",
+    }
+)
+_logger = structlog.get_logger("penstock.capture")
+
+
+class Term:
+    def __init__(self, spec: CaptureSpec, note: Callable[[str], None]) -> None:
+        assert spec.lanes_path is not None, "an always-on capture writes its lanes down"
+        self._spec = spec
+        self._note = note
+        self._lanes_path = spec.lanes_path
+        self._pressure = WalPressure(spec.slot, spec.wal_max_retained, spec.on_wal_pressure)
+        self._monitor = SourceMonitor(spec.url, spec.slot, self._looked)
+        self._background = ThreadPoolExecutor(1, "capture-housekeeping")
+        self._housekeeping: Future[None] | None = None
+        self._housekept = self._saved_at = self._began = time.monotonic()
+        self._log_bytes = 0
+        self._read_alone = False
+        self.server = CaptureServer(spec, lambda _event: None)
+
+    @property
+    def epoch(self) -> Lsn | None:
+        return self.server.epoch
+
+    @property
+    def was_lost(self) -> bool:
+        """Whether somebody else may lead by now."""
+        return self.server.leadership is None or self.server.leadership.is_lost
+
+    @property
+    def has_sealed(self) -> bool:
+        return self.server.reading is not None and self.server.reading.counters.steps_sealed > 0
+
+    def lead(self, stop: threading.Event, on_waiting: Callable[[], None]) -> bool:
+        """Wait for the lead; False if `stop` was set before."""
+        led = self.server.lead(stop, on_waiting)
+        if led:
+            self._began = time.monotonic()
+            self._monitor.start()
+        return led
+
+    def attend(self) -> None:
+        """What is due about once a second. Raises if the term is over."""
+        if self.server.over.wait(TICK_S):
+            assert self.server.failure is not None
+            raise self.server.failure
+        assert self.server.leadership is not None
+        self.server.leadership.require()
+        reading = self.server.reading
+        now = time.monotonic()
+        if reading is None:
+            alone_for = (now - self._began) / self._spec.heartbeat_s
+            if alone_for >= _READ_ALONE_AFTER_HEARTBEATS and not self._read_alone:
+                self._read_alone = True
+                self._begin_alone()
+            return
+        if now - self._began > _MAIN_SNAPSHOT_KEPT_S:
+            self.server.snapshots.release_main()
+        reading.tracker.acknowledge_log(self._spec.acknowledge_at == "log" or self._pressure.acknowledge_log)
+        reading.acknowledge()
+        if self.server.lanes is not None and now - self._saved_at >= self._spec.checkpoint_interval_s:
+            self._saved_at = now
+            _unless_storage_fails(self.server.lanes.save)
+        if now - self._housekept >= _HOUSEKEEPING_EVERY_S and (
+            self._housekeeping is None or self._housekeeping.done()
+        ):
+            self._housekept = now
+            self._housekeeping = self._background.submit(_unless_storage_fails, self._keep_house)
+
+    def carry_out(self, request: str, arguments: dict[str, Any]) -> Any:
+        """A lane's request, which must be one of this term."""
+        if request not in _REQUESTS:
+            raise LookupError(f"unknown request {request!r}")
+        if request != "join" and arguments.get("epoch") != str(self.epoch):
+            raise CaptureAwayError("Capture has begun another term.", remedy="Join it.")
+        return self.server.carry_out(request, arguments)
+
+    def lanes(self) -> list[dict[str, Any]]:
+        """How each lane stands that is configured or ever joined."""
+        reading, written = self.server.reading, self._registry().lanes()
+        known = {lane: each.position for lane, each in written.items()}
+        positions = self._spec.lanes | (known if reading is None else reading.tracker.lanes())
+        end = self._source_end()
+        return [
+            {
+                "lane": lane,
+                "position": None if position is None else str(position),
+                "configured": lane in self._spec.lanes,
+                "lag_bytes": None if position is None or end is None else max(0, end - position),
+                "since": written[lane].since if lane in written else None,
+            }
+            for lane, position in sorted(positions.items())
+        ]
+
+    def drop_lane(self, lane: str) -> None:
+        """Hold nothing for `lane` any more."""
+        self.server.snapshots.release(lane)
+        self._registry().drop(lane)
+        if self.server.reading is not None:
+            self.server.reading.tracker.drop_lane(lane)
+            self.server.reading.acknowledge()
+
+    def status(self) -> dict[str, Any]:
+        reading, health = self.server.reading, self._monitor.latest
+        slot = health.slot if health is not None else None
+        found: dict[str, Any] = {"lanes": self.lanes()}
+        if slot is not None:
+            found["slot"] = {
+                "name": slot.name,
+                "wal_status": slot.wal_status,
+                "confirmed": str(slot.confirmed_flush),
+                "retained_bytes": slot.retained_bytes,
+                "safe_wal_size": slot.safe_wal_size,
+                "failover": slot.failover,
+            }
+        if health is not None:
+            found["wal_end"] = str(health.wal_end)
+        if reading is not None:
+            saved = reading.checkpoints.saved
+            progress = reading.progress()
+            found |= {
+                "position": str(progress.position),
+                "log_end": str(progress.log_end),
+                "acknowledged": str(progress.acknowledged),
+                "checkpoint": None if saved is None else str(saved),
+                "wal_pressure": self._pressure.acknowledge_log,
+            }
+        return found
+
+    def samples(self) -> list[Sample]:
+        """What is true of this moment; what is counted is `counted`."""
+        found: list[Sample] = [(metrics.EPOCH.name, {}, int(self.epoch or 0))]
+        reading, health = self.server.reading, self._monitor.latest
+        if reading is None:
+            return found
+        if health is not None:
+            found += health.samples(reading.position)
+        counters, tail = reading.counters, reading.tail
+        found += [
+            (metrics.LOG_UNSEALED_BYTES.name, {}, counters.unsealed_bytes),
+            (metrics.SPILLED_BYTES.name, {}, counters.spilled_bytes),
+            (metrics.LOG_BYTES.name, {}, self._log_bytes),
+            (metrics.TAIL_BYTES.name, {}, tail.bytes if tail is not None else 0),
+            (metrics.WAL_PRESSURE.name, {}, float(self._pressure.acknowledge_log)),
+            (metrics.ACKNOWLEDGED.name, {}, reading.tracker.acknowledged()),
+            *reading.checkpoints.samples(),
+        ]
+        return found + self._lane_samples(reading)
+
+    def counted(self) -> dict[str, float]:
+        """What this term has counted up to now, by the metric's name."""
+        reading = self.server.reading
+        if reading is None:
+            return {}
+        counters = reading.counters
+        return {
+            metrics.ROWS_CAPTURED.name: counters.rows,
+            metrics.BYTES_CAPTURED.name: counters.bytes,
+            metrics.TRANSACTIONS_CAPTURED.name: counters.transactions,
+            metrics.STEPS_SEALED.name: counters.steps_sealed,
+            metrics.SEAL_SECONDS.name: counters.seal_seconds,
+        }
+
+    def stop(self, *, in_order: bool) -> None:
+        """End the term, and with `in_order` seal and acknowledge before, if that can be done in time."""
+        self._monitor.stop()
+        self._background.shutdown(wait=False, cancel_futures=True)
+        if in_order:
+            self.server.stop_in_order(_STOP_WITHIN_S)
+        else:
+            self.server.stop()
+
+    def _begin_alone(self) -> None:
+        try:
+            self.server.read_alone()
+        except PenstockError as error:
+            self._note(f"No lane is there, and reading on without one is not possible. {error.message}")
+
+    def _looked(self, health: SourceHealth) -> None:
+        if health.slot is not None and (sentence := self._pressure.look(health.slot)) is not None:
+            self._note(sentence)
+
+    def _keep_house(self) -> None:
+        reading, log = self.server.reading, self._spec.log_directory
+        least = reading.tracker.least() if reading is not None else None
+        if least is not None:
+            retention.apply_retention(
+                log, retention.bound(log, least, self._spec.log_retention_s, time.time())
+            )
+        self._log_bytes = _size(log)
+
+    def _registry(self) -> LaneRegistry:
+        return self.server.lanes or LaneRegistry(self._lanes_path)
+
+    def _lane_samples(self, reading: Reading) -> list[Sample]:
+        end = self._source_end()
+        found: list[Sample] = []
+        for lane, position in reading.tracker.lanes().items():
+            label = {"lane": lane}
+            found.append((metrics.LANE_KNOWN.name, label, float(position is not None)))
+            if position is not None:
+                found.append((metrics.LANE_LAG_SECONDS.name, label, reading.age_s(position)))
+                if end is not None:
+                    found.append((metrics.LANE_LAG_BYTES.name, label, max(0, end - position)))
+        return found
+
+    def _source_end(self) -> Lsn | None:
+        reading, health = self.server.reading, self._monitor.latest
+        ends = [
+            *([reading.position] if reading is not None else []),
+            *([health.wal_end] if health is not None else []),
+        ]
+        return max(ends, default=None)
+
+
+def _unless_storage_fails(work: Callable[[], None]) -> None:
+    """A write that is not needed for going on is tried again at the next turn."""
+    try:
+        work()
+    except (PenstockError, OSError) as error:
+        _logger.warning("could not write", kind=type(error).__name__)
+
+
+def _size(directory: Path) -> int:
+    total = 0
+    for root, _, names in os.walk(directory):
+        for name in names:
+            try:
+                total += Path(root, name).stat().st_size
+            except FileNotFoundError:
+                continue  # retention was here
+    return total

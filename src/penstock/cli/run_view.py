@@ -1,0 +1,116 @@
+"""A running instance on a screen, from what its `/status` says: for `penstock status` and `penstock run`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from penstock.cli.tables import age, count, plural, size, table, text
+
+#: A screen has so many lines, a pipeline may have a thousand streams: the latest are shown.
+STREAMS_SHOWN = 20
+_ROLE_STYLES = {"leading": "bold green", "standby": "bold cyan"}
+_ALARMING = "yellow"
+
+
+def run_view(status: dict[str, Any], streams_max: int = STREAMS_SHOWN) -> RenderableType:
+    """`status`: the document of `/status`. Streams that are furthest behind come first."""
+    parts: list[RenderableType] = [_headline(status)]
+    parts += [Text(f"! {reason}", style=_ALARMING) for reason in status["health"]["reasons"]]
+    parts.append(_processes(status["processes"]))
+    if status["lanes"]:
+        parts.append(_lanes(status["lanes"]))
+    if status["streams"]:
+        parts += _streams(status["streams"], streams_max)
+    parts += [Text(f"{name}: {value}") for name, value in _source(status["source"]).items()]
+    return Group(*parts)
+
+
+def _headline(status: dict[str, Any]) -> Text:
+    role = str(status["role"])
+    where = f"  {status['host']}, process {status['pid']}, for {_since(status['since'])}"
+    return Text.assemble((role, _ROLE_STYLES.get(role, f"bold {_ALARMING}")), (where, "dim"))
+
+
+def _processes(processes: Sequence[dict[str, Any]]) -> RenderableType:
+    rows = [
+        (
+            each["name"],
+            each["state"],
+            _since(each["since"]),
+            str(each["pid"] or "–"),
+            count(each["restarts"]),
+            size(each["memory_bytes"]),
+            each["reason"],
+        )
+        for each in processes
+    ]
+    columns = ("process", "state", "for", "pid", "restarts", "memory", "")
+    return table(columns, rows, right=("for", "pid", "restarts", "memory"))
+
+
+def _lanes(lanes: Iterable[dict[str, Any]]) -> RenderableType:
+    rows = [
+        (
+            each["lane"],
+            size(each["lag_bytes"]),
+            _seconds(each["lag_seconds"]),
+            "" if each["known"] else "has not said how far it is; the source forgets nothing until then",
+        )
+        for each in lanes
+    ]
+    return table(("lane", "behind", "behind for", ""), rows, right=("behind", "behind for"))
+
+
+def _streams(streams: Sequence[dict[str, Any]], streams_max: int) -> list[RenderableType]:
+    latest = sorted(streams, key=lambda each: (-(each["lag_s"] or 0.0), each["stream"]))
+    rows = [
+        (
+            each["stream"],
+            _seconds(each["freshness_s"]),
+            _seconds(each["lag_s"]),
+            count(each["rows_applied"]),
+            count(each["dead_letters"]),
+        )
+        for each in latest[:streams_max]
+    ]
+    columns = ("stream", "freshness", "behind for", "rows applied", "dead letters")
+    shown: list[RenderableType] = [table(columns, rows, right=columns[1:])]
+    if len(streams) > streams_max:
+        shown.append(Text(f"and {plural(len(streams) - streams_max, 'stream')} less far behind", style="dim"))
+    return shown
+
+
+def _source(source: dict[str, Any]) -> dict[str, str]:
+    slot = {None: "–", True: "the source keeps all it needs", False: "lost, or lacks log that it needs"}
+    pressure = "; acknowledged by the change log alone" if source["wal_pressure"] else ""
+    limit = source["safe_wal_bytes"]
+    kept = size(source["retained_wal_bytes"]) + (
+        f", {size(limit)} until its limit" if limit is not None else ""
+    )
+    return {
+        "slot": slot[source["slot_healthy"]] + pressure,
+        "kept by the source for us": kept,
+        "not yet received": size(source["capture_lag_bytes"]),
+        "acknowledged": text(source["acknowledged"]),
+        "last checkpoint": _seconds(source["checkpoint_age_s"]),
+        "term": text(source["epoch"]),
+    }
+
+
+def _seconds(value: float | None) -> str:
+    if value is None:
+        return "–"
+    return f"{value:.1f} s" if value < 60 else age(value)
+
+
+def _since(moment: str) -> str:
+    try:
+        begun = datetime.fromisoformat(moment)
+    except ValueError:
+        return "–"
+    return age(max(0.0, (datetime.now(UTC) - begun).total_seconds()))

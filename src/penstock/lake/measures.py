@@ -1,0 +1,93 @@
+"""What the lake lane of `penstock run` has done and how far its tables are, as samples.
+
+Counted over the terms of a process: a counter never falls. Called from the thread that takes turns, the one
+that loads, and the one that sends the samples; each number is written by one of them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from penstock import metrics
+from penstock.core.stream import StreamId
+from penstock.destinations.records import TableRecord
+from penstock.lake.freshness import Freshness
+from penstock.lake.lane import LakeLane
+from penstock.log.reader import LogFile
+from penstock.metrics import Sample
+
+_OPERATIONS = {"i": "insert", "u": "update", "d": "delete", "t": "truncate"}
+_LANE = {"lane": "lake"}
+
+
+class LaneMeasures:
+    """Listens to a lane, as its `ProgressListener` and as its `RoundListener`."""
+
+    def __init__(self, log: Path, note: Callable[[str], None]) -> None:
+        self._say = note
+        self._lane: LakeLane | None = None
+        self._freshness = Freshness(log)
+        self._applied: Counter[tuple[str, str]] = Counter()
+        self._loaded: Counter[str] = Counter()
+        self._dead_letters: dict[str, int] = {}
+        self._rounds, self._round_seconds, self._times_anew = 0, 0.0, 0
+
+    def watch(self, lane: LakeLane) -> None:
+        """From now on the numbers are this lane's."""
+        lane.tell_of_rounds(self)
+        self._freshness.open_log()  # it may be another one
+        self._dead_letters = {str(stream): lane.dead_letters(stream) for stream in lane.streams}
+        self._lane = lane
+
+    def begun_anew(self) -> None:
+        self._times_anew += 1
+
+    # Rounds
+
+    def committed(self, stream: StreamId, files: Sequence[LogFile], record: TableRecord) -> None:
+        self._freshness.committed(stream, files)
+        self._dead_letters[str(stream)] = record.dead_letters.count
+        for file in files:
+            for operation, count in file.ops.items():
+                self._applied[str(stream), _OPERATIONS[operation]] += count
+
+    def round_done(self, seconds: float) -> None:
+        self._rounds += 1
+        self._round_seconds += seconds
+
+    # Progress
+
+    def stream_started(self, stream: str, phase: str, rows_estimated: int | None) -> None: ...
+
+    def progressed(self, stream: str, phase: str, rows_total: int, bytes_total: int) -> None: ...
+
+    def stream_finished(self, stream: str, phase: str, rows: int) -> None:
+        if phase == "load":
+            self._loaded[stream] += rows
+
+    def note(self, message: str) -> None:
+        self._say(message)
+
+    def samples(self) -> list[Sample]:
+        """All of it, as of now."""
+        found: list[Sample] = [
+            (metrics.ROUNDS.name, {}, float(self._rounds)),
+            (metrics.ROUND_SECONDS.name, {}, self._round_seconds),
+            (metrics.ROUND_RETRIES.name, _LANE, float(self._times_anew)),
+        ]
+        for (stream, operation), count in list(self._applied.items()):
+            labels = {"stream": stream, "operation": operation}
+            found.append((metrics.ROWS_APPLIED.name, labels, float(count)))
+        for metric, values in (
+            (metrics.ROWS_LOADED, dict(self._loaded)),
+            (metrics.DEAD_LETTERS, dict(self._dead_letters)),
+            (metrics.FRESHNESS_SECONDS, self._freshness.of_newest_round()),
+            (metrics.STREAM_LAG_SECONDS, self._lag()),
+        ):
+            found += [(metric.name, {"stream": str(name)}, float(value)) for name, value in values.items()]
+        return found
+
+    def _lag(self) -> dict[StreamId, float]:
+        return {} if self._lane is None else self._freshness.lag(self._lane.positions())

@@ -1,0 +1,325 @@
+"""The lake lane as a process of `penstock run`: keeps the tables true to the log for as long as it lives.
+
+It works for one term of capture's at a time. A term begins when capture leads: the lane sets a state aside
+that another instance has left behind, joins capture, has every table refuse older leaders, settles what was
+left open, and then takes turns (`turns`): when `lanes.lake.every` has passed and something has changed, or
+sooner, when `lanes.lake.max_bytes` of the log wait. Where nothing changes, nothing is asked of Spark, and the
+position moves seldom. Between turns it looks for tables that came or changed, and after its own tables.
+
+A term ends with an error, and how it goes on is all that an error decides:
+
+- capture is away, or leads a new term: wait for it, then begin anew; the Spark session stays;
+- the source cannot be reached, or tables there are not as they should be: the same, after a pause;
+- the destination, Spark or the disk failed, or somebody else committed: the same, a few times in a row; then
+  the process ends, so that the supervisor starts it with nothing left of what may be broken in it;
+- anything that needs a person, and defects: the process ends at once.
+
+Nothing of this can lose or double a row: a term begins by asking the tables where they are.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import nullcontext, suppress
+from pathlib import Path
+from traceback import extract_tb
+from typing import Literal
+
+import structlog
+
+from penstock import logs
+from penstock.capture.remote import RemoteCapture
+from penstock.capture.spec import Started
+from penstock.channel import Channel
+from penstock.config import Config
+from penstock.core.errors import (
+    CaptureAwayError,
+    ConfigError,
+    PenstockError,
+    PositionGoneError,
+    SourceError,
+)
+from penstock.core.position import Lsn
+from penstock.lake.destination import open_destination
+from penstock.lake.lane import LakeLane
+from penstock.lake.lane_state import LaneStream
+from penstock.lake.measures import LaneMeasures
+from penstock.lake.superseded import is_superseded, set_aside
+from penstock.lake.upkeep import after_sync
+from penstock.lake.warmth import kept_warm
+from penstock.ledger.state import StateDocument
+from penstock.ledger.store import StateStore
+from penstock.locking import only_leader
+from penstock.resolution import resolve_from_source
+from penstock.turns import LANE, LeftOffError, Turns, reload_published, spark_starter
+
+POLL_S = 0.2
+LOOK_EVERY_S = 60.0  # for tables that came or changed at the source
+MOVE_EVERY_S = 30.0  # the position, where nothing changes
+SWEEP_EVERY_S = 300.0
+UPKEEP_EVERY_S = 60.0
+FAILURES_MAX = 5
+BACKOFF_S = (1.0, 60.0)
+
+Work = Literal["turn", "move", "look"]
+_logger = structlog.get_logger("penstock.lake")
+
+
+class LakeProcess:
+    def __init__(self, channel: Channel, config: Config, capture: RemoteCapture) -> None:
+        self._channel = channel
+        self._config = config
+        self._capture = capture
+        self._stop = channel.stop_asked
+        self._spark = spark_starter(config)
+        self._measures = LaneMeasures(config.state / "log", channel.note)
+        self._failures = 0
+        self._said = ""
+        self._rows_seen = -1
+        self._took_turn_at = self._moved_at = 0.0
+
+    def run(self, *, warm: bool) -> None:
+        """Until the end is asked for; an error if the process must end before."""
+        threading.Thread(target=self._measure, name="lake-metrics", daemon=True).start()
+        with self._spark:
+            while not self._stop.is_set():
+                try:
+                    self._term(warm=warm)
+                except (ConfigError, PositionGoneError):
+                    raise
+                except PenstockError as error:
+                    self._begin_anew_after(error)
+        self._channel.state("stopping")
+
+    # A term
+
+    def _term(self, *, warm: bool) -> None:
+        self._channel.state("waiting")
+        with kept_warm(self._spark) if warm else nullcontext():
+            leads = self._capture.wait_until_leading(self._stop)
+        if not leads:
+            return
+        self._channel.state("starting")
+        self._spark.begin()  # it is needed before long
+        with only_leader(self._config.state, self._waits):
+            self._set_aside_if_superseded()
+            streams = self._resolve()
+            turns = Turns(
+                self._config,
+                self._measures,
+                self._spark,
+                self._capture,
+                round_every_s=self._config.lanes.lake.every.total_seconds(),
+                target=self._received,
+                stop=self._stop,
+            )
+            lane = turns.open(streams, lambda: self._join(streams), fence=True)
+            self._measures.watch(lane)
+            self._channel.state("running")
+            with suppress(LeftOffError):
+                self._take_turns(turns, lane)
+            turns.acknowledge(lane)
+
+    def _waits(self) -> bool:
+        """While a command has the state: whether to give up."""
+        if not self._capture.hello().leading:
+            raise CaptureAwayError("Capture no longer leads.", remedy="None needed: another instance does.")
+        self._channel.state("waiting", "a command is at work on this pipeline's state")
+        return self._stop.wait(POLL_S)
+
+    def _set_aside_if_superseded(self) -> None:
+        """Before capture opens the log; if it has, for want of a lane, it is to start over."""
+        document = StateStore(self._config.state).load() or StateDocument.new()
+        if not document.streams:
+            return
+        destination = open_destination(self._config.destination, self._spark)
+        records = [destination.table(stream).record() for stream in document.streams]
+        epochs = [record.epoch for record in records if record is not None]
+        if not is_superseded(document, epochs):
+            return
+        if self._capture.hello().reading:
+            self._capture.start_over()
+            raise CaptureAwayError(
+                "Capture reads into a log that is to be set aside.", remedy="None needed: it starts over."
+            )
+        place = set_aside(self._config.state)
+        self._channel.note(
+            "Another instance has led since this one did, with a state of its own: ours is made anew "
+            f"from the tables and the slot; what it was is in {place}."
+        )
+
+    def _resolve(self) -> list[LaneStream]:
+        streams = resolve_from_source(self._config)
+        if not any(stream.reads_log for stream in streams):
+            raise ConfigError(
+                "`penstock run` follows changes, and no stream of this pipeline does.",
+                remedy="Have a scheduler run `penstock sync`, or give a stream `mode: cdc`.",
+            )
+        return streams
+
+    def _join(self, streams: Sequence[LaneStream]) -> Started:
+        followed = [stream for stream in streams if stream.reads_log]
+        return self._capture.join(
+            [stream.info.stream for stream in followed],
+            {stream.info.stream for stream in followed if stream.full_identity},
+        )
+
+    def _received(self) -> Lsn:
+        """What capture has received: a turn seals and applies that, and does not wait for more."""
+        progress = self._capture.progress()
+        self._rows_seen = progress.rows
+        return progress.position
+
+    def _take_turns(self, turns: Turns, lane: LakeLane) -> None:
+        look, refresh = _Every(LOOK_EVERY_S), _Every(self._config.lanes.lake.refresh_every.total_seconds())
+        sweep, upkeep = _Every(SWEEP_EVERY_S), _Every(UPKEEP_EVERY_S)
+        work: Work | None = "turn"
+        is_first = True
+        while work is not None:
+            self._carry_out(work, turns, lane)
+            self._failures = 0
+            if is_first and not lane.streams_to_load():
+                lane.carried_out()
+                is_first = False
+            if look.is_due():
+                self._look_again(turns, lane)
+            if refresh.is_due():
+                lane.refresh()
+            if sweep.is_due():
+                lane.sweep(self._config.readers.grace.total_seconds())
+            if upkeep.is_due() and not self._stop.is_set():
+                after_sync(self._config, self._spark, list(lane.streams), self._measures, tables_max=1)
+            work = self._next(lane, (look, refresh, sweep, upkeep))
+
+    def _carry_out(self, work: Work, turns: Turns, lane: LakeLane) -> None:
+        if work == "turn":
+            self._took_turn_at = self._moved_at = time.monotonic()
+            turns.take(lane, follows=True)
+        elif work == "move":
+            self._moved_at = time.monotonic()
+            if (end := lane.waiting().end) is not None:
+                lane.follow(end)
+                turns.acknowledge(lane)
+
+    def _next(self, lane: LakeLane, others: Sequence[_Every]) -> Work | None:
+        """Wait until there is something to do; None if the end is asked for."""
+        settings = self._config.lanes.lake
+        every_s = settings.every.total_seconds()
+        is_to_read = bool(lane.streams_to_load() or lane.streams_to_advance())
+        while not self._stop.wait(POLL_S):
+            progress, waiting = self._capture.progress(), lane.waiting()
+            if waiting.bytes + progress.unsealed_bytes >= settings.max_bytes:
+                return "turn"
+            has_come = progress.unsealed_bytes > 0 or progress.rows != self._rows_seen
+            if time.monotonic() - self._took_turn_at >= every_s and (
+                waiting.has_changes or has_come or is_to_read
+            ):
+                return "turn"
+            if time.monotonic() - self._moved_at >= MOVE_EVERY_S and waiting.end is not None:
+                return "move"
+            if any(each.is_near() for each in others):
+                return "look"
+        return None
+
+    def _look_again(self, turns: Turns, lane: LakeLane) -> None:
+        """Tables that came, and what became of those there are. What is wrong with one of them is a note."""
+        try:
+            streams = self._resolve()
+            known = {name: _captured_as(stream) for name, stream in lane.streams.items()}
+            if any(known.get(stream.info.stream) != _captured_as(stream) for stream in streams):
+                started = self._join(streams)
+                lane.look_again(turns.resolve())
+                reload_published(lane, started)
+            else:
+                lane.look_again(streams)
+            turns.reconcile_partitions(lane)
+        except CaptureAwayError:
+            raise
+        except (SourceError, ConfigError) as error:
+            if error.message != self._said:
+                self._said = error.message
+                self._channel.note(f"Could not look for tables that came or changed. {error}")
+
+    # How it goes on
+
+    def _begin_anew_after(self, error: PenstockError) -> None:
+        self._measures.begun_anew()
+        if self._stop.is_set() or isinstance(error, CaptureAwayError):
+            return
+        if self._spark.has_died():
+            raise error
+        self._failures += 1
+        if not isinstance(error, SourceError) and self._failures >= FAILURES_MAX:
+            raise error
+        _logger.warning("the lake lane begins anew", code=error.code, reason=error.message)
+        self._channel.state("reconnecting", str(error))
+        least, most = BACKOFF_S
+        self._stop.wait(random.uniform(0, min(most, least * 2**self._failures)))  # noqa: S311
+
+    def _measure(self) -> None:
+        while True:
+            with suppress(PenstockError, OSError):  # the log is being set aside
+                self._channel.metrics(self._measures.samples())
+            time.sleep(1.0)
+
+
+class _Every:
+    """Something that is due again and again."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._at = time.monotonic() + seconds
+
+    def is_near(self) -> bool:
+        return time.monotonic() >= self._at
+
+    def is_due(self) -> bool:
+        """Whether it is; then it is due again when its time has passed."""
+        if not self.is_near():
+            return False
+        self._at = time.monotonic() + self._seconds
+        return True
+
+
+def _captured_as(stream: LaneStream) -> object:
+    """What capture must be told again if it changes."""
+    return stream.full_identity, tuple(leaf.stream for leaf in stream.info.leaves)
+
+
+def _described(error: BaseException) -> dict[str, str]:
+    """What may be said of an error: ours in full, anything else by its kind alone (it may quote rows)."""
+    if isinstance(error, PenstockError):
+        return error.to_json()
+    places = [f"{Path(at.filename).name}:{at.lineno} {at.name}" for at in extract_tb(error.__traceback__)]
+    _logger.error("the lake lane failed unexpectedly", kind=type(error).__name__, places=places)
+    return {
+        "code": PenstockError.code,
+        "message": f"The lake lane failed unexpectedly ({type(error).__name__}).",
+        "remedy": "The log says where; please report it.",
+    }
+
+
+def main() -> int:
+    channel = Channel()
+    logs.configure("json")
+    try:
+        config = Config.load(channel.spec["config"])
+        where = channel.spec["capture"]
+        with RemoteCapture(where["address"], LANE, where.get("token"), where.get("certificate")) as capture:
+            LakeProcess(channel, config, capture).run(warm=channel.spec.get("warm", False))
+    except Exception as error:
+        channel.failed(_described(error))
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    status = main()
+    sys.stdout.flush()
+    # Threads of py4j and of gRPC may still be waiting for somebody; nothing of theirs is needed any more.
+    os._exit(status)

@@ -1,0 +1,140 @@
+"""Where checkpoints lie: a directory, or a prefix in an object store (`s3://`, `gs://`).
+
+`write` returns once the content is durable, and a reader sees the whole of it or what was there before: by
+a rename in a directory, by the store itself for an object. No call lasts longer than `CALL_TIMEOUT_S`:
+Arrow's client waits without end for a store that took the connection and says nothing, so each call runs in a
+thread that is left behind if it does not come back. No more than `LEFT_BEHIND_MAX` of those are waited for.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+from urllib.parse import urlencode, urlsplit
+
+from penstock import durable
+
+CALL_TIMEOUT_S = 10.0
+LEFT_BEHIND_MAX = 4
+
+_Result = TypeVar("_Result")
+#: What the client is told beside what the address says: small objects in one request; an end to trying.
+_PARAMETERS = {"s3": {"allow_delayed_open": "true"}, "gs": {"retry_limit_seconds": "5"}}
+
+
+class Store(Protocol):
+    """Names are relative, with `/` between directories. A missing one is a `FileNotFoundError`."""
+
+    def read(self, name: str) -> bytes: ...
+    def write(self, name: str, content: bytes) -> None: ...
+    def remove(self, name: str) -> None: ...
+    def names(self, directory: str) -> list[str]: ...
+
+
+def open_store(path: str | Path) -> tuple[Store, str]:
+    """Where the file at `path` lies, and its name there. Nothing is asked of a store before it is used."""
+    if isinstance(path, str) and "://" in path:
+        address = urlsplit(path)
+        directory, _, name = address.path.strip("/").rpartition("/")
+        return ObjectStore(address._replace(path=f"/{directory}").geturl()), name
+    return Directory(Path(path).parent), Path(path).name
+
+
+class Directory:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def read(self, name: str) -> bytes:
+        return (self._path / name).read_bytes()
+
+    def write(self, name: str, content: bytes) -> None:
+        durable.replace(self._path / name, content)
+
+    def remove(self, name: str) -> None:
+        (self._path / name).unlink(missing_ok=True)
+
+    def names(self, directory: str) -> list[str]:
+        return [path.name for path in (self._path / directory).glob("*")]
+
+
+class ObjectStore:
+    """Credentials are found where the store's own tools find them; `?region=`, `?endpoint_override=` and what
+    else Arrow takes may follow the address."""
+
+    def __init__(self, address: str, call_timeout_s: float = CALL_TIMEOUT_S) -> None:
+        scheme = urlsplit(address)
+        given = urlencode(_PARAMETERS.get(scheme.scheme, {}))
+        self._address = scheme._replace(query="&".join(filter(None, (scheme.query, given)))).geturl()
+        self._timeout_s = call_timeout_s
+        self._left_behind = 0
+        self._lock = threading.Lock()
+        self._opened: tuple[Any, str] | None = None
+
+    def read(self, name: str) -> bytes:
+        def read() -> bytes:
+            files, place = self._at(name)
+            with files.open_input_stream(place) as stream:
+                return bytes(stream.read())
+
+        return self._within_time(read)
+
+    def write(self, name: str, content: bytes) -> None:
+        def write() -> None:
+            files, place = self._at(name)
+            with files.open_output_stream(place) as stream:
+                stream.write(content)
+
+        self._within_time(write)
+
+    def remove(self, name: str) -> None:
+        def remove() -> None:
+            files, place = self._at(name)
+            files.delete_file(place)
+
+        self._within_time(remove)
+
+    def names(self, directory: str) -> list[str]:
+        from pyarrow.fs import FileSelector
+
+        def names() -> list[str]:
+            files, place = self._at(directory)
+            found = files.get_file_info(FileSelector(place, allow_not_found=True))
+            return [each.base_name for each in found]
+
+        return self._within_time(names)
+
+    def _at(self, name: str) -> tuple[Any, str]:
+        from pyarrow.fs import FileSystem
+
+        if self._opened is None:  # asks the store for the bucket's region
+            self._opened = FileSystem.from_uri(self._address)
+        files, base = self._opened
+        return files, f"{base.rstrip('/')}/{name}"
+
+    def _within_time(self, call: Callable[[], _Result]) -> _Result:
+        with self._lock:
+            if self._left_behind >= LEFT_BEHIND_MAX:
+                raise TimeoutError("The store does not answer.")
+            self._left_behind += 1
+        results: list[_Result] = []
+        errors: list[Exception] = []
+
+        def carry_out() -> None:
+            try:
+                results.append(call())
+            except Exception as error:
+                errors.append(error)
+            finally:
+                with self._lock:
+                    self._left_behind -= 1
+
+        thread = threading.Thread(target=carry_out, name="checkpoint-store", daemon=True)
+        thread.start()
+        thread.join(self._timeout_s)
+        if errors:
+            raise errors[0]
+        if not results:
+            raise TimeoutError(f"The store did not answer within {self._timeout_s:g} s.")
+        return results[0]

@@ -1,0 +1,122 @@
+"""`lanes.json`: every lane that was ever given changes, and how far it was when this was last saved.
+
+The source may forget a change only when every lane holds it, those included that do not run at the moment. So
+a lane is on this list, durably, before it is given anything, and stays on it until somebody drops it. Its
+position is saved now and then and is a lower bound: to hold the source there is always safe, and
+the lane says how far it really is when it joins.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from penstock import durable
+from penstock.core.errors import StateError
+from penstock.core.position import Lsn
+from penstock.core.stream import StreamId
+
+LANES_FILE = "lanes.json"
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """`position`: None while it has not said how far it is; `since`: when it first joined.
+
+    `streams`: those that it was given when it last joined.
+    """
+
+    position: Lsn | None
+    since: str
+    streams: tuple[StreamId, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "position": None if self.position is None else str(self.position),
+            "since": self.since,
+            "streams": [[stream.namespace, stream.name] for stream in self.streams],
+        }
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> Lane:
+        position = fields["position"]
+        streams = tuple(StreamId(*stream) for stream in fields["streams"])
+        return cls(None if position is None else Lsn.parse(position), str(fields["since"]), streams)
+
+
+class LaneRegistry:
+    """Safe to use from several threads of one process; the leader alone writes."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self._lanes = _read(path)
+        self._is_saved = True
+
+    def lanes(self) -> dict[str, Lane]:
+        with self._lock:
+            return dict(self._lanes)
+
+    def positions(self) -> dict[str, Lsn | None]:
+        return {name: lane.position for name, lane in self.lanes().items()}
+
+    def join(self, name: str, streams: Sequence[StreamId] = ()) -> None:
+        """Put a lane on the list, with its streams; it is there durably when this returns."""
+        with self._lock:
+            lane = self._lanes.get(name) or Lane(None, datetime.now(UTC).isoformat(timespec="seconds"))
+            joined = replace(lane, streams=tuple(streams))
+            if joined != self._lanes.get(name):
+                self._lanes[name] = joined
+                self._write()
+
+    def flushed(self, name: str, position: Lsn) -> None:
+        """Note how far a lane is, for the next `save`. Going back is not news."""
+        with self._lock:
+            lane = self._lanes.get(name)
+            if lane is not None and (lane.position is None or position > lane.position):
+                self._lanes[name] = replace(lane, position=position)
+                self._is_saved = False
+
+    def save(self) -> None:
+        """Make the positions durable, if any has changed."""
+        with self._lock:
+            if not self._is_saved:
+                self._write()
+
+    def drop(self, name: str) -> bool:
+        """Take a lane off the list, durably; whether it was there."""
+        with self._lock:
+            if self._lanes.pop(name, None) is None:
+                return False
+            self._write()
+            return True
+
+    def _write(self) -> None:
+        lanes = {name: lane.to_json() for name, lane in sorted(self._lanes.items())}
+        durable.replace(self._path, durable.to_json_bytes({"format_version": FORMAT_VERSION, "lanes": lanes}))
+        self._is_saved = True
+
+
+def _read(path: Path) -> dict[str, Lane]:
+    try:
+        fields = json.loads(path.read_bytes())
+        if fields["format_version"] > FORMAT_VERSION:
+            raise StateError(
+                f"{path} was written by a newer Penstock.",
+                remedy="Install that version of Penstock, or a later one.",
+            )
+        return {str(name): Lane.from_json(lane) for name, lane in fields["lanes"].items()}
+    except FileNotFoundError:
+        return {}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise StateError(
+            f"The list of lanes in {path} cannot be read.",
+            remedy="Restore it from a backup. Without it the source forgets what a lane that does not run "
+            "still needs; if there is no such lane, remove the file.",
+        ) from error

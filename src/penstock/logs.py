@@ -1,0 +1,64 @@
+"""What log lines of every process look like: one JSON object each, or a line for people.
+
+A process that the supervisor started always writes JSON to its stderr; the supervisor hands each line on in
+the form it was asked for, with the name of the process. What a library prints becomes a line of the same
+form, so that whoever collects logs meets no other. Tracebacks never show values of variables: rows and
+passwords are among them.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from typing import Any, Literal
+
+import structlog
+from structlog.typing import Processor
+
+LogFormat = Literal["json", "console"]
+
+#: A line is cut there when it is handed on; a library may print a whole query plan.
+LINE_CHARACTERS_MAX = 8192
+_TIME = structlog.processors.TimeStamper(fmt="iso", utc=True)
+
+
+def configure(form: LogFormat, level: int = logging.INFO) -> None:
+    """Have every logger of this process write to stderr in this form, from `level` up."""
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            _TIME,
+            *([structlog.processors.format_exc_info] if form == "json" else []),
+            _renderer(form),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        logger_factory=structlog.PrintLoggerFactory(file=sys.stderr),
+        cache_logger_on_first_use=False,
+    )
+
+
+def handed_on(process: str, line: str, form: LogFormat) -> str:
+    """A line that a process wrote, as the supervisor writes it."""
+    fields = {**_fields(line.rstrip("\r\n")), "process": process}
+    return str(_renderer(form)(None, "", fields))
+
+
+def _fields(line: str) -> dict[str, Any]:
+    """What the line says; what is no JSON object of ours is an event without fields."""
+    try:
+        fields = json.loads(line)
+    except ValueError:
+        fields = None
+    if isinstance(fields, dict) and "event" in fields and len(line) <= LINE_CHARACTERS_MAX:
+        return fields
+    return dict(_TIME(None, "", {"event": line[:LINE_CHARACTERS_MAX], "level": "info"}))
+
+
+def _renderer(form: LogFormat) -> Processor:
+    if form == "json":
+        return structlog.processors.JSONRenderer(ensure_ascii=False)
+    return structlog.dev.ConsoleRenderer(
+        colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
+    )

@@ -1,0 +1,172 @@
+"""Where an instance of `penstock run` stands, as a value made from what its processes last said."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from penstock import metrics
+from penstock.core.position import Lsn
+from penstock.metrics import Sample
+from penstock.supervisor.samples import SampleView
+
+CAPTURE = "capture"
+
+Role = Literal["starting", "standby", "leading", "reconnecting", "stopping", "down"]
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessStatus:
+    """`state`: one of `channel.STATES`, or `restarting` (it died and waits to be started again), `parked` (it
+    failed too often and waits for somebody) or `stopped`. `error`: the last words of one that died."""
+
+    name: str
+    state: str
+    reason: str
+    since: str
+    pid: int | None
+    restarts: int
+    memory_bytes: int = 0
+    error: dict[str, str] | None = None
+
+    @property
+    def is_up(self) -> bool:
+        return self.pid is not None
+
+
+@dataclass(frozen=True, slots=True)
+class LaneStatus:
+    """`known`: the lane has said how far it is; until then the source forgets nothing."""
+
+    lane: str
+    known: bool
+    lag_bytes: int | None
+    lag_seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class StreamFreshness:
+    """`freshness_s`: from commit at the source to commit in the table, of the newest round. `lag_s`: age of
+    the oldest change that the table does not show."""
+
+    stream: str
+    freshness_s: float | None
+    lag_s: float | None
+    rows_applied: int
+    dead_letters: int
+
+
+@dataclass(frozen=True, slots=True)
+class SourceStatus:
+    """The slot and the log that the source keeps for it; None where nothing was said (yet)."""
+
+    slot_healthy: bool | None
+    retained_wal_bytes: int | None
+    safe_wal_bytes: int | None
+    wal_pressure: bool | None
+    capture_lag_bytes: int | None
+    acknowledged: str | None
+    epoch: str | None
+    checkpoint_age_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class RunStatus:
+    """`live`: the supervisor does its rounds."""
+
+    host: str
+    pid: int
+    since: str
+    role: Role
+    live: bool
+    processes: tuple[ProcessStatus, ...]
+    lanes: tuple[LaneStatus, ...]
+    streams: tuple[StreamFreshness, ...]
+    source: SourceStatus
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def role_of(capture: ProcessStatus) -> Role:
+    if capture.state in ("leading", "running"):
+        return "leading"
+    if capture.state == "standby":
+        return "standby"
+    if capture.state in ("starting", "waiting"):
+        return "starting"
+    if capture.state in ("reconnecting", "restarting"):
+        return "reconnecting"
+    return "stopping" if capture.state == "stopping" else "down"
+
+
+def lanes_of(view: SampleView) -> tuple[LaneStatus, ...]:
+    known = view.by_label(metrics.LANE_KNOWN)
+    in_bytes = view.by_label(metrics.LANE_LAG_BYTES)
+    in_seconds = view.by_label(metrics.LANE_LAG_SECONDS)
+    return tuple(
+        LaneStatus(lane, bool(known.get(lane)), _whole(in_bytes.get(lane)), in_seconds.get(lane))
+        for lane in sorted({*known, *in_bytes, *in_seconds})
+    )
+
+
+def streams_of(view: SampleView) -> tuple[StreamFreshness, ...]:
+    fresh, lag = view.by_label(metrics.FRESHNESS_SECONDS), view.by_label(metrics.STREAM_LAG_SECONDS)
+    applied, dead = view.by_label(metrics.ROWS_APPLIED), view.by_label(metrics.DEAD_LETTERS)
+    return tuple(
+        StreamFreshness(
+            stream, fresh.get(stream), lag.get(stream), int(applied.get(stream, 0)), int(dead.get(stream, 0))
+        )
+        for stream in sorted({*fresh, *lag, *applied, *dead})
+    )
+
+
+def source_of(view: SampleView) -> SourceStatus:
+    return SourceStatus(
+        slot_healthy=_truth(view.one(metrics.SLOT_HEALTHY)),
+        retained_wal_bytes=_whole(view.one(metrics.RETAINED_WAL_BYTES)),
+        safe_wal_bytes=_whole(view.one(metrics.SAFE_WAL_BYTES)),
+        wal_pressure=_truth(view.one(metrics.WAL_PRESSURE)),
+        capture_lag_bytes=_whole(view.one(metrics.CAPTURE_LAG_BYTES)),
+        acknowledged=_position(view.one(metrics.ACKNOWLEDGED)),
+        epoch=_position(view.one(metrics.EPOCH)),
+        checkpoint_age_s=view.one(metrics.CHECKPOINT_AGE_SECONDS),
+    )
+
+
+def run_status(
+    host: str,
+    pid: int,
+    since: str,
+    processes: Sequence[ProcessStatus],
+    samples: Sequence[Sample],
+    *,
+    live: bool,
+    stopping: bool,
+) -> RunStatus:
+    view = SampleView(samples)
+    capture = next(process for process in processes if process.name == CAPTURE)
+    return RunStatus(
+        host=host,
+        pid=pid,
+        since=since,
+        role="stopping" if stopping else role_of(capture),
+        live=live,
+        processes=tuple(processes),
+        lanes=lanes_of(view),
+        streams=streams_of(view),
+        source=source_of(view),
+    )
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None else int(value)
+
+
+def _truth(value: float | None) -> bool | None:
+    return None if value is None else bool(value)
+
+
+def _position(value: float | None) -> str | None:
+    return None if value is None or not 0 <= value < 2**64 else str(Lsn(int(value)))

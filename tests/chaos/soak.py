@@ -1,0 +1,316 @@
+"""A leader and a standby of `penstock run`, under 2,000 changes a second, while something breaks every while.
+
+What breaks is drawn from the seed alone, which is printed: a run is repeated by `PENSTOCK_CHAOS_SEED`, but
+for what depends on the moment. At the end nothing breaks any more, the writers stop, and the source is told
+that it may forget everything: then every value of every table is compared, and append tables with the history
+that the source kept by itself. No change may be lost or doubled, no process may have outgrown its memory, and
+both instances must end in order.
+
+The pipeline's directory lies on a file system of its own where one can be mounted, so that it can run full.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import psycopg
+
+from penstock.sources.postgres.embedded import EmbeddedPostgres
+from tests.chaos.soak_writers import APPEND, UPSERT, SoakWriters
+from tests.conftest import wait_until
+from tests.pipelines import DESTINATIONS, PipelineUnderTest, streams_of
+from tests.running import (
+    ROLES,
+    Instance,
+    Role,
+    flushed_position,
+    instances,
+    is_acknowledged,
+    terminate_backends,
+)
+
+_MIB = 1024 * 1024
+#: Of one process, at its highest: capture's promise, and what a process that only watches may need.
+MEMORY_BYTES_MAX: Mapping[str, int] = {"capture": 512 * _MIB, "supervisor": 200 * _MIB}
+_DISK = "4g"
+_LEVEL_TIMEOUT_S = 300.0
+_SETTINGS: Mapping[str, Any] = {
+    "log": {"retention": "0s", "seal_every": "1s"},
+    "lanes": {"lake": {"every": "2s"}},
+    "load": {"rows_per_chunk": 500},
+    "readers": {"grace": "5s"},
+    "run": {"restarts_max": 10_000, "heartbeat": "1s"},
+}
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Something that breaks, after a pause; `chance` is what it draws its details from."""
+
+    pause_s: float
+    kind: str
+    chance: random.Random
+
+
+def faults(seed: int) -> Iterator[Fault]:
+    """The endless sequence of one seed."""
+    drawn = random.Random(f"{seed}/faults")
+    while True:
+        (kind,) = drawn.choices(list(_KINDS), [kind.weight for kind in _KINDS.values()])
+        yield Fault(drawn.uniform(10, 20), kind, random.Random(drawn.random()))
+
+
+class Soak:
+    """One run. `run` returns when all that the module promises was seen, and raises if not."""
+
+    def __init__(self, directory: Path, seed: int, *, has_disk: bool, destination: str = "parquet") -> None:
+        self.server = EmbeddedPostgres()
+        self.directory = directory
+        self.has_disk = has_disk
+        self._destination = destination
+        self._seed = seed
+        self._began = time.monotonic()
+
+    def run(self, seconds: float) -> None:
+        self.say(f"seed {self._seed}, {seconds:.0f} s, {self._destination} tables")
+        with self.server:
+            self.writers = SoakWriters(self.server.url(), self._seed)
+            self.writers.setup()
+            self.pipeline = self._pipeline()
+            self.pair = [Instance(self.pipeline, "a"), Instance(self.pipeline, "b", self._of_the_other())]
+            try:
+                with instances(*self.pair), _Memory(self.pair) as memory:
+                    self._soak(seconds)
+                    self._settle()
+                    self._end(memory)
+            except BaseException:
+                for instance in self.pair:
+                    print(instance.said())
+                raise
+
+    def _pipeline(self) -> PipelineUnderTest:
+        destination = {"destination": DESTINATIONS[self._destination]}
+        streams = streams_of(UPSERT, APPEND)
+        return PipelineUnderTest(self.directory, self.server.url(), streams, {**_SETTINGS, **destination})
+
+    def _of_the_other(self) -> dict[str, Any]:
+        """A state directory of its own, with every other seed, and Spark kept ready."""
+        own = self._seed % 2 == 1
+        self.say(f"the instances {'have states of their own' if own else 'share their state'}")
+        return {"run": {"standby": "warm"}, **({"state": "./state-b"} if own else {})}
+
+    def _soak(self, seconds: float) -> None:
+        self.writers.start()
+        self.pair[0].start()
+        self.pair[0].wait_until(lambda: self.pair[0].leading, "the first instance to lead")
+        self.pair[1].start()
+        try:
+            for fault in faults(self._seed):
+                if time.monotonic() + fault.pause_s > self._began + seconds:
+                    break
+                self.watch(fault.pause_s)
+                self.say(f"{fault.kind}: {_KINDS[fault.kind].strike(self, fault.chance)}")
+            self.watch(max(self._began + seconds - time.monotonic(), 0))
+        finally:
+            self.writers.stop()
+
+    def watch(self, seconds: float) -> None:
+        """Whoever was killed is started again, as a service manager would do it."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            for instance in self.pair:
+                if not instance.alive:
+                    instance.start()
+                    self.say(f"{instance.name} is started again")
+            time.sleep(min(1.0, max(end - time.monotonic(), 0)))
+
+    def _settle(self) -> None:
+        self.watch(0.1)
+        target = flushed_position(self.server.url())
+        self.say(f"{self.writers.changes} changes by sets, {self.writers.reconnects} connections made again")
+        began = time.monotonic()
+
+        def told() -> bool:
+            self.watch(0.2)
+            return is_acknowledged(self.server.url(), self.pipeline.name, target)
+
+        wait_until(
+            told,
+            f"the source to be told that {target} is in the tables",
+            _LEVEL_TIMEOUT_S,
+        )
+        self.say(f"level with the source {time.monotonic() - began:.1f} s after the last write")
+        self.pipeline.assert_same(*UPSERT)
+        self.pipeline.assert_history(*APPEND, one_moment=False)
+        self.say("every value is equal, every change is there once")
+
+    def _end(self, memory: _Memory) -> None:
+        # The standby goes first: it must not take over from a leader that ends.
+        for instance in sorted(self.pair, key=lambda instance: instance.leading):
+            status = instance.stop()
+            assert status == 0, f"{instance.name} ended with {status}\n{instance.said()}"
+        self.say(f"highest memory: {memory}")
+        memory.check()
+
+    def say(self, what: str) -> None:
+        print(f"soak {time.monotonic() - self._began:7.1f} s  {what}", flush=True)
+
+    # -- for faults ---------------------------------------------------------------------------
+
+    def leader(self) -> Instance | None:
+        return next((instance for instance in self.pair if instance.leading), None)
+
+
+# -- what breaks ------------------------------------------------------------------------------------------
+
+
+def _kill(soak: Soak, chance: random.Random) -> str:
+    """One process, of the leader more often than not."""
+    role, of_leader, either = chance.choice(ROLES), chance.random() < 0.7, chance.choice(soak.pair)
+    instance = (soak.leader() if of_leader else None) or either
+    found = [process for process, its_role in instance.processes() if its_role == role]
+    if not found:
+        return f"no {role} in {instance.name}"
+    with contextlib.suppress(psutil.NoSuchProcess):
+        chance.choice(found).kill()
+    return f"{role} of {instance.name}"
+
+
+def _freeze_leader(soak: Soak, chance: random.Random) -> str:
+    """The whole instance stands still, then goes on as if nothing had happened."""
+    leader = soak.leader()
+    if leader is None:
+        return "nobody leads"
+    leader.send(signal.SIGSTOP)
+    soak.watch(8)
+    others = [instance.name for instance in soak.pair if instance is not leader and instance.leading]
+    leader.send(signal.SIGCONT)
+    return f"{leader.name} for 8 s; led meanwhile by {', '.join(others) or 'nobody'}"
+
+
+def _restart_source(soak: Soak, chance: random.Random) -> str:
+    crash = chance.random() < 0.5
+    soak.server.kill() if crash else soak.server.stop()
+    soak.watch(chance.choice((0, 0, 5)))
+    soak.server.start()
+    return "immediately" if crash else "in order"
+
+
+def _cut_connections(soak: Soak, chance: random.Random) -> str:
+    with contextlib.suppress(psycopg.OperationalError):
+        return f"{terminate_backends(soak.server.url())} connections"
+    return "the source was away"
+
+
+def _slow_lake(soak: Soak, chance: random.Random) -> str:
+    leader = soak.leader()
+    if leader is None:
+        return "nobody leads"
+    leader.send(signal.SIGSTOP, "jvm")
+    soak.watch(chance.choice((3, 6)))
+    leader.send(signal.SIGCONT, "jvm")
+    return f"the JVM of {leader.name} for some seconds"
+
+
+def _full_disk(soak: Soak, chance: random.Random) -> str:
+    if not soak.has_disk:
+        return "left out: no file system of its own could be mounted here"
+    used = psutil.disk_usage(str(soak.directory)).used
+    _resize(soak.directory, str(used + 64 * 1024))
+    soak.watch(chance.choice((3, 8)))
+    _resize(soak.directory, _DISK)
+    return f"at {used / _MIB:.0f} MiB, for some seconds"
+
+
+@dataclass(frozen=True)
+class _Kind:
+    strike: Callable[[Soak, random.Random], str]
+    weight: int
+
+
+_KINDS: Mapping[str, _Kind] = {
+    "killed": _Kind(_kill, 8),
+    "leader frozen": _Kind(_freeze_leader, 2),
+    "source restarted": _Kind(_restart_source, 2),
+    "connections cut": _Kind(_cut_connections, 2),
+    "lake slow": _Kind(_slow_lake, 1),
+    "disk full": _Kind(_full_disk, 2),
+}
+
+
+# -- the disk ---------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def own_disk(directory: Path) -> Iterator[bool]:
+    """Mount one in memory at `directory`, if we may; whether we could."""
+    directory.mkdir(parents=True, exist_ok=True)
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={_DISK}", "tmpfs", str(directory)]
+    try:
+        mounted = subprocess.run(mount, check=False, capture_output=True).returncode == 0
+    except FileNotFoundError:
+        mounted = False
+    try:
+        yield mounted
+    finally:
+        if mounted:
+            subprocess.run(["umount", "--lazy", str(directory)], check=True)
+
+
+def _resize(directory: Path, size: str) -> None:
+    subprocess.run(["mount", "-o", f"remount,size={size}", str(directory)], check=True)
+
+
+# -- memory -----------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Memory:
+    """Notes, until it is left, the highest resident memory of every process by role."""
+
+    pair: list[Instance]
+    highest: dict[Role, int] = field(default_factory=dict)
+    _ended: threading.Event = field(default_factory=threading.Event)
+
+    def __enter__(self) -> _Memory:
+        self._thread = threading.Thread(target=self._note, name="soak memory")
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _note(self) -> None:
+        while not self._ended.wait(1):
+            for instance in self.pair:
+                for process, role in instance.processes():
+                    bytes_ = _high_water(process.pid)
+                    self.highest[role] = max(self.highest.get(role, 0), bytes_)
+
+    def check(self) -> None:
+        for role, bytes_max in MEMORY_BYTES_MAX.items():
+            found = {name: bytes_ for name, bytes_ in self.highest.items() if name == role}
+            assert found, f"no {role} was ever seen"
+            assert all(bytes_ < bytes_max for bytes_ in found.values()), f"{role}: {self}"
+
+    def __str__(self) -> str:
+        return ", ".join(f"{role} {bytes_ / _MIB:.0f} MiB" for role, bytes_ in sorted(self.highest.items()))
+
+
+def _high_water(pid: int) -> int:
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), 0)

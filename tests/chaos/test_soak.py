@@ -1,0 +1,33 @@
+"""`make soak` runs `tests.chaos.soak`; without a number of seconds only the sequence of faults is tested."""
+
+from __future__ import annotations
+
+import os
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.matrix import SEED
+from tests.chaos.soak import Soak, faults, own_disk
+
+pytestmark = pytest.mark.chaos
+
+SECONDS = float(os.environ.get("PENSTOCK_SOAK_S", "0"))
+DESTINATION = os.environ.get("PENSTOCK_SOAK_DESTINATION", "parquet")
+
+
+def test_what_breaks_is_told_by_the_seed() -> None:
+    def first(seed: int) -> list[tuple[float, str, float]]:
+        return [(fault.pause_s, fault.kind, fault.chance.random()) for fault in islice(faults(seed), 20)]
+
+    assert first(7) == first(7)
+    assert first(7) != first(8)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not SECONDS, reason="only by `make soak`")
+@pytest.mark.timeout(SECONDS + 1200)
+def test_nothing_is_lost_or_doubled_whatever_breaks(tmp_path: Path) -> None:
+    with own_disk(tmp_path / "pipeline") as mounted:
+        Soak(tmp_path / "pipeline", SEED, has_disk=mounted, destination=DESTINATION).run(SECONDS)

@@ -1,0 +1,105 @@
+"""Checkpoints in an object store, against a server that answers as S3 does."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyarrow.fs import FileSelector
+
+from penstock.capture.client import CaptureProcess
+from penstock.core.position import Lsn
+from penstock.ledger.checkpoint import CheckpointFile
+from penstock.ledger.checkpoint_store import LEFT_BEHIND_MAX, ObjectStore
+from tests.conftest import Database
+from tests.integration.test_capture import read_now, spec
+from tests.s3_server import CREDENTIALS, S3Server
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+def s3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+    with S3Server(tmp_path / "s3.log") as server:
+        yield server
+
+
+def names(s3: S3Server, directory: str) -> list[str]:
+    found = s3.files().get_file_info(FileSelector(f"bucket/{directory}", allow_not_found=True))
+    return sorted(each.base_name for each in found if each.is_file)
+
+
+def content(s3: S3Server, key: str) -> dict[str, object]:
+    with s3.files().open_input_stream(f"bucket/{key}") as stream:
+        fields: dict[str, object] = json.loads(stream.read())
+        return fields
+
+
+def test_a_checkpoint_in_a_store_has_its_history_beside_it(s3: S3Server) -> None:
+    file = CheckpointFile(s3.address("a/b/shop.json"), history_kept=3)
+    assert file.load() is None
+    for number in range(1, 6):
+        assert file.save(Lsn(number), number * 10)
+    assert content(s3, "a/b/shop.json")["lsn"] == "0/5"
+    assert [content(s3, f"a/b/shop.history/{name}")["lsn"] for name in names(s3, "a/b/shop.history")] == [
+        "0/3",
+        "0/4",
+        "0/5",
+    ]
+    assert CheckpointFile(s3.address("a/b/shop.json")).load() == file.last_saved
+
+
+def test_a_corrupt_checkpoint_in_a_store_gives_way_to_the_newest_good_one(s3: S3Server) -> None:
+    file = CheckpointFile(s3.address("shop.json"))
+    file.save(Lsn(1), 1)
+    file.save(Lsn(2), 2)
+    for key in ("shop.json", f"shop.history/{names(s3, 'shop.history')[-1]}"):
+        with s3.files().open_output_stream(f"bucket/{key}") as stream:
+            stream.write(b'{"lsn": "0/')
+    loaded = CheckpointFile(s3.address("shop.json")).load()
+    assert loaded is not None
+    assert loaded.lsn == 1
+
+
+def test_a_store_that_says_nothing_holds_nobody_up(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+    silent = socket.create_server(("127.0.0.1", 0))  # takes connections and never answers
+    try:
+        port = silent.getsockname()[1]
+        store = ObjectStore(
+            f"s3://bucket/a?region=us-east-1&endpoint_override=http://127.0.0.1:{port}", call_timeout_s=0.2
+        )
+        for _ in range(LEFT_BEHIND_MAX):
+            with pytest.raises(TimeoutError, match="within"):
+                store.write("checkpoint.json", b"{}")
+        with pytest.raises(TimeoutError, match="does not answer"):
+            store.read("checkpoint.json")
+    finally:
+        silent.close()
+
+
+def test_the_source_keeps_what_no_saved_checkpoint_has(
+    s3: S3Server, database: Database, tmp_path: Path
+) -> None:
+    database.execute("CREATE TABLE orders (id int PRIMARY KEY, note text)")
+    with CaptureProcess(spec(database, tmp_path, checkpoint_path=s3.address("shop.json"))) as capture:
+        capture.start()
+        database.execute("INSERT INTO orders VALUES (1)")
+        first = read_now(capture)
+        assert capture.acknowledge("lake", first) >= first
+        assert content(s3, "shop.json")["lsn"] == str(first)
+        s3.kill()
+        database.execute("INSERT INTO orders VALUES (2)")
+        second = read_now(capture)
+        assert first <= capture.acknowledge("lake", second) < second
+        s3.start()
+        assert capture.acknowledge("lake", second) >= second
+        assert content(s3, "shop.json")["lsn"] == str(second)

@@ -1,0 +1,235 @@
+"""What is in `deploy/` can be read by what it is for, names only what exists, and runs without rights.
+
+Whether it runs is not shown here: that needs Docker, a cluster, a machine with systemd. Where `helm` or
+`systemd-analyze` is installed, they are asked too.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from penstock.config import Config
+from penstock.metrics import BY_NAME, METRICS
+
+DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
+CHART = DEPLOY / "helm" / "penstock"
+RULES = DEPLOY / "prometheus" / "penstock.rules.yaml"
+DASHBOARD = DEPLOY / "grafana" / "penstock.json"
+UNIT = DEPLOY / "systemd" / "penstock@.service"
+USER = "10001"
+_METRIC = re.compile(r"\bpenstock_[a-z0-9_]+")
+
+
+def read_yaml(path: Path) -> Any:
+    return yaml.safe_load(path.read_text())
+
+
+def all_under(value: Any, key: str) -> Iterator[Any]:
+    if isinstance(value, dict):
+        yield from ([value[key]] if key in value else [])
+    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from all_under(inner, key)
+
+
+def _without_texts(template: str) -> str:
+    return re.sub(r'"[^"\n]*"', '""', template)
+
+
+def load_pipeline(text: str, directory: Path) -> Config:
+    """The pipeline file, with the URL or the password that it expects in a file."""
+    secret = directory / "secret"
+    secret.write_text("postgresql://app:secret@db:5432/shop" if "url: ${file:" in text else "secret")
+    path = directory / "penstock.yaml"
+    path.write_text(re.sub(r"\$\{file:[^}]*\}", f"${{file:{secret}}}", text))
+    return Config.load(path)
+
+
+class TestMonitoring:
+    def test_alerts_name_only_metrics_that_exist(self) -> None:
+        rules = [rule for group in read_yaml(RULES)["groups"] for rule in group["rules"]]
+        assert len({rule["alert"] for rule in rules}) == len(rules)
+        for rule in rules:
+            assert set(_METRIC.findall(rule["expr"])) <= BY_NAME.keys(), rule["alert"]
+            assert rule["labels"]["severity"] in ("warning", "critical")
+            assert rule["annotations"]["summary"]
+
+    def test_alerts_and_panels_name_only_labels_that_their_metric_has(self) -> None:
+        always = {"job", "instance", "severity"}
+        rules = [rule for group in read_yaml(RULES)["groups"] for rule in group["rules"]]
+        texts = [(rule["expr"], str(rule["annotations"])) for rule in rules]
+        panels = json.loads(DASHBOARD.read_text())["panels"]
+        texts += [
+            (each["expr"], each["legendFormat"]) for each in all_under(panels, "targets") for each in each
+        ]
+        for expression, shown in texts:
+            known = {label for name in _METRIC.findall(expression) for label in BY_NAME[name].labels} | always
+            named = set(re.findall(r"\{\{\s*(?:\$labels\.)?([a-z_]+)\s*\}\}", shown))
+            named |= {
+                label.strip()
+                for group in re.findall(r"\b(?:by|on)\s*\(([^)]*)\)", expression)
+                for label in group.split(",")
+            }
+            assert named <= known, expression
+
+    def test_the_dashboard_shows_every_metric_and_no_other(self) -> None:
+        dashboard = json.loads(DASHBOARD.read_text())
+        shown = {name for text in all_under(dashboard, "expr") for name in _METRIC.findall(text)}
+        assert shown == {metric.name for metric in METRICS}
+        identifiers = [panel["id"] for panel in dashboard["panels"]]
+        assert len(set(identifiers)) == len(identifiers)
+
+    def test_counters_are_shown_as_rates(self) -> None:
+        dashboard = json.loads(DASHBOARD.read_text())
+        for text in [*all_under(dashboard, "expr"), *all_under(read_yaml(RULES), "expr")]:
+            for name in _METRIC.findall(text):
+                if BY_NAME[name].kind == "counter":
+                    assert re.search(rf"(rate|increase)\({name}\b", text), text
+
+
+class TestContainer:
+    def test_it_runs_as_nobody_in_particular_and_says_how_it_is(self) -> None:
+        stages = (DEPLOY / "container" / "Containerfile").read_text().split("\nFROM ")
+        last = stages[-1]
+        assert len(stages) == 3
+        assert f"\nUSER {USER}:{USER}\n" in last
+        assert "\nHEALTHCHECK " in last
+        assert "/health/live" in last
+        # What comes after USER is not done by root.
+        assert "RUN" not in last.partition("\nUSER")[2]
+
+    def test_every_base_has_a_version_and_what_is_copied_is_there(self) -> None:
+        text = (DEPLOY / "container" / "Containerfile").read_text()
+        for base in re.findall(r"^FROM (\S+)", text, re.MULTILINE):
+            assert re.search(r":\d", base), base
+        root = DEPLOY.parent
+        ignored = (root / ".dockerignore").read_text().splitlines()
+        for line in re.findall(r"^COPY (?!--from)(.*) \S+$", text, re.MULTILINE):
+            for name in line.split():
+                assert (root / name).exists()
+                assert f"!{name}" in ignored
+
+    def test_compose_pins_its_images_hides_its_passwords_and_listens_only_here(self) -> None:
+        compose = read_yaml(DEPLOY / "compose" / "compose.yaml")
+        for name, service in compose["services"].items():
+            assert "build" in service or re.search(r":v?\d", service["image"]), name
+            assert "healthcheck" in service or name == "penstock"  # its image has one
+            assert all(port.startswith("127.0.0.1:") for port in service["ports"]), name
+            for volume in service["volumes"]:
+                source = volume.split(":")[0]
+                here = (DEPLOY / "compose" / source).exists()
+                assert here if source.startswith(".") else source in compose["volumes"], volume
+        penstock = compose["services"]["penstock"]
+        assert penstock["user"] == f"{USER}:{USER}"
+        assert penstock["read_only"] is True
+        assert penstock["cap_drop"] == ["ALL"]
+        for path in ("prometheus.yaml", "grafana/datasource.yaml", "grafana/dashboards.yaml"):
+            assert read_yaml(DEPLOY / "compose" / path)
+
+    def test_the_pipeline_of_compose_is_one(self, tmp_path: Path) -> None:
+        config = load_pipeline((DEPLOY / "compose" / "penstock.yaml").read_text(), tmp_path)
+        assert config.run.listen == "0.0.0.0:9780"
+        stop = read_yaml(DEPLOY / "compose" / "compose.yaml")["services"]["penstock"]["stop_grace_period"]
+        assert int(stop.removesuffix("s")) > config.run.stop_timeout.total_seconds()
+
+
+class TestSystemd:
+    def test_it_has_no_rights_and_gives_time_to_stop(self) -> None:
+        unit = dict(re.findall(r"^(\w+)=(.*)$", UNIT.read_text(), re.MULTILINE))
+        assert unit["User"] == "penstock"
+        assert unit["NoNewPrivileges"] == "yes"
+        assert unit["ProtectSystem"] == "strict"
+        assert unit["CapabilityBoundingSet"] == ""
+        assert unit["KillMode"] == "mixed"  # the others are stopped by the supervisor
+        assert int(unit["TimeoutStopSec"]) > 60
+        assert "MemoryDenyWriteExecute" not in unit
+
+    @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
+    def test_systemd_takes_it(self, tmp_path: Path) -> None:
+        copy = tmp_path / "penstock@shop.service"
+        copy.write_text(UNIT.read_text().replace("/opt/penstock/bin/penstock", "/bin/true"))
+        verified = subprocess.run(
+            ["systemd-analyze", "verify", str(copy)], capture_output=True, text=True, check=False
+        )
+        complaints = [line for line in verified.stderr.splitlines() if copy.name in line]
+        assert complaints == []
+
+
+class TestChart:
+    templates = sorted(CHART.glob("templates/*"))
+
+    def test_every_value_that_is_asked_for_is_there(self) -> None:
+        values = read_yaml(CHART / "values.yaml")
+        asked: set[str] = set()
+        for template in self.templates:
+            for path in re.findall(r"\.Values\.([A-Za-z.]+)", template.read_text()):
+                found: Any = values
+                for part in path.split("."):
+                    assert part in found, f"{template.name}: {path}"
+                    found = found[part]
+                asked.add(path.split(".")[0])
+        assert asked == set(values)
+
+    @pytest.mark.parametrize("template", templates, ids=lambda path: path.name)
+    def test_blocks_are_closed(self, template: Path) -> None:
+        text = template.read_text()
+        assert "{{" not in re.sub(r"\{\{[^{}]*\}\}|\{\{/\*.*?\*/\}\}", "", _without_texts(text))
+        opened = re.findall(r"\{\{-?\s*(?:if|with|range|define)\b", text)
+        assert len(opened) == len(re.findall(r"\{\{-?\s*end\b", text))
+
+    def test_it_runs_as_nobody_in_particular(self) -> None:
+        values = read_yaml(CHART / "values.yaml")
+        assert values["podSecurityContext"]["runAsNonRoot"] is True
+        assert str(values["podSecurityContext"]["runAsUser"]) == USER
+        assert values["securityContext"]["allowPrivilegeEscalation"] is False
+        assert values["securityContext"]["readOnlyRootFilesystem"] is True
+        assert values["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+        assert values["replicas"] == 2
+
+    def test_the_version_is_that_of_the_package(self) -> None:
+        from penstock import __version__
+
+        assert read_yaml(CHART / "Chart.yaml")["appVersion"] == __version__
+
+    @pytest.mark.skipif(shutil.which("helm") is None, reason="helm is not installed")
+    @pytest.mark.parametrize("destination", ["parquet", "iceberg"])
+    def test_helm_renders_it_with_a_pipeline_that_is_one(self, tmp_path: Path, destination: str) -> None:
+        options = [
+            f"pipeline.destination.type={destination}",
+            "podMonitor.enabled=true",
+            "podMonitor.labels.release=prometheus",
+        ]
+        command = [
+            "helm",
+            "template",
+            "shop",
+            str(CHART),
+            "--kube-version",
+            "1.31.0",
+            "--set",
+            ",".join(options),
+        ]
+        rendered = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        resources = {each["kind"]: each for each in yaml.safe_load_all(rendered)}
+        config = load_pipeline(resources["ConfigMap"]["data"]["penstock.yaml"], tmp_path)
+        assert config.destination.type == destination
+        pod = resources["StatefulSet"]["spec"]["template"]["spec"]
+        assert pod["terminationGracePeriodSeconds"] > config.run.stop_timeout.total_seconds()
+        container = pod["containers"][0]
+        assert {container[probe]["httpGet"]["path"] for probe in ("livenessProbe", "readinessProbe")} == {
+            "/health/live",
+            "/health/ready",
+        }
+        assert {each["name"] for each in container["volumeMounts"]} == {
+            *(each["name"] for each in pod["volumes"]),
+            "state",
+        }
+        assert resources["PodMonitor"]["metadata"]["labels"]["release"] == "prometheus"

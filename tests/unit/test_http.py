@@ -1,0 +1,273 @@
+"""What an instance tells over HTTP, and that no client can hold it up."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
+
+from penstock import metrics
+from penstock.core.errors import ConfigError
+from penstock.ledger.run_file import RunFile, Running
+from penstock.metrics import METRICS, Sample
+from penstock.supervisor import http as serving
+from penstock.supervisor.asking import running_status
+from penstock.supervisor.health import health
+from penstock.supervisor.http import StatusServer, status_document
+from penstock.supervisor.status import ProcessStatus, RunStatus, run_status
+
+NOW = datetime.now(UTC).isoformat()
+CAPTURE = ProcessStatus("capture", "leading", "", NOW, 11, 0, 100)
+LAKE = ProcessStatus("lake", "running", "", NOW, 12, 1, 200)
+SAMPLES: list[Sample] = [
+    (metrics.ROWS_CAPTURED.name, {}, 7.0),
+    (metrics.FRESHNESS_SECONDS.name, {"stream": 'public."odd\\name"\n'}, 1.5),
+    (metrics.ROWS_APPLIED.name, {"stream": "public.orders", "operation": "i"}, 3.0),
+]
+
+
+def of(*processes: ProcessStatus, live: bool = True, stopping: bool = False) -> RunStatus:
+    return run_status("here", 42, NOW, processes, SAMPLES, live=live, stopping=stopping)
+
+
+@dataclass
+class Instance:
+    """Takes the place of the supervisor."""
+
+    status: RunStatus = field(default_factory=lambda: of(CAPTURE, LAKE))
+    said: list[Sample] = field(default_factory=lambda: list(SAMPLES))
+    dropped_samples: int = 0
+
+    def snapshot(self) -> RunStatus:
+        return self.status
+
+    def samples(self) -> list[Sample]:
+        return self.said
+
+
+@pytest.fixture
+def instance() -> Instance:
+    return Instance()
+
+
+@pytest.fixture
+def server(instance: Instance) -> Iterator[StatusServer]:
+    server = StatusServer("127.0.0.1:0", instance)
+    yield server
+    server.stop()
+
+
+def get(server: StatusServer, path: str, method: str = "GET") -> tuple[int, str, bytes]:
+    connection = http.client.HTTPConnection(server.host, server.port, timeout=30)
+    try:
+        connection.request(method, path)
+        answer = connection.getresponse()
+        return answer.status, answer.headers["Content-Type"], answer.read()
+    finally:
+        connection.close()
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+class TestMetrics:
+    def test_prometheus_reads_every_sample_with_its_kind(self, server: StatusServer) -> None:
+        code, kind, content = get(server, "/metrics")
+        assert code == 200
+        assert kind.startswith("text/plain; version=0.0.4")
+        found = {family.name: family for family in text_string_to_metric_families(content.decode())}
+        rows = found["penstock_captured_rows"]
+        assert (rows.type, rows.samples[0].name, rows.samples[0].value) == (
+            "counter",
+            "penstock_captured_rows_total",
+            7.0,
+        )
+        fresh = found["penstock_freshness_seconds"].samples[0]
+        assert (fresh.labels, fresh.value) == ({"stream": 'public."odd\\name"\n'}, 1.5)
+        assert found["penstock_applied_rows"].samples[0].labels == {
+            "operation": "i",
+            "stream": "public.orders",
+        }
+
+    def test_a_sample_that_two_processes_say_is_served_once(
+        self, server: StatusServer, instance: Instance
+    ) -> None:
+        instance.said.append((metrics.ROWS_CAPTURED.name, {}, 9.0))
+        content = get(server, "/metrics")[2].decode()
+        assert content.count("\npenstock_captured_rows_total ") == 1
+
+    def test_samples_that_were_dropped_are_counted(self, server: StatusServer, instance: Instance) -> None:
+        instance.dropped_samples = 5
+        assert "\npenstock_samples_dropped_total 5.0\n" in get(server, "/metrics")[2].decode()
+
+    @given(st.data())
+    def test_every_metric_can_be_served_with_any_labels(self, data: st.DataObject) -> None:
+        said = [
+            (metric.name, {label: data.draw(st.text(max_size=5)) for label in metric.labels}, 1.0)
+            for metric in METRICS
+        ]
+        _, _, content = serving.Answers(Instance(said=said)).answer("/metrics")
+        families = list(text_string_to_metric_families(content.decode()))
+        names = {sample.name for family in families for sample in family.samples}
+        assert names == {metric.name for metric in METRICS}
+
+
+class TestHealth:
+    def test_an_instance_that_leads_is_live_and_ready(self, server: StatusServer) -> None:
+        for path in ("/health", "/health/live", "/health/ready", "/health/"):
+            code, kind, content = get(server, path)
+            assert (code, kind) == (200, "application/json")
+            assert json.loads(content) == {"live": True, "ready": True, "role": "leading", "reasons": []}
+
+    def test_a_parked_lane_makes_it_unready_with_its_reason_and_not_dead(
+        self, server: StatusServer, instance: Instance
+    ) -> None:
+        instance.status = of(CAPTURE, replace(LAKE, state="parked", reason="No space left.", pid=None))
+        assert get(server, "/health/live")[0] == 200
+        assert get(server, "/health/ready")[0] == 503
+        code, _, content = get(server, "/health")
+        assert code == 503
+        assert json.loads(content)["reasons"] == ["lake is parked: No space left."]
+
+    def test_a_standby_is_ready_while_its_lanes_wait(self) -> None:
+        standing_by = of(replace(CAPTURE, state="standby"), replace(LAKE, state="waiting"))
+        assert health(standing_by).ready
+        assert health(standing_by).role == "standby"
+
+    def test_a_leader_whose_lane_waits_is_not_ready_yet(self) -> None:
+        assert not health(of(CAPTURE, replace(LAKE, state="waiting"))).ready
+
+    @pytest.mark.parametrize(
+        "state", ["starting", "reconnecting", "restarting", "parked", "stopped", "stopping"]
+    )
+    @pytest.mark.parametrize("process", [CAPTURE, LAKE])
+    def test_whatever_is_not_at_work_makes_it_unready(self, process: ProcessStatus, state: str) -> None:
+        others = [each for each in (CAPTURE, LAKE) if each is not process]
+        found = health(of(replace(process, state=state), *others))
+        assert found.live
+        assert not found.ready
+        assert found.reasons
+
+    def test_a_supervisor_that_stands_still_is_not_live(
+        self, server: StatusServer, instance: Instance
+    ) -> None:
+        instance.status = of(CAPTURE, LAKE, live=False)
+        assert get(server, "/health/live")[0] == 503
+
+
+class TestServer:
+    def test_status_is_what_the_supervisor_knows(self, server: StatusServer, instance: Instance) -> None:
+        code, _, content = get(server, "/status?x=1")
+        assert code == 200
+        assert json.loads(content) == json.loads(json.dumps(status_document(instance)))
+        assert json.loads(content)["streams"][1]["rows_applied"] == 3
+
+    def test_head_has_no_content_and_other_paths_and_methods_are_refused(self, server: StatusServer) -> None:
+        assert get(server, "/health", "HEAD")[::2] == (200, b"")
+        assert get(server, "/etc/passwd")[0] == 404
+        assert get(server, "/status", "POST")[0] == 501
+
+    def test_a_failure_of_ours_is_an_answer_without_its_words(
+        self, server: StatusServer, instance: Instance, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fail() -> RunStatus:
+            raise RuntimeError("password=secret")
+
+        monkeypatch.setattr(instance, "snapshot", fail)
+        code, _, content = get(server, "/health")
+        assert code == 500
+        assert b"secret" not in content
+
+    def test_clients_that_dawdle_are_sent_away_and_others_are_answered(
+        self, instance: Instance, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(serving, "CONNECTION_S_MAX", 1.0)
+        server = StatusServer("127.0.0.1:0", instance)
+        slow = [socket.create_connection((server.host, server.port)) for _ in range(2)]
+
+        def is_sent_away(connection: socket.socket) -> bool:
+            try:
+                connection.sendall(b"X")  # one byte at a time keeps each single read within its limit
+                connection.settimeout(0.01)
+                return connection.recv(100) == b""
+            except TimeoutError:
+                return False
+            except OSError:
+                return True
+
+        assert get(server, "/health")[0] == 200
+        for connection in slow:
+            wait_for(partial(is_sent_away, connection))
+            connection.close()
+        assert get(server, "/health")[0] == 200
+        server.stop()
+
+    def test_there_are_never_more_connections_than_allowed(
+        self, server: StatusServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(serving, "CONNECTIONS_MAX", 2)
+        held = [socket.create_connection((server.host, server.port)) for _ in range(2)]
+
+        def is_refused() -> bool:
+            try:
+                get(server, "/health")
+            except (OSError, http.client.HTTPException):
+                return True
+            return False
+
+        wait_for(is_refused)
+        for connection in held:
+            connection.close()
+        wait_for(lambda: not is_refused())
+
+    def test_an_address_that_is_taken_is_an_error_with_a_way_out(self, server: StatusServer) -> None:
+        with pytest.raises(ConfigError, match=r"run\.listen") as caught:
+            StatusServer(server.address, Instance())
+        assert "port 0" in caught.value.remedy
+
+
+class TestAsking:
+    def run_file(self, state: Path, server: StatusServer, **fields: Any) -> None:
+        running = {
+            "pid": os.getpid(),
+            "host": "elsewhere",
+            "http": server.address,
+            "capture": {},
+            "since": NOW,
+        }
+        RunFile(state, Running(**{**running, **fields})).keep(leading=True)
+
+    def test_the_instance_is_found_by_its_file(
+        self, tmp_path: Path, server: StatusServer, instance: Instance
+    ) -> None:
+        instance.status = replace(instance.status, pid=4242)
+        self.run_file(tmp_path, server, pid=4242)
+        found = running_status(tmp_path)
+        assert found is not None
+        assert found["role"] == "leading"
+
+    def test_nobody_is_taken_for_the_instance(self, tmp_path: Path, server: StatusServer) -> None:
+        assert running_status(tmp_path) is None
+        self.run_file(tmp_path, server, pid=4242)  # another process has the address now
+        assert running_status(tmp_path) is None
+        with socket.socket() as unused:
+            unused.bind(("127.0.0.1", 0))
+            self.run_file(tmp_path, server, http=f"127.0.0.1:{unused.getsockname()[1]}")
+            assert running_status(tmp_path) is None

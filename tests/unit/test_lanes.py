@@ -1,0 +1,64 @@
+"""The list of lanes: who is on it stays on it, and its positions are never ahead of the lanes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from penstock.core.errors import StateError
+from penstock.core.position import Lsn
+from penstock.core.stream import StreamId
+from penstock.ledger.lanes import LaneRegistry
+
+pytestmark = pytest.mark.unit
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "lanes.json"
+
+
+def test_a_lane_that_joined_is_on_the_list_after_a_crash(path: Path) -> None:
+    LaneRegistry(path).join("lake")
+    assert LaneRegistry(path).positions() == {"lake": None}
+    since = LaneRegistry(path).lanes()["lake"].since
+    LaneRegistry(path).join("lake", [StreamId("public", "orders")])
+    assert LaneRegistry(path).lanes()["lake"].since == since
+    assert LaneRegistry(path).lanes()["lake"].streams == (StreamId("public", "orders"),)
+
+
+def test_positions_are_kept_from_the_last_save_and_never_go_back(path: Path) -> None:
+    registry = LaneRegistry(path)
+    registry.join("lake")
+    registry.flushed("lake", Lsn(100))
+    registry.save()
+    registry.flushed("lake", Lsn(90))
+    registry.flushed("lake", Lsn(200))
+    registry.flushed("unknown", Lsn(7))
+    assert LaneRegistry(path).positions() == {"lake": Lsn(100)}
+    registry.save()
+    assert LaneRegistry(path).positions() == {"lake": Lsn(200)}
+
+
+def test_a_lane_goes_only_when_it_is_dropped(path: Path) -> None:
+    registry = LaneRegistry(path)
+    registry.join("lake")
+    registry.join("kafka")
+    assert registry.drop("kafka")
+    assert not registry.drop("kafka")
+    assert LaneRegistry(path).positions() == {"lake": None}
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"format_version": 1, "lanes": {"lake": {}}}'])
+def test_a_list_that_cannot_be_read_is_an_error_and_not_an_empty_one(path: Path, content: str) -> None:
+    path.write_text(content)
+    with pytest.raises(StateError, match="cannot be read"):
+        LaneRegistry(path)
+
+
+def test_a_newer_format_is_refused(path: Path) -> None:
+    path.write_text(json.dumps({"format_version": 2, "lanes": {}}))
+    with pytest.raises(StateError, match="newer Penstock"):
+        LaneRegistry(path)

@@ -1,0 +1,67 @@
+"""Whether a state was left behind by another instance's, and what becomes of it then."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from penstock.core.position import Lsn
+from penstock.core.stream import StreamId
+from penstock.lake.superseded import is_superseded, set_aside
+from penstock.ledger import two_phase
+from penstock.ledger.state import StateDocument
+from penstock.ledger.store import StateStore
+
+ORDERS = StreamId("public", "orders")
+
+
+def document(epoch: int) -> StateDocument:
+    known = two_phase.take_up(
+        StateDocument.new(),
+        ORDERS,
+        sync_mode="cdc",
+        generation="g",
+        committed_to=Lsn(10),
+        cdc_from=Lsn(10),
+    )
+    return known.identified(system_id="1", timeline=1, epoch=Lsn(epoch))
+
+
+@pytest.mark.parametrize(
+    ("table_epochs", "expected"),
+    [([], False), ([Lsn(100), Lsn(90)], False), ([Lsn(101)], True), ([Lsn(90), Lsn(101)], True)],
+)
+def test_a_table_of_a_newer_leader_says_that_a_state_was_left_behind(
+    table_epochs: list[Lsn], expected: bool
+) -> None:
+    assert is_superseded(document(100), table_epochs) is expected
+
+
+def test_a_state_without_streams_is_not_left_behind_but_new() -> None:
+    assert not is_superseded(StateDocument.new(), [Lsn(5)])
+
+
+def test_what_is_set_aside_is_whole_and_what_is_left_is_as_if_it_had_never_been(tmp_path: Path) -> None:
+    store = StateStore(tmp_path)
+    saved = store.save(document(100))
+    for name in ("log", "load"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").touch()
+    for name in ("lanes.json", "checkpoint.json", "lock"):
+        (tmp_path / name).touch()
+    place = set_aside(tmp_path)
+    assert store.load() is None
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["lock", place.name]
+    assert StateStore(place).load() == saved
+    assert (place / "log" / "file").exists()
+
+
+def test_a_state_that_was_set_aside_in_part_still_says_so(tmp_path: Path) -> None:
+    """The process may die between any two moves; the file of the state goes last."""
+    store = StateStore(tmp_path)
+    store.save(document(100))
+    (tmp_path / "state.history").rename(tmp_path / "moved")
+    half = store.load()
+    assert half is not None
+    assert is_superseded(half, [Lsn(101)])
