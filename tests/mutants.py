@@ -315,8 +315,8 @@ MUTANTS = (
     Mutant(
         "send a transaction before its commit is known",
         "capture/tail.py",
-        "            whole, self._open = _cut(whole, open_tx)\n",
-        "            self._open = []\n",
+        "            whole, still_open = _cut(whole, open_tx)\n",
+        "            still_open = []\n",
         ("tests/unit/test_tail.py",),
     ),
     Mutant(

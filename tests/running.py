@@ -8,6 +8,7 @@ instance whose supervisor is gone are found too.
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
 import secrets
@@ -207,7 +208,7 @@ class Instance:
             with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=2) as answer:
                 text: str = answer.read().decode()
                 return text
-        except OSError:
+        except (OSError, http.client.HTTPException):
             return None
 
     def wait_until(

@@ -40,11 +40,14 @@ from penstock.config import Config
 from penstock.core.errors import (
     CaptureAwayError,
     ConfigError,
+    HistoryUnknownError,
     PenstockError,
     PositionGoneError,
     SourceError,
 )
 from penstock.core.position import Lsn
+from penstock.core.stream import StreamId
+from penstock.destinations.records import TableRecord
 from penstock.lake.destination import open_destination
 from penstock.lake.lane import LakeLane
 from penstock.lake.lane_state import LaneStream
@@ -52,9 +55,10 @@ from penstock.lake.measures import LaneMeasures
 from penstock.lake.superseded import is_superseded, set_aside
 from penstock.lake.upkeep import after_sync
 from penstock.lake.warmth import kept_warm
-from penstock.ledger.state import StateDocument
 from penstock.ledger.store import StateStore
+from penstock.ledger.threads import origin_of
 from penstock.locking import only_leader
+from penstock.log.reader import ChangeLog
 from penstock.resolution import resolve_from_source
 from penstock.turns import LANE, LeftOffError, Turns, reload_published, spark_starter
 
@@ -85,7 +89,9 @@ class LakeProcess:
 
     def run(self, *, warm: bool) -> None:
         """Until the end is asked for; an error if the process must end before."""
-        threading.Thread(target=self._measure, name="lake-metrics", daemon=True).start()
+        ended = threading.Event()
+        sending = (self._channel.metrics, ended)
+        threading.Thread(target=self._measures.send, args=sending, name="lake-metrics", daemon=True).start()
         with self._spark:
             while not self._stop.is_set():
                 try:
@@ -94,6 +100,7 @@ class LakeProcess:
                     raise
                 except PenstockError as error:
                     self._begin_anew_after(error)
+        ended.set()
         self._channel.state("stopping")
 
     # A term
@@ -101,14 +108,16 @@ class LakeProcess:
     def _term(self, *, warm: bool) -> None:
         self._channel.state("waiting")
         with kept_warm(self._spark) if warm else nullcontext():
-            leads = self._capture.wait_until_leading(self._stop)
+            leads = self._capture.wait_until_leading(
+                self._stop, lambda reason: self._channel.state("waiting", reason)
+            )
         if not leads:
             return
         self._channel.state("starting")
         self._spark.begin()  # it is needed before long
         with only_leader(self._config.state, self._waits):
-            self._set_aside_if_superseded()
             streams = self._resolve()
+            self._set_aside_if_superseded(streams)
             turns = Turns(
                 self._config,
                 self._measures,
@@ -126,23 +135,54 @@ class LakeProcess:
             turns.acknowledge(lane)
 
     def _waits(self) -> bool:
-        """While a command has the state: whether to give up."""
+        """While somebody else has the state: whether to give up."""
         if not self._capture.hello().leading:
             raise CaptureAwayError("Capture no longer leads.", remedy="None needed: another instance does.")
-        self._channel.state("waiting", "a command is at work on this pipeline's state")
+        holder = "a command, or an instance that was replaced,"
+        self._channel.state("waiting", f"{holder} holds this pipeline's state")
         return self._stop.wait(POLL_S)
 
-    def _set_aside_if_superseded(self) -> None:
-        """Before capture opens the log; if it has, for want of a lane, it is to start over."""
-        document = StateStore(self._config.state).load() or StateDocument.new()
-        if not document.streams:
-            return
+    def _state_epoch(self) -> Lsn | None:
+        """Whose state this is; of one that was never written, whose log."""
+        document = StateStore(self._config.state).load()
+        if document is not None and document.epoch is not None:
+            return document.epoch
+        newest = ChangeLog(self._config.state / "log").newest()
+        return None if newest is None else newest.epoch
+
+    def _table_epochs(self, streams: Sequence[StreamId]) -> list[Lsn]:
+        """Of tables that the state knows, and of others that were written through our slot."""
+        document = StateStore(self._config.state).load()
+        known = document.streams if document is not None else ()
         destination = open_destination(self._config.destination, self._spark)
-        records = [destination.table(stream).record() for stream in document.streams]
-        epochs = [record.epoch for record in records if record is not None]
-        if not is_superseded(document, epochs):
+        epochs = []
+        for stream in {*known, *streams}:
+            with suppress(HistoryUnknownError):  # recovery takes such a table over, or says what to do
+                record = destination.table(stream).record()
+                if record is not None and (stream in known or self._is_ours(record)):
+                    epochs.append(record.epoch)
+        return epochs
+
+    def _is_ours(self, record: TableRecord) -> bool:
+        origin = None if record.marker is None else origin_of(record.marker.generation)
+        return origin is not None and origin.endswith(f".{self._config.source.slot}")
+
+    def _set_aside_if_superseded(self, streams: Sequence[LaneStream]) -> None:
+        """Before capture opens the log; if it has, for want of a lane, it is to start over.
+
+        The state is read after the tables: its leader writes an epoch there before any table has it. So a
+        state that is shared is never taken for one that was left behind, however long we slept in between.
+        """
+        term = self._capture.hello().epoch
+        if self._state_epoch() is None:
+            return  # there is nothing to set aside
+        epochs = self._table_epochs([stream.info.stream for stream in streams])
+        if not is_superseded(self._state_epoch(), epochs):
             return
-        if self._capture.hello().reading:
+        hello = self._capture.hello()
+        if not hello.leading or hello.epoch != term:
+            raise CaptureAwayError("Capture has begun another term.", remedy="None needed: it is joined.")
+        if hello.reading:
             self._capture.start_over()
             raise CaptureAwayError(
                 "Capture reads into a log that is to be set aside.", remedy="None needed: it starts over."
@@ -231,9 +271,14 @@ class LakeProcess:
         try:
             streams = self._resolve()
             known = {name: _captured_as(stream) for name, stream in lane.streams.items()}
-            if any(known.get(stream.info.stream) != _captured_as(stream) for stream in streams):
+            if any(
+                known.get(stream.info.stream) != _captured_as(stream) or not self._is_published(stream)
+                for stream in streams
+            ):
                 started = self._join(streams)
-                lane.look_again(turns.resolve())
+                names = {stream.info.stream for stream in streams}
+                # A table that came since is not published: it waits for the next look.
+                lane.look_again([stream for stream in turns.resolve() if stream.info.stream in names])
                 reload_published(lane, started)
             else:
                 lane.look_again(streams)
@@ -244,6 +289,9 @@ class LakeProcess:
             if error.message != self._said:
                 self._said = error.message
                 self._channel.note(f"Could not look for tables that came or changed. {error}")
+
+    def _is_published(self, stream: LaneStream) -> bool:
+        return not stream.reads_log or self._config.source.publication in stream.info.publications
 
     # How it goes on
 
@@ -260,12 +308,6 @@ class LakeProcess:
         self._channel.state("reconnecting", str(error))
         least, most = BACKOFF_S
         self._stop.wait(random.uniform(0, min(most, least * 2**self._failures)))  # noqa: S311
-
-    def _measure(self) -> None:
-        while True:
-            with suppress(PenstockError, OSError):  # the log is being set aside
-                self._channel.metrics(self._measures.samples())
-            time.sleep(1.0)
 
 
 class _Every:
@@ -288,7 +330,12 @@ class _Every:
 
 def _captured_as(stream: LaneStream) -> object:
     """What capture must be told again if it changes."""
-    return stream.full_identity, tuple(leaf.stream for leaf in stream.info.leaves)
+    # A table that was dropped and made again is another one to the publication.
+    return (
+        stream.full_identity,
+        stream.info.oid,
+        tuple((leaf.oid, leaf.stream) for leaf in stream.info.leaves),
+    )
 
 
 def _described(error: BaseException) -> dict[str, str]:

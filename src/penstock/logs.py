@@ -41,18 +41,25 @@ def configure(form: LogFormat, level: int = logging.INFO) -> None:
 
 def handed_on(process: str, line: str, form: LogFormat) -> str:
     """A line that a process wrote, as the supervisor writes it."""
-    fields = {**_fields(line.rstrip("\r\n")), "process": process}
-    return str(_renderer(form)(None, "", fields))
+    line, render = line.rstrip("\r\n"), _renderer(form)
+    try:
+        return str(render(None, "", {**_fields(line), "process": process}))
+    except Exception:  # it looks like a line of ours, and has something odd in it
+        return str(render(None, "", {**_without_fields(line), "process": process}))
 
 
 def _fields(line: str) -> dict[str, Any]:
     """What the line says; what is no JSON object of ours is an event without fields."""
     try:
         fields = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         fields = None
     if isinstance(fields, dict) and "event" in fields and len(line) <= LINE_CHARACTERS_MAX:
         return fields
+    return _without_fields(line)
+
+
+def _without_fields(line: str) -> dict[str, Any]:
     return dict(_TIME(None, "", {"event": line[:LINE_CHARACTERS_MAX], "level": "info"}))
 
 

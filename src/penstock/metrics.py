@@ -56,12 +56,17 @@ SAFE_WAL_BYTES = _gauge("safe_wal_bytes", "Log that may be written before the se
 SLOT_HEALTHY = _gauge("slot_healthy", "1 while the server keeps all that the slot needs.")
 WAL_PRESSURE = _gauge("wal_pressure", "1 while the source is acknowledged by the change log alone.")
 RECONNECTS = _counter("source_reconnects", "Times the connection to the source was lost.")
-CHECKPOINT_AGE_SECONDS = _gauge("checkpoint_age_seconds", "Age of the last checkpoint that was saved.")
+CHECKPOINT_AGE_SECONDS = _gauge(
+    "checkpoint_age_seconds",
+    "How long the change log has been ahead of the last saved checkpoint; 0 while it is not.",
+)
 CHECKPOINT_FAILURES = _counter("checkpoint_failures", "Checkpoints that could not be saved.")
 ACKNOWLEDGED = _gauge("acknowledged_position", "What the source may forget, as a number.")
 LANE_LAG_BYTES = _gauge("lane_lag_bytes", "Log of the source that the lane does not hold durably.", "lane")
 LANE_LAG_SECONDS = _gauge(
-    "lane_lag_seconds", "Age of the oldest change that the lane does not hold durably.", "lane"
+    "lane_lag_seconds",
+    "How long ago the first changes were sealed in the change log that the lane does not hold durably.",
+    "lane",
 )
 LANE_KNOWN = _gauge("lane_known", "1 once the lane has said how far it is.", "lane")
 

@@ -37,6 +37,7 @@ from penstock.lake.destination import destination_of, session_of
 from penstock.lake.iceberg_reading import read_iceberg
 from penstock.lake.upkeep import compact
 from penstock.ledger import pausing
+from penstock.ledger.lanes import LANES_FILE, LaneRegistry
 from penstock.ledger.ledger import Ledger
 from penstock.ledger.state import StateDocument
 from penstock.ledger.store import StateStore
@@ -174,6 +175,7 @@ class Pipeline:
         with only_one(self.config.state), connect(self._url) as connection:
             drop_slot(connection, self.config.source.slot)
             StateStore(self.config.state).reset()
+            LaneRegistry(self.config.state / LANES_FILE).forget_positions()
             for leftover in ("log", "load"):
                 shutil.rmtree(self.config.state / leftover, ignore_errors=True)
 

@@ -122,8 +122,10 @@ class Turns:
         lane = self._lane(ledger, streams, epoch, version)
         if fence:
             lane.fence()
-        if started is not None and not started.slot_created and self._log_begins_at(started.slot_position):
-            lane.rebuild(started.slot_position, slot_knows_tables=self._slot_knows_tables())
+        if started is not None and not started.slot_created:
+            # Where the log begins, the slot stood.
+            begins = ChangeLog(self._config.state / "log").start() or started.slot_position
+            lane.rebuild(begins, slot_knows_tables=self._slot_knows_tables())
         # Before anything asks whether a stream may follow its source's table.
         self._reload_asked(lane, reload)
         lane.recover()
@@ -165,11 +167,6 @@ class Turns:
             self._listener,
             leaves_off=self._leaves_off,
         )
-
-    def _log_begins_at(self, slot_position: Lsn) -> bool:
-        """Whether all of the log there is was read from where the slot stands, if there is any."""
-        begins = ChangeLog(self._config.state / "log").start()
-        return begins is None or begins == slot_position
 
     def _slot_knows_tables(self) -> bool:
         """Whether the source was acknowledged only as far as the tables were, and never by the log alone."""

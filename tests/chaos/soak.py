@@ -44,6 +44,7 @@ _MIB = 1024 * 1024
 MEMORY_BYTES_MAX: Mapping[str, int] = {"capture": 512 * _MIB, "supervisor": 200 * _MIB}
 _DISK = "4g"
 _LEVEL_TIMEOUT_S = 300.0
+_FAULTS_FROM_S = 60.0  # a run that long has one at least
 _SETTINGS: Mapping[str, Any] = {
     "log": {"retention": "0s", "seal_every": "1s"},
     "lanes": {"lake": {"every": "2s"}},
@@ -80,6 +81,7 @@ class Soak:
         self._destination = destination
         self._seed = seed
         self._began = time.monotonic()
+        self._struck = 0
 
     def run(self, seconds: float) -> None:
         self.say(f"seed {self._seed}, {seconds:.0f} s, {self._destination} tables")
@@ -114,15 +116,19 @@ class Soak:
         self.pair[0].start()
         self.pair[0].wait_until(lambda: self.pair[0].leading, "the first instance to lead")
         self.pair[1].start()
+        end = time.monotonic() + seconds
         try:
             for fault in faults(self._seed):
-                if time.monotonic() + fault.pause_s > self._began + seconds:
+                if time.monotonic() + fault.pause_s > end:
                     break
                 self.watch(fault.pause_s)
                 self.say(f"{fault.kind}: {_KINDS[fault.kind].strike(self, fault.chance)}")
-            self.watch(max(self._began + seconds - time.monotonic(), 0))
+                self._struck += 1
+            self.watch(max(end - time.monotonic(), 0))
         finally:
             self.writers.stop()
+        assert self._struck or seconds < _FAULTS_FROM_S, "nothing broke"
+        assert self.writers.changes, "nothing was written"
 
     def watch(self, seconds: float) -> None:
         """Whoever was killed is started again, as a service manager would do it."""
@@ -225,8 +231,7 @@ def _slow_lake(soak: Soak, chance: random.Random) -> str:
 def _full_disk(soak: Soak, chance: random.Random) -> str:
     if not soak.has_disk:
         return "left out: no file system of its own could be mounted here"
-    used = psutil.disk_usage(str(soak.directory)).used
-    _resize(soak.directory, str(used + 64 * 1024))
+    used = _fill(soak.directory)
     soak.watch(chance.choice((3, 8)))
     _resize(soak.directory, _DISK)
     return f"at {used / _MIB:.0f} MiB, for some seconds"
@@ -267,8 +272,22 @@ def own_disk(directory: Path) -> Iterator[bool]:
             subprocess.run(["umount", "--lazy", str(directory)], check=True)
 
 
+def _fill(directory: Path) -> int:
+    """Leave next to nothing free; how many bytes are used. That may take some tries: others write."""
+    slack = 64 * 1024
+    while True:
+        used = psutil.disk_usage(str(directory)).used
+        try:
+            _resize(directory, str(used + slack))
+        except subprocess.CalledProcessError:  # more is used by now
+            slack *= 2
+            assert slack < 1024 * _MIB, f"{directory} cannot be made smaller"
+        else:
+            return used
+
+
 def _resize(directory: Path, size: str) -> None:
-    subprocess.run(["mount", "-o", f"remount,size={size}", str(directory)], check=True)
+    subprocess.run(["mount", "-o", f"remount,size={size}", str(directory)], check=True, capture_output=True)
 
 
 # -- memory -----------------------------------------------------------------------------------------------

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
+from tests.chaos import soak
 from tests.chaos.matrix import SEED
 from tests.chaos.soak import Soak, faults, own_disk
 
@@ -31,3 +35,20 @@ def test_what_breaks_is_told_by_the_seed() -> None:
 def test_nothing_is_lost_or_doubled_whatever_breaks(tmp_path: Path) -> None:
     with own_disk(tmp_path / "pipeline") as mounted:
         Soak(tmp_path / "pipeline", SEED, has_disk=mounted, destination=DESTINATION).run(SECONDS)
+
+
+def test_a_disk_is_full_although_others_write_to_it_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+
+    def resize(_: Path, size: str) -> None:
+        sizes.append(int(size))
+        if len(sizes) < 4:
+            raise subprocess.CalledProcessError(32, "mount")
+
+    monkeypatch.setattr(soak, "_resize", resize)
+    monkeypatch.setattr(psutil, "disk_usage", lambda _: SimpleNamespace(used=1000))
+    assert soak._fill(tmp_path) == 1000
+    slack = [size - 1000 for size in sizes]
+    assert slack == sorted(set(slack)), "each try leaves more"

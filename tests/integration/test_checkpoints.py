@@ -77,9 +77,9 @@ def test_a_store_that_says_nothing_holds_nobody_up(
         store = ObjectStore(
             f"s3://bucket/a?region=us-east-1&endpoint_override=http://127.0.0.1:{port}", call_timeout_s=0.2
         )
-        for _ in range(LEFT_BEHIND_MAX):
+        for number in range(LEFT_BEHIND_MAX):
             with pytest.raises(TimeoutError, match="within"):
-                store.write("checkpoint.json", b"{}")
+                store.write(f"{number}.json", b"{}")
         with pytest.raises(TimeoutError, match="does not answer"):
             store.read("checkpoint.json")
     finally:

@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from penstock.sources.postgres.embedded import EmbeddedPostgres
@@ -191,9 +192,12 @@ def _is_warm(instance: Instance) -> bool:
     spark = [(process, role) for process, role in instance.processes() if role in ("jvm", "worker")]
     if [role for _, role in spark].count("worker") < 2:  # the one that makes them, and one at least
         return False
-    before = [sum(process.cpu_times()[:2]) for process, _ in spark]
-    time.sleep(1)
-    return sum(sum(process.cpu_times()[:2]) for process, _ in spark) - sum(before) < 0.1
+    try:
+        before = sum(sum(process.cpu_times()[:2]) for process, _ in spark)
+        time.sleep(1)
+        return sum(sum(process.cpu_times()[:2]) for process, _ in spark) - before < 0.1
+    except psutil.NoSuchProcess:  # a worker that had nothing to do
+        return False
 
 
 def _has_sealed_since(instance: Instance, known: set[str]) -> bool:

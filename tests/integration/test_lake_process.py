@@ -291,6 +291,47 @@ def _streams(store: StateStore) -> list[object]:
     return [] if document is None else list(document.streams)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["made again", "taken out of the publication"])
+def test_a_table_that_the_publication_lost_is_followed_on(
+    how: str, tables: Database, instance: Instance
+) -> None:
+    instance.start_capture()
+    instance.start_lane()
+    instance.wait_until_level(tables)
+    if how == "made again":
+        tables.execute(
+            "CREATE TABLE other (LIKE state INCLUDING ALL);"
+            "INSERT INTO other SELECT * FROM state WHERE id > 3;"
+            "DROP TABLE state; ALTER TABLE other RENAME TO state"
+        )
+    else:
+        tables.execute(f"ALTER PUBLICATION {instance.pipeline.name} DROP TABLE state")
+    tables.execute("UPDATE state SET v = v || '!'")
+
+    def is_published() -> bool:
+        found = tables.query(
+            "SELECT 1 FROM pg_publication_tables WHERE pubname = %s AND tablename = 'state'",
+            (instance.pipeline.name,),
+        )
+        return bool(found)
+
+    instance.wait(is_published, "the table to be in the publication again")
+    with tables.connect() as connection:
+        write(connection, 500, 509)
+    instance.wait_until_level(tables)
+    instance.wait(lambda: _is_same(instance, "public.state"), "the table to be loaded again and level")
+    instance.stop()
+
+
+def _is_same(instance: Instance, stream: str) -> bool:
+    try:
+        instance.pipeline.assert_same(stream)
+    except AssertionError:
+        return False
+    return True
+
+
 def test_streams_that_read_no_log_are_read_again_after_their_time(
     tables: Database, make: MakePipeline
 ) -> None:

@@ -102,3 +102,15 @@ def test_with_acknowledge_log_a_lane_holds_the_log_and_not_the_source() -> None:
     tracker.limit(None)
     tracker.lane_flushed("lake", Lsn(150))
     assert tracker.acknowledged() == 150
+
+
+def test_a_lane_that_joins_again_is_unknown_until_it_says_how_far_it_is() -> None:
+    tracker = AcknowledgementTracker({"lake": Lsn(500)}, confirmed=Lsn(40), log_end=Lsn(100))
+    assert tracker.acknowledged() == 100
+    tracker.add_lane("lake", None)
+    tracker.log_sealed(Lsn(200))
+    assert tracker.acknowledged() == NOTHING
+    assert tracker.least() is None
+    tracker.lane_flushed("lake", Lsn(120))
+    assert tracker.acknowledged() == 120, "where its tables are, not where they once were"
+    assert tracker.least() == 120

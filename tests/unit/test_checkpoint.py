@@ -5,16 +5,20 @@ from __future__ import annotations
 import json
 import re
 import threading
+import time
 from pathlib import Path
+from typing import Any, NoReturn
 
 import pytest
+from pyarrow.fs import LocalFileSystem
 
 from penstock import failpoints
 from penstock.capture.checkpoints import CheckpointSaver
 from penstock.core.position import Lsn
 from penstock.ledger.checkpoint import Checkpoint, CheckpointFile
+from penstock.ledger.checkpoint_store import Directory, ObjectStore
 from penstock.log.writer import LogWriter
-from penstock.metrics import CHECKPOINT_AGE_SECONDS, CHECKPOINT_FAILURES
+from penstock.metrics import CHECKPOINT_AGE_SECONDS
 from tests.conftest import wait_until
 
 POSITION = Lsn.parse("1234/5678ABCD")
@@ -139,6 +143,39 @@ def test_concurrent_writers_never_mix(tmp_path: Path) -> None:
     assert wrong == []
 
 
+def test_a_write_that_is_not_answered_is_never_overtaken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would land after the newer one; also one of an earlier term's store."""
+    answered = threading.Event()
+
+    class Slow:
+        def open_output_stream(self, place: str) -> Any:
+            answered.wait()
+            return LocalFileSystem().open_output_stream(place)
+
+    older, newer = (ObjectStore(f"file://{tmp_path}", call_timeout_s=timeout_s) for timeout_s in (0.1, 10))
+    monkeypatch.setattr(older, "_opened", (Slow(), str(tmp_path)))
+    with pytest.raises(TimeoutError, match="within"):
+        older.write("a.json", b"older")
+    for store in (older, newer):
+        with pytest.raises(TimeoutError, match="earlier write"):
+            store.write("a.json", b"newer")
+    newer.write("b.json", b"another name")
+    answered.set()
+    wait_until((tmp_path / "a.json").exists, "the older write to land")
+
+    def is_written() -> bool:
+        try:
+            newer.write("a.json", b"newer")
+        except TimeoutError:
+            return False
+        return True
+
+    wait_until(is_written, "the newer one to be taken")
+    assert newer.read("a.json") == b"newer"
+
+
 class TestSaver:
     """Saving in the background."""
 
@@ -184,13 +221,87 @@ class TestSaver:
         self.seal(log, 200)
         monkeypatch.setattr(failpoints, "_reached", {})
         monkeypatch.setenv("PENSTOCK_FAILPOINT", "checkpoint.write=enospc")
+        saver.sealed()
         assert saver.save_before_acknowledging() == 100
-        samples = {name: value for name, _, value in saver.samples()}
-        assert samples[CHECKPOINT_FAILURES.name] == 1
-        assert samples[CHECKPOINT_AGE_SECONDS.name] > 0
+        assert saver.failures == 1
+        assert self.age_s(saver) > 0
         assert saver.save_before_acknowledging() is None
         assert saver.saved == 200
+        assert self.age_s(saver) == 0
         saver.close()
+
+    def test_on_a_quiet_source_no_checkpoint_is_old(
+        self, path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        now = 1000.0
+        monkeypatch.setattr(time, "monotonic", lambda: now)
+        log = self.log(path.parent)
+        saver = CheckpointSaver(path, log, interval_s=3600)
+        assert saver.save_before_acknowledging() is None
+        now += 600
+        assert self.age_s(saver) == 0
+        self.seal(log, 200)
+        saver.sealed()
+        now += 5
+        self.seal(log, 300)
+        saver.sealed()
+        now += 5
+        assert self.age_s(saver) == 10
+        assert saver.save_before_acknowledging() is None
+        assert self.age_s(saver) == 0
+        saver.close()
+
+    def test_what_was_sealed_while_a_checkpoint_was_saved_has_its_own_age(
+        self, path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        now = 1000.0
+        monkeypatch.setattr(time, "monotonic", lambda: now)
+        log = self.log(path.parent)
+        saver = CheckpointSaver(path, log, interval_s=3600)
+        assert saver.save_before_acknowledging() is None
+        self.seal(log, 200)
+        saver.sealed()
+        now += 60
+        save = CheckpointFile.save
+
+        def seal_meanwhile(file: CheckpointFile, lsn: Lsn, message_count: int) -> bool:
+            self.seal(log, 300)
+            saver.sealed()
+            return save(file, lsn, message_count)
+
+        monkeypatch.setattr(CheckpointFile, "save", seal_meanwhile)
+        saver.save_before_acknowledging()
+        monkeypatch.setattr(CheckpointFile, "save", save)
+        now += 3
+        assert saver.saved == 200
+        assert self.age_s(saver) == 3
+        saver.close()
+
+    def test_an_error_that_nobody_thought_of_does_not_end_the_saving(
+        self, path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        def fail(*_: object) -> NoReturn:
+            raise RuntimeError("secret")
+
+        log = self.log(path.parent)
+        with monkeypatch.context() as broken:
+            broken.setattr(Directory, "read", fail)
+            broken.setattr(Directory, "write", fail)
+            saver = CheckpointSaver(path, log, interval_s=3600)
+            assert saver.save_before_acknowledging() == 0
+            assert saver.failures >= 1
+        assert saver.save_before_acknowledging() is None
+        assert saver.saved == 100
+        saver.close()
+        said = capsys.readouterr().out
+        assert "RuntimeError" in said
+        assert "secret" not in said
+
+    @staticmethod
+    def age_s(saver: CheckpointSaver) -> float:
+        ((name, _, value),) = saver.samples()
+        assert name == CHECKPOINT_AGE_SECONDS.name
+        return value
 
     def test_messages_are_counted_on_when_the_log_is_begun_anew(self, path: Path) -> None:
         counts = []

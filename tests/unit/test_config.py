@@ -137,6 +137,15 @@ class TestWhatIsSaidWhenAFileIsWrong:
             ("checkpoint: {path: ftp://host/a}", "checkpoint.path: should be a path, s3://"),
             ("checkpoint: {path: s3://bucket}", "checkpoint.path: should be a path, s3://"),
             ("checkpoint: {path: s3://key:secret@bucket/a}", "credentials are taken from the environment"),
+            ("log: {seal_every: 0s}", "log.seal_every: should be 100ms at least"),
+            ("checkpoint: {interval: 0s}", "checkpoint.interval: should be 100ms at least"),
+            ("lanes: {lake: {every: 0s}}", "lanes.lake.every: should be 100ms at least"),
+            ("lanes: {lake: {refresh_every: 0s}}", "lanes.lake.refresh_every: should be 100ms at least"),
+            ("run: {heartbeat: 99ms}", "run.heartbeat: should be 100ms at least"),
+            ('run: {listen: "here:65536"}', "run.listen: should be host:port with a port up to 65535"),
+            ("run: {listen: here}", "run.listen: should be host:port with a port up to 65535"),
+            ('tail: {listen: "here:0"}', "tail.listen: should be `unix`, or host:port with a port from 1"),
+            ('tail: {listen: "here:99999"}', "tail.listen: should be `unix`, or host:port"),
             ("  - {table: public.x, write: merge}", "streams[1].write: should be 'upsert' or 'append'"),
             ("  - {write: append}", "streams[1].table: is missing"),
             ("  - [public.x]", "streams[1]: should be a mapping"),
@@ -147,6 +156,24 @@ class TestWhatIsSaidWhenAFileIsWrong:
     )
     def test_a_wrong_value_is_named_with_its_place(self, tmp_path: Path, wrong: str, said: str) -> None:
         assert said in refused(tmp_path, MINIMAL + wrong + "\n").detail
+
+    @pytest.mark.parametrize("token", ["", " ", f"{SECRET} ", f"{SECRET}é", f"{SECRET}\\n", f"{SECRET}\\x7f"])
+    def test_a_token_that_no_header_can_carry_is_refused_without_quoting_it(
+        self, tmp_path: Path, token: str
+    ) -> None:
+        error = refused(tmp_path, MINIMAL + f'tail: {{token: "{token}"}}\n')
+        assert "tail.token: should be printable ASCII characters" in error.detail
+        assert SECRET not in str(error)
+
+    def test_the_least_that_is_allowed_is_allowed(self, tmp_path: Path) -> None:
+        config = load(
+            tmp_path,
+            MINIMAL
+            + 'run: {listen: "127.0.0.1:0", heartbeat: 100ms}\n'
+            + 'tail: {listen: "here:1", certificate: a, key: b, token: "a token"}\n',
+        )
+        assert (config.run.listen, config.run.heartbeat) == ("127.0.0.1:0", timedelta(milliseconds=100))
+        assert config.tail.listen == "here:1"
 
     def test_all_problems_are_told_at_once(self, tmp_path: Path) -> None:
         error = refused(tmp_path, MINIMAL + "load: {parallel: x}\nsprak: {}\n")

@@ -247,7 +247,7 @@ class TestAsking:
     def run_file(self, state: Path, server: StatusServer, **fields: Any) -> None:
         running = {
             "pid": os.getpid(),
-            "host": "elsewhere",
+            "host": "here",
             "http": server.address,
             "capture": {},
             "since": NOW,
@@ -266,6 +266,8 @@ class TestAsking:
     def test_nobody_is_taken_for_the_instance(self, tmp_path: Path, server: StatusServer) -> None:
         assert running_status(tmp_path) is None
         self.run_file(tmp_path, server, pid=4242)  # another process has the address now
+        assert running_status(tmp_path) is None
+        self.run_file(tmp_path, server, pid=42, host="there")  # and one on another host the id
         assert running_status(tmp_path) is None
         with socket.socket() as unused:
             unused.bind(("127.0.0.1", 0))

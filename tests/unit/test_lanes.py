@@ -62,3 +62,27 @@ def test_a_newer_format_is_refused(path: Path) -> None:
     path.write_text(json.dumps({"format_version": 2, "lanes": {}}))
     with pytest.raises(StateError, match="newer Penstock"):
         LaneRegistry(path)
+
+
+def test_a_lane_that_joins_again_may_have_less_than_it_had(path: Path) -> None:
+    registry = LaneRegistry(path)
+    registry.join("lake")
+    registry.flushed("lake", Lsn(500))
+    registry.save()
+    registry.join("lake")
+    registry.flushed("lake", Lsn(400))
+    registry.flushed("lake", Lsn(300))
+    registry.save()
+    assert LaneRegistry(path).positions() == {"lake": Lsn(400)}
+    registry.forget_positions()
+    assert LaneRegistry(path).positions() == {"lake": None}
+
+
+def test_what_was_published_for_a_lane_is_told_until_it_has_reported(path: Path) -> None:
+    orders, items = StreamId("public", "orders"), StreamId("public", "items")
+    assert LaneRegistry(path).join("lake", [orders], [orders]) == (orders,)
+    registry = LaneRegistry(path)  # the lane died before it noted that, and so did capture
+    assert registry.join("lake", [orders, items], [items]) == (orders, items)
+    registry.flushed("lake", Lsn(100))
+    registry.save()
+    assert LaneRegistry(path).join("lake", [orders, items]) == ()

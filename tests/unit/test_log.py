@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from penstock import durable
 from penstock.capture.acknowledgement import NOTHING, AcknowledgementTracker
 from penstock.core.errors import SourceBusyError, StateError, StorageError
 from penstock.core.position import Lsn
@@ -153,6 +154,36 @@ def test_of_two_writers_only_one_commits_a_step(tmp_path: Path) -> None:
     with pytest.raises(SourceBusyError, match="Another process"):
         second.seal(Lsn(150))
     assert ids(ChangeLog(tmp_path).files(ORDERS, Lsn(100), Lsn(150)).files, 100, 150) == ["100.0"]
+
+
+def test_a_step_that_may_be_committed_keeps_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = writer(tmp_path)
+    write(log, schema(), (100, 0))
+    sync = durable.sync_directory
+
+    def fail(directory: Path) -> None:
+        if manifest_path(tmp_path, 1).exists():
+            raise OSError("the manifest is there, and whether it stays nobody can tell")
+        sync(directory)
+
+    monkeypatch.setattr(durable, "sync_directory", fail)
+    with pytest.raises((StorageError, OSError)):
+        log.seal(Lsn(150))
+    log.abandon()
+    assert ids(ChangeLog(tmp_path).files(ORDERS, Lsn(100), Lsn(150)).files, 100, 150) == ["100.0"]
+
+
+def test_a_writer_that_slept_until_its_number_was_removed_again_leaves_nothing(tmp_path: Path) -> None:
+    late = writer(tmp_path)
+    write(late, schema(), (100, 0))
+    three_steps(tmp_path)
+    for seq in (1, 2):
+        manifest_path(tmp_path, seq).unlink()
+    with pytest.raises(SourceBusyError, match="Another process"):
+        late.seal(Lsn(150))
+    assert [manifest.seq for manifest in ChangeLog(tmp_path).manifests()] == [3]
 
 
 def test_a_missing_step_is_an_error_and_not_a_silent_gap(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import structlog
@@ -65,11 +66,27 @@ def test_whatever_is_written_becomes_one_bounded_line(line: str) -> None:
     assert len(long["event"]) == logs.LINE_CHARACTERS_MAX
 
 
-def test_events_of_a_run_are_lines_of_the_same_form(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("form", ["json", "console"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"event": 5, "exception": 7, "level": [], "timestamp": {}}',
+        '{"event": "a", "exc_info": true, "stack": 1}',
+        "[" * 8000,
+        '{"event": "\\ud800"}',
+    ],
+)
+def test_a_line_that_only_looks_like_ours_is_handed_on_too(line: str, form: logs.LogFormat) -> None:
+    assert logs.handed_on("lake", line, form)
+
+
+def test_events_of_a_run_are_lines_of_the_same_form(capfd: pytest.CaptureFixture[str]) -> None:
     lines = RunLines(Settings(log_format="json"))
-    lines.event(Event("died", "lake", "ended with exit code 1", {"restarts": 2}))
-    lines.log("lake", "what a library prints\n")
-    died, printed = map(json.loads, capsys.readouterr().err.splitlines())
+    unwatched: Any = None
+    with lines.showing(unwatched):
+        lines.event(Event("died", "lake", "ended with exit code 1", {"restarts": 2}))
+        lines.log("lake", "what a library prints\n")
+    died, printed = map(json.loads, capfd.readouterr().err.splitlines())
     assert (died["event"], died["kind"], died["level"]) == ("ended with exit code 1", "died", "error")
     assert (died["restarts"], died["process"], printed["process"]) == (2, "lake", "lake")
     assert died.keys() & printed.keys() == {"timestamp", "level", "event", "process"}

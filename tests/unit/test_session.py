@@ -7,7 +7,14 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.lake.session import balanced, is_on_one_machine, of_this_attempt, session_settings
+from penstock.lake.session import (
+    LOG_BYTES_MAX,
+    balanced,
+    is_on_one_machine,
+    of_this_attempt,
+    session_settings,
+    shorten_log,
+)
 
 
 @given(st.lists(st.integers(0, 1000), min_size=1, max_size=60), st.integers(1, 12))
@@ -46,6 +53,20 @@ def test_only_on_one_machine_is_the_driver_called_by_its_local_address() -> None
     assert session_settings("local[*]", {})["spark.driver.host"] == "127.0.0.1"
     assert "spark.driver.host" not in session_settings("spark://h:7077", {})
     assert not is_on_one_machine("k8s://https://localhost")
+
+
+def test_what_java_prints_stays_bounded_while_it_is_printed(tmp_path: Path) -> None:
+    log = tmp_path / "spark.log"
+    shorten_log(log)
+    with open(log, "ab", buffering=0) as printing:
+        printing.write(b"short")
+        shorten_log(log)
+        assert log.read_bytes() == b"short"
+        printing.write(b"x" * LOG_BYTES_MAX)
+        shorten_log(log)
+        printing.write(b"after")
+    assert log.read_bytes() == b"after"
+    assert (tmp_path / "spark.log.1").stat().st_size == LOG_BYTES_MAX + 5
 
 
 def test_outside_of_a_task_a_path_is_what_it_is() -> None:

@@ -214,6 +214,14 @@ def test_a_missing_file_is_never_a_new_start(store: StateStore) -> None:
     assert store.restore(1).timeline == 1
 
 
+def test_what_is_restored_was_led_by_whoever_led_last(store: StateStore) -> None:
+    """Else tables that this state's own leader wrote since would seem to be another instance's."""
+    document = StateDocument.new()
+    for epoch in (10, 20, 30):
+        document = store.save(document.identified(system_id="1", timeline=1, epoch=Lsn(epoch)))
+    assert store.restore(1).epoch == 30
+
+
 def test_a_version_that_is_not_kept_cannot_be_restored(store: StateStore) -> None:
     save_versions(store, 2)
     with pytest.raises(StateError, match="no version 9"):

@@ -16,7 +16,8 @@ import termios
 import threading
 import urllib.request
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from hypothesis import strategies as st
 from penstock import metrics
 from penstock.capture.spec import ServiceSpec
 from penstock.cli.main import main
+from penstock.cli.outlet import Outlet
 from penstock.core.position import Lsn
 from penstock.ledger.lanes import LANES_FILE, LaneRegistry
 from penstock.ledger.run_file import RunFile, Running, read_running
@@ -75,6 +77,38 @@ channel.state("running")
 while True:
     time.sleep(60)
 """
+#: Obedient, and says much more than a pipe holds before it writes down that it does.
+TALKATIVE = OBEDIENT.replace(
+    'print("said by a library")',
+    """
+for number in range(1000):
+    channel.note("x" * 1000)
+    print("y" * 1000, flush=True)
+write("has said all")
+""",
+)
+#: Obedient, and does not lead while there is a file `held` beside the journal.
+HOLDABLE = OBEDIENT.replace(
+    'write("starts")',
+    """
+import pathlib, time
+held = pathlib.Path(channel.spec["journal"]).with_name("held")
+while held.exists() and not channel.stop_asked.is_set():
+    time.sleep(0.02)
+write("starts")
+""",
+)
+#: Says what nobody expects, then what everybody does.
+ODD = OBEDIENT.replace(
+    'write("starts")',
+    """
+for line in ('[]', '5', '{"event": "failed", "error": 7}', '{"event": "state", "state": []}', '[' * 100000,
+             '{"event": "metrics", "samples": [["penstock_log_bytes", {}, 1' + '0' * 400 + ']]}',
+             '{"event": "note"}', '{"event": {}}'):
+    channel._out.write(line + "\\n")
+write("starts")
+""",
+)
 
 
 @dataclass
@@ -202,7 +236,7 @@ channel.stop_asked.wait()
         assert run.process("capture").state == "leading", "the others go on"
         assert _sample(run, metrics.PARKED, process="lake") == 1
         run.supervisor.retry()
-        wait_until(lambda: run.process("lake").restarts == 2, "another try")
+        wait_until(lambda: run.process("lake").restarts >= 2, "another try")
         run.wait_for("lake", "parked")
         run.supervisor.ask_stop()
         run.join()
@@ -245,25 +279,36 @@ channel.stop_asked.wait()
         assert run.in_order
         assert run.journal() == ["lake starts", "lake stops"]
 
-    def test_samples_are_kept_while_their_process_lives_and_unknown_ones_are_counted(self, runs: Any) -> None:
-        run = runs({"capture": OBEDIENT})
+    def test_samples_are_kept_while_their_process_lives_and_unknown_ones_are_counted(
+        self, runs: Any, tmp_path: Path
+    ) -> None:
+        run = runs({"capture": HOLDABLE})
         run.wait_for("capture", "leading")
         wait_until(lambda: _sample(run, metrics.ROWS_CAPTURED) == 7, "the samples of capture")
         assert run.supervisor.dropped_samples == 1
         assert _sample(run, metrics.LEADING) == 1
         assert _sample(run, metrics.UP, process="capture") == 1
         assert (_sample(run, metrics.MEMORY, process="capture") or 0) > 1 << 20
+        (tmp_path / "held").touch()
         os.kill(run.pid("capture"), signal.SIGKILL)
-        run.wait_for("capture", "restarting")
+        wait_until(lambda: run.process("capture").restarts == 1, "capture to be started again")
         assert _sample(run, metrics.ROWS_CAPTURED) is None
         assert _sample(run, metrics.LEADING) == 0
+
+    def test_odd_words_do_not_keep_the_next_ones_from_being_heard(self, runs: Any) -> None:
+        run = runs({"capture": ODD})
+        run.wait_for("capture", "leading")
+        run.supervisor.ask_stop()
+        run.join()
+        assert run.in_order
+        assert run.journal() == ["capture starts", "capture stops"]
 
     def test_log_lines_carry_the_name_of_their_process(self, runs: Any) -> None:
         run = runs({"capture": OBEDIENT})
         wait_until(lambda: ("capture", "said by a library") in run.logged, "the line")
 
     def test_the_instance_that_leads_can_be_found_and_asked(self, runs: Any, tmp_path: Path) -> None:
-        run = runs({"capture": OBEDIENT})
+        run = runs({"capture": HOLDABLE})
         run.wait_for("capture", "leading")
         wait_until(lambda: read_running(tmp_path / "state") is not None, "run.json")
         running = read_running(tmp_path / "state")
@@ -272,8 +317,10 @@ channel.stop_asked.wait()
         with urllib.request.urlopen(f"http://{running.http}/status", timeout=10) as answer:
             assert json.load(answer)["role"] == "leading"
         assert "secret" not in (tmp_path / "state" / "run.json").read_text()
+        (tmp_path / "held").touch()
         os.kill(run.pid("capture"), signal.SIGKILL)
         wait_until(lambda: read_running(tmp_path / "state") is None, "run.json to be gone")
+        (tmp_path / "held").unlink()
         run.wait_for("capture", "leading")
         wait_until(lambda: read_running(tmp_path / "state") is not None, "run.json to be back")
         run.supervisor.ask_stop()
@@ -307,6 +354,11 @@ class TestRunFile:
     def test_a_file_that_is_no_such_file_names_no_instance(self, tmp_path: Path, content: str) -> None:
         (tmp_path / "run.json").write_text(content)
         assert read_running(tmp_path) is None
+
+    def test_what_an_earlier_life_of_ours_left_goes_also_when_we_do_not_lead(self, tmp_path: Path) -> None:
+        RunFile(tmp_path, self.OURS).keep(leading=True)
+        RunFile(tmp_path, replace(self.OURS, http="127.0.0.1:2", since="later")).keep(leading=False)
+        assert not (tmp_path / "run.json").exists()
 
 
 class TestRestarts:
@@ -388,6 +440,7 @@ import json, sys
 from pathlib import Path
 from penstock.cli import run
 from penstock.cli.main import main
+from penstock.cli.outlet import Outlet
 from penstock.supervisor import programs
 from penstock.supervisor.process import Program
 
@@ -486,6 +539,8 @@ class TestCommand:
             listen = f"127.0.0.1:{taken.getsockname()[1]}"
             running = command({"capture": OBEDIENT}, PIPELINE.replace("127.0.0.1:0", listen))
             assert running.process.wait(60) == 2
+        [line] = (tmp_path / "out").read_text().splitlines()
+        assert json.loads(line)["error"]["code"] == "config"
         assert not (tmp_path / "journal").exists()
 
     def test_nothing_runs_on_when_the_supervisor_is_killed(self, command: Any) -> None:
@@ -516,6 +571,29 @@ class TestCommand:
         assert (line["process"], line["event"]) == ("capture", "said by a library")
         assert "hidden" not in running.logged() + json.dumps(running.events())
 
+    @pytest.mark.parametrize(("options", "stalled"), [((), "stderr"), (("--json",), "stdout")])
+    def test_somebody_who_does_not_read_holds_up_nothing(
+        self, tmp_path: Path, options: tuple[str, ...], stalled: str
+    ) -> None:
+        (tmp_path / "penstock.yaml").write_text(PIPELINE)
+        journal, scripts = tmp_path / "journal", {"capture": TALKATIVE, "lake": TALKATIVE}
+        with _full_pipe() as full:
+            process = subprocess.Popen(
+                [sys.executable, "-c", COMMAND, json.dumps(scripts), str(journal), *options],
+                cwd=tmp_path,
+                start_new_session=True,
+                stdout=full if stalled == "stdout" else subprocess.DEVNULL,
+                stderr=full if stalled == "stderr" else subprocess.DEVNULL,
+            )
+            try:
+                wait_until(lambda: _has_said_all(journal), "both processes to go on")
+                process.send_signal(signal.SIGTERM)
+                assert process.wait(60) == 0
+            finally:
+                process.kill()
+                process.wait()
+        assert journal.read_text().splitlines()[-2:] == ["lake stops", "capture stops"]
+
 
 TAKE_TERMINAL = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n"
 
@@ -523,12 +601,12 @@ TAKE_TERMINAL = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n"
 class Terminal:
     """`penstock run` on a terminal of its own, as the leader of its session."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, script: str = OBEDIENT) -> None:
         (directory / "penstock.yaml").write_text(PIPELINE)
         self.journal = directory / "journal"
         self._ours, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 160, 0, 0))
-        scripts = json.dumps({"capture": OBEDIENT, "lake": OBEDIENT})
+        scripts = json.dumps({"capture": script, "lake": script})
         self.process = subprocess.Popen(
             [sys.executable, "-c", TAKE_TERMINAL + COMMAND, scripts, str(self.journal)],
             cwd=directory,
@@ -592,6 +670,69 @@ class TestTerminal:
         terminal.wait_until_it_ended(is_open=False)
         assert terminal.journal.read_text().splitlines()[2:] == ["lake stops", "capture stops"]
 
+    def test_a_terminal_that_is_held_holds_up_nothing(self, tmp_path: Path) -> None:
+        terminal = Terminal(tmp_path, TALKATIVE)
+        try:
+            wait_until(lambda: _has_said_all(terminal.journal), "both processes to go on")
+            terminal.process.send_signal(signal.SIGTERM)
+            assert terminal.wait_until_it_ended(is_open=False) == 0
+        finally:
+            terminal.process.kill()
+            terminal.process.wait()
+            terminal.close()
+        assert terminal.journal.read_text().splitlines()[-2:] == ["lake stops", "capture stops"]
+
+
+class TestOutlet:
+    def test_what_finds_no_room_is_left_out_and_counted_where_it_was(self) -> None:
+        written: list[str] = []
+        reads = threading.Event()
+
+        def write(line: str) -> None:
+            reads.wait()
+            written.append(line)
+
+        outlet = Outlet(write, lambda count: f"{count} left out", lines_max=2)
+        for line in "abcd":
+            outlet.put(line)
+        outlet.start()
+        reads.set()
+        wait_until(lambda: written == ["a", "b"], "what had room")
+        outlet.put("e")
+        outlet.end()
+        assert written == ["a", "b", "2 left out", "e"]
+
+    def test_a_writer_that_is_blocked_does_not_hold_up_the_end_and_one_that_fails_goes_on(self) -> None:
+        blocked = Outlet[str](lambda _: threading.Event().wait(), str, lines_max=1)
+        blocked.start()
+        for line in "abc":
+            blocked.put(line)
+        blocked.end(within_s=0.1)
+        written: list[str] = []
+        failing = Outlet[str](lambda line: written.append("ab"[int(line)]), str)
+        failing.start()
+        for line in ("0", "no number", "1"):
+            failing.put(line)
+        failing.end()
+        assert written == ["a", "b"]
+
+
+def test_metrics_do_not_wait_for_words_that_nobody_reads() -> None:
+    code = """
+import os
+from penstock.channel import Channel
+channel = Channel("{}")
+channel._lock.acquire()
+channel.metrics([])
+os._exit(7)
+"""
+    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)
+    try:
+        assert process.wait(30) == 7
+    finally:
+        process.kill()
+        process.communicate()
+
 
 class TestLaneCommand:
     @pytest.fixture
@@ -623,6 +764,14 @@ class TestLaneCommand:
         assert lane("drop", "gone", "--yes") == (0, {"dropped": "gone"})
         assert [each["lane"] for each in lane("list")[1]["lanes"]] == ["lake"]
 
+    def test_a_leader_that_only_its_own_host_can_ask_is_named(self, lane: Any, tmp_path: Path) -> None:
+        leader = Running(1, "elsewhere", "10.0.0.1:9780", {"address": "grpc+unix:///nowhere"}, "now")
+        RunFile(tmp_path / "state", leader).keep(leading=True)
+        for arguments in (("list",), ("drop", "gone", "--yes")):
+            code, answer = lane(*arguments)
+            assert (code, answer["error"]["code"]) == (3, "capture_away")
+            assert "elsewhere" in answer["error"]["remedy"]
+
     def test_a_lane_is_given_up_on_purpose_only(self, lane: Any) -> None:
         assert lane("drop", "gone")[0] == 2
         assert lane("drop", "unknown", "--yes")[0] == 2
@@ -642,6 +791,26 @@ def test_the_supervisor_and_its_command_import_no_spark_and_no_arrow() -> None:
 def _sample(run: Run, metric: metrics.Metric, **labels: str) -> float | None:
     found = {name: value for name, given, value in run.supervisor.samples() if given == labels}
     return found.get(metric.name)
+
+
+@contextmanager
+def _full_pipe() -> Iterator[int]:
+    """The end of a pipe that takes nothing more, for nobody reads the other one."""
+    ours, theirs = os.pipe()
+    os.set_blocking(theirs, False)
+    with suppress(BlockingIOError):
+        while True:
+            os.write(theirs, b"x")
+    os.set_blocking(theirs, True)
+    try:
+        yield theirs
+    finally:
+        os.close(theirs)
+        os.close(ours)
+
+
+def _has_said_all(journal: Path) -> bool:
+    return journal.exists() and journal.read_text().count("has said all") == 2
 
 
 def _runs(pid: int) -> bool:

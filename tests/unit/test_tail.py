@@ -402,3 +402,40 @@ def test_pieces_travel_as_they_are() -> None:
     back = pieces_of_batch(pieces_to_batch(cut))
     assert list(back) == cut
     assert [piece.rows.schema.metadata for piece in back] == [piece.rows.schema.metadata for piece in cut]
+
+
+def memory_of(tail: Tail) -> int:
+    """Of all buffers that the tail keeps alive, each counted once."""
+    pieces = [*tail._open, *(piece for group in tail._groups for piece in group._pieces or ())]
+    buffers = {
+        buffer.address: buffer.size
+        for piece in pieces
+        for column in piece.rows.columns
+        for buffer in column.buffers()
+        if buffer is not None
+    }
+    return sum(buffers.values())
+
+
+def test_a_slice_does_not_keep_the_batch_that_it_was_cut_from() -> None:
+    """Each batch is one large transaction, which goes by the log, and a small one behind it."""
+    tail = new_tail(4 * MIB)
+    for number in range(1, 11):
+        large, small = 1000 * number, 1000 * number + 500
+        tail.rows(TABLES[0], TABLES[0].stream, rows(TABLES[0], [(large, 0)], 2 * MIB))
+        tail.committed(Lsn(large - 1), large)
+        offsets = [*((large, index) for index in range(1, 1001)), (small, 0)]
+        tail.rows(TABLES[0], TABLES[0].stream, rows(TABLES[0], offsets, 1000))
+        tail.committed(Lsn(small + 1), None)
+    assert tail.bytes < MIB // 4
+    assert memory_of(tail) <= 2 * tail.bytes
+
+
+def test_an_open_transaction_does_not_keep_the_batch_that_it_began_in() -> None:
+    tail = new_tail(4 * MIB)
+    whole, open_ = [(1000, index) for index in range(2000)], [(2000, 0), (2000, 1)]
+    tail.rows(TABLES[0], TABLES[0].stream, rows(TABLES[0], whole + open_, 400))
+    tail.committed(Lsn(1001), 2000)
+    tail._groups.clear()  # as if they were let go
+    assert [(tx, op) for _, tx, op, _ in offsets_of(tail._open)] == open_
+    assert memory_of(tail) < MIB // 64

@@ -47,13 +47,10 @@ class AcknowledgementTracker:
         return tracker
 
     def add_lane(self, lane: str, position: Lsn | None) -> None:
-        """Count a lane in; with None nothing is acknowledged until it says how far it is."""
+        """Count a lane in, or anew; with None nothing is acknowledged until it says how far it is."""
         with self._lock:
-            if lane not in self._lanes:
-                self._lanes[lane] = position
-                self._tracker = self._begin()
-        if position is not None:
-            self.lane_flushed(lane, position)
+            self._lanes[lane] = position
+            self._tracker = self._begin()
 
     def drop_lane(self, lane: str) -> None:
         """Nobody needs anything for this one any more."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 import psycopg
@@ -51,7 +51,7 @@ class AlwaysCapture:
         )
         self._term: Term | None = None  # the one that leads
         self._reason = "Capture is starting."
-        self._counted: Counter[str] = Counter()  # in the terms before
+        self._counted: dict[str, float] = {}  # in the terms before
         self._reconnects = 0
         self._storage_failures = 0
 
@@ -92,7 +92,7 @@ class AlwaysCapture:
             return led, error
         finally:
             self._term = None
-            self._counted.update(term.counted())
+            self._counted = summed(self._counted, term.counted())
             if in_order:
                 self._channel.state("stopping")
             term.stop(in_order=in_order)
@@ -152,15 +152,17 @@ class AlwaysCapture:
         return None if term is None or term.server.reading is None else term.server.reading.tail
 
     def _samples(self, term: Term) -> list[Sample]:
-        counted: list[Sample] = [
-            (name, {}, value) for name, value in (self._counted + Counter(term.counted())).items()
-        ]
         return [
-            *counted,
+            *((name, {}, value) for name, value in summed(self._counted, term.counted()).items()),
             (metrics.RECONNECTS.name, {}, self._reconnects),
             (metrics.TAIL_READERS.name, {}, self._service.readers),
             *term.samples(),
         ]
+
+
+def summed(before: Mapping[str, float], now: Mapping[str, float]) -> dict[str, float]:
+    """What was counted under each name; a name that counted nothing stays, so that its first count shows."""
+    return {name: before.get(name, 0.0) + now.get(name, 0.0) for name in {**before, **now}}
 
 
 def _pause_s(times: int) -> float:

@@ -17,7 +17,7 @@ from pathlib import Path
 from penstock.core.position import Lsn
 from penstock.ledger.checkpoint import HISTORY_KEPT, CheckpointFile
 from penstock.log.writer import LogWriter
-from penstock.metrics import CHECKPOINT_AGE_SECONDS, CHECKPOINT_FAILURES, Sample
+from penstock.metrics import CHECKPOINT_AGE_SECONDS, Sample
 
 INTERVAL_S = 10.0
 WAIT_S = 15.0
@@ -42,8 +42,10 @@ class CheckpointSaver:
         self._asked = self._answered = 0  # saves that somebody waits for
         self._closed = False
         self._failed = False
-        self._saved_at = time.monotonic()
-        self._tried_at = self._saved_at - interval_s
+        self._saving: Lsn | None = None  # what the newest try saves
+        self._unsaved_since: float | None = time.monotonic()  # when the log went past `saved`
+        self._past_saving_at: float | None = None  # when it went past that
+        self._tried_at = time.monotonic() - interval_s
         self._thread = threading.Thread(target=self._run, name="capture-checkpoint", daemon=True)
         self._thread.start()
 
@@ -56,6 +58,11 @@ class CheckpointSaver:
     def sealed(self) -> None:
         """A step was sealed: save soon."""
         with self._changed:
+            now, end = time.monotonic(), self._writer.end
+            if self._unsaved_since is None and end != self.saved:
+                self._unsaved_since = now
+            if self._past_saving_at is None and end != self._saving:
+                self._past_saving_at = now
             self._changed.notify_all()
 
     def save_before_acknowledging(self) -> Lsn | None:
@@ -77,11 +84,15 @@ class CheckpointSaver:
             self._changed.notify_all()
         self._thread.join(WAIT_S)
 
+    @property
+    def failures(self) -> int:
+        return self._file.failed_saves
+
     def samples(self) -> list[Sample]:
-        return [
-            (CHECKPOINT_AGE_SECONDS.name, {}, time.monotonic() - self._saved_at),
-            (CHECKPOINT_FAILURES.name, {}, float(self._file.failed_saves)),
-        ]
+        with self._changed:
+            since = None if self._writer.end == self.saved else self._unsaved_since
+            age_s = 0.0 if since is None else time.monotonic() - since
+        return [(CHECKPOINT_AGE_SECONDS.name, {}, age_s)]
 
     def _run(self) -> None:
         found = self._file.load()
@@ -117,7 +128,10 @@ class CheckpointSaver:
 
     def _save(self) -> None:
         self._tried_at = time.monotonic()
+        with self._changed:
+            self._saving, self._past_saving_at = self._writer.end, None
         count = self._counted_before + self._writer.message_count
-        self._failed = not self._file.save(self._writer.end, count)
+        self._failed = not self._file.save(self._saving, count)
         if not self._failed:
-            self._saved_at = time.monotonic()
+            with self._changed:
+                self._unsaved_since = self._past_saving_at

@@ -12,6 +12,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
 
 from penstock.capture.acknowledgement import AcknowledgementTracker
 from penstock.capture.base import Progress
@@ -24,8 +26,10 @@ from penstock.capture.snapshots import connect_patiently
 from penstock.capture.spec import CaptureProgress, CaptureSpec
 from penstock.capture.steps import Counters, StepBuilder
 from penstock.capture.tail import Tail
+from penstock.core.errors import PenstockError
 from penstock.core.position import Lsn
 from penstock.core.stream import StreamId
+from penstock.log.manifest import list_sequence, read_manifest
 from penstock.log.writer import open_writer
 from penstock.sources.postgres.replication import ReplicationStream
 from penstock.sources.postgres.slots import CAPTURE_APPLICATION
@@ -72,6 +76,8 @@ class Reading:
         )
         self.tracker = AcknowledgementTracker(lanes, started.slot_position, self.writer.end)
         self.tracker.acknowledge_log(spec.acknowledge_at == "log")
+        if spec.service is not None:
+            self.tracker.limit(started.slot_position)  # until a checkpoint is saved
         self.tail = Tail(spec.tail_bytes_max) if spec.service is not None else None
         if self.tail is not None:
             self.tail.identify(started.system_id, started.timeline, started.epoch, self.writer.end)
@@ -86,7 +92,12 @@ class Reading:
             spec.seal_every_s if spec.service is not None else None,
         )
         self._loop: ReplicationLoop | None = None
-        self._ends: deque[tuple[Lsn, float]] = deque(maxlen=_ENDS_KEPT)  # of steps, and when they were sealed
+        # Of steps with changes, and when they were sealed; of earlier terms too, where a lane needs them.
+        self._ends: deque[tuple[Lsn, float]] = deque(maxlen=_ENDS_KEPT)
+        known = [position for position in lanes.values() if position is not None]
+        if spec.service is not None and known:
+            self._ends += ends_after(spec.log_directory, min(known), _ENDS_KEPT)
+        self._changes_noted = 0
         self._starting = threading.Lock()
         self._sealed = threading.Condition()
         self._aborted = False
@@ -179,15 +190,32 @@ class Reading:
         self._relations.close()
 
     def age_s(self, position: Lsn) -> float:
-        """How long ago the first step was sealed that is not whole at `position`; of this term's, at most."""
+        """How long ago the first step with changes was sealed that `position` does not have whole."""
         later = next((at for end, at in list(self._ends) if end > position), None)
-        return 0.0 if later is None else time.monotonic() - later
+        return 0.0 if later is None else max(0.0, time.time() - later)
 
     def _has_sealed(self, end: Lsn) -> None:
-        self._ends.append((end, time.monotonic()))
+        if self.counters.steps_with_changes != self._changes_noted:
+            self._changes_noted = self.counters.steps_with_changes
+            self._ends.append((end, time.time()))
         self.checkpoints.sealed()
         with self._sealed:
             self._sealed.notify_all()
+
+
+def ends_after(log: Path, position: Lsn, kept: int) -> list[tuple[Lsn, float]]:
+    """Where steps with changes end after `position`, and when each was sealed: of the last `kept` steps."""
+    ends: list[tuple[Lsn, float]] = []
+    for seq in reversed(list_sequence(log)[-kept:]):
+        try:
+            step = read_manifest(log, seq)
+        except (OSError, PenstockError):  # retention was here, or a lane will say what is wrong with it
+            break
+        if step.end <= position:
+            break
+        if step.tables:
+            ends.append((step.end, datetime.fromisoformat(step.sealed_at).timestamp()))
+    return ends[::-1]
 
 
 def _status_interval_s(sender_timeout_s: float) -> float:

@@ -12,7 +12,7 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -32,8 +32,16 @@ _ANSWER_S = 30.0  # for what needs no waiting at capture
 _SEALED_S = 10.0  # capture answers `sealed` within that, and is asked again
 _ASK_EVERY_S = 0.2
 _SILENCE_S = 10.0  # a tail has a sign of life every second
-# A capture that was restarted is found at once, not after a pause that has grown meanwhile.
-_CHANNEL = [("grpc.max_reconnect_backoff_ms", 500), ("grpc.use_local_subchannel_pool", 1)]
+_SAY_AWAY_AFTER_S = 5.0
+# A capture that was restarted is found at once, not after a pause that has grown meanwhile; one that stands
+# still is noticed by calls that may last without end. gRPC sends few pings, and only during calls: the server
+# takes no more (it closes the connection), and Flight has no setting for that.
+_CHANNEL = [
+    ("grpc.max_reconnect_backoff_ms", 500),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+]
 
 
 class RemoteCapture:
@@ -46,7 +54,7 @@ class RemoteCapture:
         self.epoch: Lsn | None = None
         self.address = address
         self._headers = [] if token is None else [(b"authorization", f"Bearer {token}".encode())]
-        roots = {} if certificate is None else {"tls_root_certs": Path(certificate).read_bytes()}
+        roots = {} if certificate is None else {"tls_root_certs": _certificate(Path(certificate))}
         self._client = flight.connect(address, generic_options=_CHANNEL, **roots)
         self._target: Lsn | None = None
 
@@ -75,12 +83,28 @@ class RemoteCapture:
         """Have the term end that there is now; the next one opens the log when a lane has joined."""
         self._ask("start_over")
 
-    def wait_until_leading(self, stop: threading.Event) -> bool:
-        """Whether capture leads now; False if `stop` was set before it did."""
+    def wait_until_leading(
+        self, stop: threading.Event, on_away: Callable[[str], None] = lambda _reason: None
+    ) -> bool:
+        """Whether capture leads now; False if `stop` was set before it did.
+
+        If capture cannot be asked for a while, `on_away` is told why, and once it answers again, told "".
+        """
+        away_since: float | None = None
+        said = ""
         while not stop.is_set():
-            with contextlib.suppress(CaptureAwayError):
+            reason = ""
+            try:
                 if self.hello().leading:
                     return True
+                away_since = None
+            except CaptureAwayError as error:
+                away_since = away_since or time.monotonic()
+                if time.monotonic() - away_since > _SAY_AWAY_AFTER_S:
+                    reason = error.message
+            if reason != said:
+                said = reason
+                on_away(reason)
             stop.wait(_ASK_EVERY_S)
         return False
 
@@ -229,6 +253,16 @@ class _SilenceWatch:
             since = self._waiting_since
             if since is not None and time.monotonic() - since > _SILENCE_S:
                 self._reader.cancel()
+
+
+def _certificate(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError(
+            f"The certificate {path} of capture cannot be read.",
+            remedy="Give this lane the file that `tail.certificate` of the running pipeline names.",
+        ) from error
 
 
 def _away(message: str) -> CaptureAwayError:

@@ -108,7 +108,7 @@ class CaptureServer:
                 self.snapshots.release_main()
                 started = self._add(self.reading, streams, full_identity)
             assert self.lanes is not None
-            self.lanes.join(lane, streams)
+            started = replace(started, published=self.lanes.join(lane, streams, started.published))
             reading = self._read()
             reading.tracker.add_lane(lane, None)
             reading.loop().follow()

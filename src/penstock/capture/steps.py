@@ -58,6 +58,7 @@ class Counters:
     bytes: int = 0
     transactions: int = 0
     steps_sealed: int = 0
+    steps_with_changes: int = 0
     seal_seconds: float = 0.0
     unsealed_bytes: int = 0
     spilled_bytes: int = 0
@@ -308,6 +309,7 @@ class StepBuilder:
         self.counters.unsealed_bytes = 0
         self._skip_below = manifest.end
         self.counters.steps_sealed += 1
+        self.counters.steps_with_changes += bool(manifest.tables)
         self.counters.seal_seconds += self._sealed_at - began
         if self._tail is not None:
             self._tail.sealed(manifest.end)

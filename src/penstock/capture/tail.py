@@ -10,9 +10,10 @@ What a reader may rely on, and why it holds:
 - *Any reader, any position.* A reader is nothing but the position it has read to; a position inside a group
   is answered with the rest of it. A slow reader holds up nobody and has no queue: it asks for the next item
   when it has sent the last one, and finds itself behind the groups in memory, or not.
-- *Bounded.* At most `bytes_max` and one batch of capture's. A group is at most `_group_bytes_max`, so that it
-  can be sent as one message; more is cut between transactions, and a transaction that is larger goes by the
-  log: its rows are dropped, capture is asked to seal, and then readers are told.
+- *Bounded.* At most `bytes_max` and one batch of capture's. A slice that keeps more than twice its size in
+  memory is copied. A group is at most `_group_bytes_max`, so that it can be sent as one message; more is cut
+  between transactions, and a transaction that is larger goes by the log: its rows are dropped, capture is
+  asked to seal, and then readers are told.
 
 A group is encoded when the first reader wants it, in that reader's thread, and once for all of them.
 """
@@ -112,7 +113,7 @@ class Tail:
 
     def rows(self, schema: TableSchema, leaf: StreamId, rows: pa.RecordBatch) -> None:
         if self._by_log_tx is not None:
-            rows = rows.slice(_first_from(rows, self._by_log_tx + 1))
+            rows = _on_its_own(rows.slice(_first_from(rows, self._by_log_tx + 1)))
         if rows.num_rows:
             self._open.append(Piece(schema.stream, leaf, schema.id, rows))
 
@@ -123,7 +124,8 @@ class Tail:
             self._by_log_tx = None
         whole = self._open
         if open_tx is not None:
-            whole, self._open = _cut(whole, open_tx)
+            whole, still_open = _cut(whole, open_tx)
+            self._open = _on_their_own(still_open)
             if _size(self._open) > self._group_bytes_max:
                 self._by_log_tx, self._open = open_tx, []
         else:
@@ -253,7 +255,7 @@ class _Group:
 def _grouped(pieces: list[Piece], end: Lsn, bytes_max: int) -> list[_Group]:
     """Groups of whole transactions; a transaction that is larger than a group may be goes by the log."""
     if _size(pieces) <= bytes_max:
-        return [_Group(end, pieces)]
+        return [_Group(end, _on_their_own(pieces))]
     transactions = np.unique(np.concatenate([_transactions(piece.rows) for piece in pieces]))
     if len(transactions) == 1:
         return [_Group(end, None)]
@@ -279,6 +281,17 @@ def _cut(pieces: Iterable[Piece], tx: int) -> tuple[list[Piece], list[Piece]]:
     return below, rest
 
 
+def _on_their_own(pieces: Iterable[Piece]) -> list[Piece]:
+    return [replace(piece, rows=_on_its_own(piece.rows)) for piece in pieces]
+
+
+def _on_its_own(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """The same rows, in memory of their own if what they are a slice of is much larger."""
+    if rows.get_total_buffer_size() <= 2 * _rows_size(rows):
+        return rows
+    return rows.take(pa.array(np.arange(rows.num_rows)))
+
+
 def _first_from(rows: pa.RecordBatch, tx: int) -> int:
     """The first row whose transaction is not below `tx`: rows of a piece are in the order of the log."""
     return int(np.searchsorted(_transactions(rows), tx))
@@ -291,6 +304,9 @@ def _transactions(rows: pa.RecordBatch) -> npt.NDArray[np.int64]:
 
 def _size(pieces: Iterable[Piece]) -> int:
     """Of what will be sent, and what holds it: found ten times faster than `nbytes` is."""
-    return sum(
-        pa.ipc.get_record_batch_size(piece.rows) + _COLUMN_BYTES * piece.rows.num_columns for piece in pieces
-    )
+    return sum(_rows_size(piece.rows) for piece in pieces)
+
+
+def _rows_size(rows: pa.RecordBatch) -> int:
+    size: int = pa.ipc.get_record_batch_size(rows) + _COLUMN_BYTES * rows.num_columns
+    return size

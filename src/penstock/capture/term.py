@@ -206,6 +206,7 @@ class Term:
             metrics.TRANSACTIONS_CAPTURED.name: counters.transactions,
             metrics.STEPS_SEALED.name: counters.steps_sealed,
             metrics.SEAL_SECONDS.name: counters.seal_seconds,
+            metrics.CHECKPOINT_FAILURES.name: reading.checkpoints.failures,
         }
 
     def stop(self, *, in_order: bool) -> None:

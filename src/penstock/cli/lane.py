@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,12 +10,13 @@ import typer
 
 from penstock.cli.settings import Settings, settings_of
 from penstock.cli.tables import size, table, text
-from penstock.core.errors import ConfigError
+from penstock.core.errors import CaptureAwayError, ConfigError
 
 if TYPE_CHECKING:
     from penstock.capture.base import LaneStanding
     from penstock.capture.remote import RemoteCapture
     from penstock.config import Config
+    from penstock.ledger.run_file import Running
 
 _HELP = "Look at lanes: who is given every change. The source keeps what any of them lacks."
 _COLUMNS = ("lane", "holds up to", "behind", "")
@@ -97,6 +99,7 @@ def _running_capture(config: Config) -> RemoteCapture | None:
     running = read_running(config.state)
     if running is None:
         return None
+    _refuse_from_elsewhere(running)
     from penstock.capture.remote import RemoteCapture
 
     token = config.tail.token
@@ -106,6 +109,15 @@ def _running_capture(config: Config) -> RemoteCapture | None:
         token=None if token is None else token.get_secret_value(),
         certificate=running.capture.get("certificate"),
     )
+
+
+def _refuse_from_elsewhere(running: Running) -> None:
+    address = running.capture["address"]
+    if address.startswith("grpc+unix:") and running.host != socket.gethostname():
+        raise CaptureAwayError(
+            f"The instance that leads runs on {running.host}, and its capture can be asked there only.",
+            remedy=f"Run this command on {running.host}, or have capture listen on TCP: `tail.listen`.",
+        )
 
 
 def _config(settings: Settings) -> Config:

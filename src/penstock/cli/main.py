@@ -128,7 +128,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         app(given, prog_name="penstock")
     except Exception as error:
-        settings = Settings(json="--json" in given, verbose=not {"-v", "--verbose"}.isdisjoint(given))
+        settings = Settings(
+            json="--json" in given,
+            verbose=not {"-v", "--verbose"}.isdisjoint(given),
+            json_lines="run" in given,
+        )
         sys.exit(report_unexpected(settings, error))
 
 

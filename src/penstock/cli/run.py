@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,9 +26,10 @@ def run(context: typer.Context) -> None:
 
     Several instances may run for one pipeline: one leads, the others stand by and take over. Ctrl-C or
     SIGTERM stops in order, a second one at once; SIGHUP starts parked processes again. With --json, one line
-    for each event.
+    for each event, and for the error if it ends with one.
     """
-    settings = settings_of(context)
+    settings = replace(settings_of(context), json_lines=True)
+    context.find_root().obj = settings
     with tempfile.TemporaryDirectory(prefix="penstock-", dir=_short_directory()) as directory:
         in_order = _run(settings, Path(directory))
     if not in_order:

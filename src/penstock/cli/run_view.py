@@ -97,7 +97,7 @@ def _source(source: dict[str, Any]) -> dict[str, str]:
         "kept by the source for us": kept,
         "not yet received": size(source["capture_lag_bytes"]),
         "acknowledged": text(source["acknowledged"]),
-        "last checkpoint": _seconds(source["checkpoint_age_s"]),
+        "ahead of the last checkpoint for": _seconds(source["checkpoint_age_s"]),
         "term": text(source["epoch"]),
     }
 

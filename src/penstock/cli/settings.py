@@ -1,7 +1,8 @@
 """What holds for every command: the pipeline file, the form of the output, how much is said.
 
 Results go to stdout, everything else (progress, notes, errors for people) to stderr. With `--json`,
-stdout carries exactly one JSON document, also when the command fails.
+stdout carries exactly one JSON document, also when the command fails; of a command that says more than one
+thing (`json_lines`), a line for each.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ class Settings:
     json: bool = False
     verbose: bool = False
     log_format: LogChoice = "auto"
+    json_lines: bool = False
 
     @property
     def log_form(self) -> LogFormat:
@@ -48,7 +50,8 @@ class Settings:
         return _console(stderr=True)
 
     def emit_json(self, value: Any) -> None:
-        sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False, default=str) + "\n")
+        indent = None if self.json_lines else 2
+        sys.stdout.write(json.dumps(value, indent=indent, ensure_ascii=False, default=str) + "\n")
         sys.stdout.flush()
 
     def note(self, message: str) -> None:

@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, SecretStr, field_validator, model_validator
 
 from penstock.config.values import (
+    Address,
     ByteSize,
     ColumnType,
     CursorColumns,
@@ -23,11 +24,14 @@ from penstock.config.values import (
     Lookbacks,
     PartitionBy,
     PathOrObject,
+    Pause,
     PostgresUrl,
     SlotName,
+    SocketOrAddress,
     SortBy,
     SparkValue,
     StreamPattern,
+    Token,
 )
 from penstock.core.stream import StreamId
 from penstock.core.table_options import PartitionField, SortField, TableOptions, check_partitions
@@ -280,7 +284,7 @@ class LogConfig(Section):
     """How long changes stay readable after every table holds them."""
     step_bytes_max: ByteSize = Field(default=ByteSize(16 * _MIB), ge=_MIB)
     """A step is sealed at the first end of a transaction after this many bytes of files."""
-    seal_every: Duration = timedelta(seconds=10)
+    seal_every: Pause = timedelta(seconds=10)
     """While `penstock run` reads: a step is sealed when it has been open for so long."""
     tail_bytes_max: ByteSize = Field(default=ByteSize(64 * _MIB), ge=_MIB)
     """What waits in memory for lanes that follow the newest changes; a lane that is further behind reads the
@@ -303,7 +307,7 @@ class WalConfig(Section):
 class CheckpointConfig(Section):
     """`checkpoint.json`: how far capture is, for people."""
 
-    interval: Duration = timedelta(seconds=10)
+    interval: Pause = timedelta(seconds=10)
     """How often it is saved."""
     history: PositiveInt = 20
     """How many are kept."""
@@ -316,11 +320,11 @@ class CheckpointConfig(Section):
 class LakeLaneConfig(Section):
     """How `penstock run` keeps the tables up."""
 
-    every: Duration = timedelta(seconds=10)
+    every: Pause = timedelta(seconds=10)
     """Changes are committed to the tables about so often."""
     max_bytes: ByteSize = Field(default=ByteSize(64 * _MIB), ge=_MIB)
     """Sooner, if so many bytes of the change log wait."""
-    refresh_every: Duration = timedelta(hours=1)
+    refresh_every: Pause = timedelta(hours=1)
     """How often streams that do not read the log are read: `full_refresh` anew, `incremental` on."""
 
 
@@ -333,13 +337,13 @@ class LanesConfig(Section):
 class TailConfig(Section):
     """Where capture serves changes to lanes, over Arrow Flight."""
 
-    listen: Annotated[str, Field(pattern=r"^(unix|[^:/\s]+:\d+)$")] = "unix"
+    listen: SocketOrAddress = "unix"
     """`unix`: a socket that only this user can open. `host:port`: over TCP, with TLS and a token."""
     certificate: LocalPath | None = None
     """PEM file of the server's certificate; needed for TCP."""
     key: LocalPath | None = None
     """PEM file of its key."""
-    token: SecretStr | None = None
+    token: Token | None = None
     """What a reader must show; needed for TCP. `${file:/path}` or an environment variable."""
 
     @model_validator(mode="after")
@@ -352,14 +356,15 @@ class TailConfig(Section):
 class RunConfig(Section):
     """`penstock run`: the processes and what they tell."""
 
-    listen: Annotated[str, Field(pattern=r"^[^:/\s]+:\d+$")] = "127.0.0.1:9780"
+    listen: Address = "127.0.0.1:9780"
     """Where `/metrics`, `/health` and `/status` are served; port 0 takes a free one."""
     standby: Literal["cold", "warm"] = "cold"
     """What an instance does while another one leads: `warm` keeps a Spark session ready."""
-    heartbeat: Duration = timedelta(seconds=1)
+    heartbeat: Pause = timedelta(seconds=1)
     """How often the leader shows that it lives; after three that are missing another one may lead."""
     stop_timeout: Duration = timedelta(seconds=60)
-    """How long lanes may take to end in order when they are asked to."""
+    """How long all may take to end in order. A quarter of it, 10 s at most, is kept for capture, which ends
+    after the lanes; they have the rest."""
     restarts_max: PositiveInt = 5
     """A process that fails more often than that within ten minutes is parked until somebody looks."""
 

@@ -8,7 +8,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, ByteSize, PlainValidator, SecretStr, ValidationInfo
+from pydantic import AfterValidator, BeforeValidator, ByteSize, PlainValidator, SecretStr, ValidationInfo
 
 from penstock.core.held_as import HeldAs
 from penstock.core.stream import StreamId
@@ -20,7 +20,12 @@ _REMOTE = re.compile(r"\A[a-z][a-z0-9+.-]+://", re.IGNORECASE)
 _OBJECT = re.compile(r"\A(s3|gs)://[^/@?#\s]+/[^@?#\s]*[^/@?#\s](\?\S+)?\Z")
 _SLOT = re.compile(r"\A[a-z0-9_]{1,63}\Z")
 _PLAIN_NUMBER = re.compile(r"\A\d+(?:\.\d+)?\Z")
+_HOST_AND_PORT = re.compile(r"\A[^:/\s]+:([0-9]{1,5})\Z")
+_TOKEN = re.compile(r"\A[!-~]([ -~]*[!-~])?\Z")
 _IDENTIFIER_BYTES_MAX = 63
+_PORT_MAX = 65535
+#: What is done again and again may not be done without a pause.
+_PAUSE_MIN = timedelta(milliseconds=100)
 
 
 def _duration(value: Any) -> timedelta:
@@ -37,6 +42,37 @@ def _duration(value: Any) -> timedelta:
 
 def _interval(value: Any) -> timedelta | None:
     return None if value is None or value == "never" else _duration(value)
+
+
+def _pause(value: timedelta) -> timedelta:
+    if value < _PAUSE_MIN:
+        raise ValueError("should be 100ms at least")
+    return value
+
+
+def _has_port(value: str, port_min: int) -> bool:
+    match = _HOST_AND_PORT.match(value)
+    return match is not None and port_min <= int(match[1]) <= _PORT_MAX
+
+
+def _address(value: str) -> str:
+    if not _has_port(value, 0):
+        raise ValueError("should be host:port with a port up to 65535, such as 127.0.0.1:9780")
+    return value
+
+
+def _socket_or_address(value: str) -> str:
+    # Lanes are told the address before anybody listens there: it cannot be any free port.
+    if value != "unix" and not _has_port(value, 1):
+        raise ValueError("should be `unix`, or host:port with a port from 1 to 65535")
+    return value
+
+
+def _token(value: SecretStr) -> SecretStr:
+    """It is sent in a header."""
+    if not _TOKEN.match(value.get_secret_value()):
+        raise ValueError("should be printable ASCII characters, one at least, without spaces at the ends")
+    return value
 
 
 def _path(value: Any, info: ValidationInfo) -> Path:
@@ -128,6 +164,10 @@ def _spark_value(value: Any) -> Any:
 
 
 Duration = Annotated[timedelta, BeforeValidator(_duration)]
+Pause = Annotated[Duration, AfterValidator(_pause)]
+Address = Annotated[str, AfterValidator(_address)]
+SocketOrAddress = Annotated[str, AfterValidator(_socket_or_address)]
+Token = Annotated[SecretStr, AfterValidator(_token)]
 Interval = Annotated[timedelta | None, BeforeValidator(_interval)]  # None: never
 LocalPath = Annotated[Path, BeforeValidator(_path)]
 PathOrObject = Annotated[str, BeforeValidator(_place)]
@@ -143,6 +183,7 @@ PostgresUrl = Annotated[SecretStr, BeforeValidator(_postgres_url)]
 SparkValue = Annotated[str, BeforeValidator(_spark_value)]
 
 __all__ = [
+    "Address",
     "ByteSize",
     "ColumnType",
     "CursorColumns",
@@ -153,9 +194,12 @@ __all__ = [
     "Lookbacks",
     "PartitionBy",
     "PathOrObject",
+    "Pause",
     "PostgresUrl",
     "SlotName",
+    "SocketOrAddress",
     "SortBy",
     "SparkValue",
     "StreamPattern",
+    "Token",
 ]

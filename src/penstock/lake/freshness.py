@@ -43,6 +43,10 @@ class Freshness:
         self._log = ChangeLog(self._directory)
         self._searched: dict[StreamId, _Searched] = {}
 
+    def forget(self) -> None:
+        """What newer rounds took, of which nobody knows here."""
+        self._of_newest_round = {}
+
     def committed(self, stream: StreamId, files: Sequence[LogFile]) -> None:
         """A round is committed; the age of its oldest change is how long that took."""
         began = oldest_commit(min(files, key=lambda file: file.first_tx).path) if files else None

@@ -8,10 +8,11 @@ believes about a table it has asked the destination.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from pyspark.sql import SparkSession
 
+from penstock.core.errors import HistoryUnknownError
 from penstock.core.position import Lsn
 from penstock.core.report import ProgressListener
 from penstock.core.stream import StreamId
@@ -195,7 +196,8 @@ class LakeLane:
     def fence(self) -> None:
         """Have every table refuse older leaders from now on, before anything is written to it."""
         for stream in self._lane.streams:
-            self._lane.table(stream).fence(self._lane.settings.epoch)
+            with suppress(HistoryUnknownError):  # recovery takes such a table over, or says what to do
+                self._lane.table(stream).fence(self._lane.settings.epoch)
 
     def settle_options(self) -> None:
         """Let tables have the options that the file gives them; what is in them stays as it is."""

@@ -1,14 +1,18 @@
 """What the lake lane of `penstock run` has done and how far its tables are, as samples.
 
-Counted over the terms of a process: a counter never falls. Called from the thread that takes turns, the one
+Counted over the terms of a process: a counter never falls. What is true of a moment is said only during a
+term: after it another instance may have moved the tables on. Called from the thread that takes turns, the one
 that loads, and the one that sends the samples; each number is written by one of them.
 """
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
+
+import structlog
 
 from penstock import metrics
 from penstock.core.stream import StreamId
@@ -20,6 +24,7 @@ from penstock.metrics import Sample
 
 _OPERATIONS = {"i": "insert", "u": "update", "d": "delete", "t": "truncate"}
 _LANE = {"lane": "lake"}
+_logger = structlog.get_logger("penstock.lake")
 
 
 class LaneMeasures:
@@ -42,7 +47,23 @@ class LaneMeasures:
         self._lane = lane
 
     def begun_anew(self) -> None:
+        """A term has ended: until the next one nothing is known of how far the tables are."""
         self._times_anew += 1
+        self._lane = None
+        self._dead_letters = {}
+        self._freshness.forget()
+
+    def send(self, to: Callable[[list[Sample]], None], ended: threading.Event, every_s: float = 1.0) -> None:
+        """Until `ended`. Whatever fails is tried again; it may be that the log is just being set aside."""
+        failing = ""
+        while not ended.wait(every_s):
+            try:
+                to(self.samples())
+                failing = ""
+            except Exception as error:
+                if (kind := type(error).__name__) != failing:
+                    _logger.warning("no metrics of the lake lane", kind=kind)
+                failing = kind
 
     # Rounds
 
@@ -90,4 +111,5 @@ class LaneMeasures:
         return found
 
     def _lag(self) -> dict[StreamId, float]:
-        return {} if self._lane is None else self._freshness.lag(self._lane.positions())
+        lane = self._lane
+        return {} if lane is None else self._freshness.lag(lane.positions())

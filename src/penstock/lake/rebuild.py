@@ -7,7 +7,8 @@ everything after C, so the log begins anew there, and changes up to M are left o
 
 That the marker was written from this source and through this slot is said by its generation, which begins
 with both. Not taken up, but loaded again as if they were new: tables of another source or an older format,
-resumed loads that readers have not been shown, and partitioned tables, whose list of leaves was in the state.
+tables that are being loaded anew (the reason was in the state), resumed loads that readers have not been
+shown, and partitioned tables, whose list of leaves was in the state.
 Also tables whose marker is older than C, if the source may have been acknowledged by the change log alone
 (`wal.acknowledge: log`, `wal.on_wal_pressure: acknowledge_log`): what is in between was only there. Nor are
 tables taken up by a state that was emptied on purpose, or that was there before its slot: a slot that we made
@@ -70,6 +71,8 @@ def _marker(lane: LaneState, stream: StreamId, origin: str) -> Marker | None:
     record = lane.table(stream).record()
     if configured.mode not in ("cdc", "strict_cdc") or configured.info.kind == "partitioned":
         return None
-    if record is None or record.marker is None or record.readable_from is not None:
+    if record is None or record.marker is None:
+        return None
+    if record.load is not None or record.readable_from is not None:
         return None
     return record.marker if origin_of(record.marker.generation) == origin else None

@@ -19,15 +19,19 @@ A Penstock error raised in a task reaches the caller as itself; any other failur
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import heapq
 import os
 import pickle
+import shutil
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TypeVar
+from typing import TypeVar
 
 import pyarrow as pa
 from py4j.protocol import Py4JError
@@ -58,7 +62,8 @@ _ON_ONE_MACHINE = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress":
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 _PYTHON = "spark.pyspark.python"
 
-LOG_BYTES_MAX = 8 * 1024 * 1024  # of what the JVM prints
+LOG_BYTES_MAX = 8 * 1024 * 1024  # of what the JVM prints, twice
+_LOG_LOOK_EVERY_S = 10.0
 
 #: More partitions than that for each core would cost more than they balance.
 PARTITIONS_PER_CORE_MAX = 4
@@ -76,18 +81,35 @@ def spark_session(master: str, conf: Mapping[str, str], log_file: Path) -> Spark
         spark_conf.set(name, value)
     if SparkContext._gateway is None:
         log_file.parent.mkdir(parents=True, exist_ok=True)
-        with _opened_log(log_file) as log, _alone_in(conf.get("spark.jars.ivy")):
+        shorten_log(log_file)
+        # To be written to at its end only: instances that stand by for each other share it.
+        with open(log_file, "ab") as log, _alone_in(conf.get("spark.jars.ivy")):
             gateway = launch_gateway(spark_conf, {"stdout": log, "stderr": log})  # type: ignore[no-untyped-call]
         SparkContext._ensure_initialized(gateway=gateway, conf=spark_conf)
+        threading.Thread(target=_keep_short, args=(log_file,), name="spark-log", daemon=True).start()
     session = SparkSession.builder.config(conf=spark_conf).getOrCreate()
     _register_data_source(session)
     return session
 
 
-def _opened_log(log_file: Path) -> IO[bytes]:
-    """To be written to at its end: instances that stand by for each other share it. Begun anew when long."""
-    is_long = log_file.exists() and log_file.stat().st_size > LOG_BYTES_MAX
-    return open(log_file, "wb" if is_long else "ab")
+def shorten_log(log_file: Path) -> None:
+    """When it is long, begin it anew and keep what it held beside it.
+
+    In place, for a JVM lives as long as `penstock run` does and has the file open: Log4j's own rolling would
+    leave out what is printed past it, by workers above all.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        if log_file.stat().st_size > LOG_BYTES_MAX:
+            with contextlib.suppress(OSError):  # a full disk most of all wants it short
+                shutil.copyfile(log_file, log_file.with_name(f"{log_file.name}.1"))
+            os.truncate(log_file, 0)
+
+
+def _keep_short(log_file: Path) -> None:
+    while True:
+        time.sleep(_LOG_LOOK_EVERY_S)
+        with contextlib.suppress(OSError):
+            shorten_log(log_file)
 
 
 @contextmanager

@@ -1,9 +1,9 @@
 """`checkpoint.json`: how far capture has durably come, for operators and for counting on.
 
 A report, never the judge: the log's newest manifest decides where reading goes on (correctness 2). So a
-write that fails is logged and counted and capture goes on; it only must not acknowledge beyond
-`last_saved`. A checkpoint that cannot be read gives way to the newest good one of its history, which is
-written first. It lies in a directory or in an object store (`checkpoint_store`).
+write that fails, for whatever reason, is logged and counted and capture goes on; it only must not acknowledge
+beyond `last_saved`. A checkpoint that cannot be read gives way to the newest good one of its history, which
+is written first. It lies in a directory or in an object store (`checkpoint_store`).
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class CheckpointFile:
                 content = (json.dumps(checkpoint.to_json()) + "\n").encode()
                 self._add_to_history(content)
                 self._store.write(self._name, content)
-            except (OSError, ValueError, PenstockError) as error:
+            except Exception as error:
                 self.failed_saves += 1
                 _logger.error(
                     "checkpoint not written",
@@ -94,18 +94,18 @@ class CheckpointFile:
             return _read(self._store, self._name)
         except FileNotFoundError:
             reason = "the file is missing"
-        except (ValueError, OSError) as error:
+        except Exception as error:
             reason = _reason(error)
         try:
             names = _history_names(self._store, self._history_directory)
-        except (ValueError, OSError) as error:
+        except Exception as error:
             names, reason = [], _reason(error)
         if names or reason != "the file is missing":
             _logger.error("checkpoint cannot be read, using its history", file=self._name, reason=reason)
         for name in reversed(names):
             try:
                 return _read(self._store, f"{self._history_directory}/{name}")
-            except (ValueError, OSError) as error:
+            except Exception as error:
                 _logger.error("checkpoint in history cannot be read", file=name, reason=_reason(error))
         return None
 
@@ -125,7 +125,7 @@ class CheckpointFile:
                 del history[0]
         except FileNotFoundError:
             del history[0]
-        except (OSError, ValueError) as error:
+        except Exception as error:
             _logger.warning("old checkpoint not removed", file=history[0], reason=_reason(error))
 
 
@@ -142,10 +142,11 @@ def _read(store: Store, name: str) -> Checkpoint:
 
 
 def _reason(error: Exception) -> str:
-    """What may be said of it. Arrow quotes an address that it cannot use; an address may hold a secret."""
+    """What may be said of it: Arrow quotes an address that it cannot use, which may hold a secret."""
     if isinstance(error, PenstockError):
         return error.message
-    return type(error).__name__ if type(error).__module__.startswith("pyarrow") else str(error)
+    is_known = isinstance(error, OSError | ValueError) and not type(error).__module__.startswith("pyarrow")
+    return str(error) if is_known else type(error).__name__
 
 
 def _timestamp(nanoseconds: int) -> str:

@@ -4,6 +4,7 @@
 a rename in a directory, by the store itself for an object. No call lasts longer than `CALL_TIMEOUT_S`:
 Arrow's client waits without end for a store that took the connection and says nothing, so each call runs in a
 thread that is left behind if it does not come back. No more than `LEFT_BEHIND_MAX` of those are waited for.
+While an earlier write of a name is out, the next one is refused: the earlier might land later.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from penstock import durable
 CALL_TIMEOUT_S = 10.0
 LEFT_BEHIND_MAX = 4
 
+_writes_out: set[str] = set()  # of all stores of this process
+_lock = threading.Lock()
 _Result = TypeVar("_Result")
 #: What the client is told beside what the address says: small objects in one request; an end to trying.
 _PARAMETERS = {"s3": {"allow_delayed_open": "true"}, "gs": {"retry_limit_seconds": "5"}}
@@ -69,7 +72,6 @@ class ObjectStore:
         self._address = scheme._replace(query="&".join(filter(None, (scheme.query, given)))).geturl()
         self._timeout_s = call_timeout_s
         self._left_behind = 0
-        self._lock = threading.Lock()
         self._opened: tuple[Any, str] | None = None
 
     def read(self, name: str) -> bytes:
@@ -86,7 +88,7 @@ class ObjectStore:
             with files.open_output_stream(place) as stream:
                 stream.write(content)
 
-        self._within_time(write)
+        self._within_time(write, writes=f"{self._address}/{name}")
 
     def remove(self, name: str) -> None:
         def remove() -> None:
@@ -113,11 +115,15 @@ class ObjectStore:
         files, base = self._opened
         return files, f"{base.rstrip('/')}/{name}"
 
-    def _within_time(self, call: Callable[[], _Result]) -> _Result:
-        with self._lock:
+    def _within_time(self, call: Callable[[], _Result], writes: str | None = None) -> _Result:
+        with _lock:
             if self._left_behind >= LEFT_BEHIND_MAX:
                 raise TimeoutError("The store does not answer.")
+            if writes in _writes_out:
+                raise TimeoutError("The store has not answered an earlier write of the same name.")
             self._left_behind += 1
+            if writes is not None:
+                _writes_out.add(writes)
         results: list[_Result] = []
         errors: list[Exception] = []
 
@@ -127,8 +133,10 @@ class ObjectStore:
             except Exception as error:
                 errors.append(error)
             finally:
-                with self._lock:
+                with _lock:
                     self._left_behind -= 1
+                    if writes is not None:
+                        _writes_out.discard(writes)
 
         thread = threading.Thread(target=carry_out, name="checkpoint-store", daemon=True)
         thread.start()

@@ -2,8 +2,11 @@
 
 The source may forget a change only when every lane holds it, those included that do not run at the moment. So
 a lane is on this list, durably, before it is given anything, and stays on it until somebody drops it. Its
-position is saved now and then and is a lower bound: to hold the source there is always safe, and
-the lane says how far it really is when it joins.
+position is saved now and then and is a lower bound: to hold the source there is safe. A lane that joins says
+anew how far it is, and that may be less than it was: its tables were put back, or the source was.
+
+Streams that a join put into the publication stay written down until the lane has reported after it: a lane
+that died before it noted that changes of theirs may be missing is told again.
 """
 
 from __future__ import annotations
@@ -29,25 +32,32 @@ FORMAT_VERSION = 1
 class Lane:
     """`position`: None while it has not said how far it is; `since`: when it first joined.
 
-    `streams`: those that it was given when it last joined.
+    `streams`: those that it was given when it last joined; `published`: those of them that were not in the
+    publication until then.
     """
 
     position: Lsn | None
     since: str
     streams: tuple[StreamId, ...] = ()
+    published: tuple[StreamId, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         return {
             "position": None if self.position is None else str(self.position),
             "since": self.since,
             "streams": [[stream.namespace, stream.name] for stream in self.streams],
+            "published": [[stream.namespace, stream.name] for stream in self.published],
         }
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> Lane:
         position = fields["position"]
-        streams = tuple(StreamId(*stream) for stream in fields["streams"])
-        return cls(None if position is None else Lsn.parse(position), str(fields["since"]), streams)
+        streams, published = (
+            tuple(StreamId(*stream) for stream in fields.get(key, ())) for key in ("streams", "published")
+        )
+        return cls(
+            None if position is None else Lsn.parse(position), str(fields["since"]), streams, published
+        )
 
 
 class LaneRegistry:
@@ -58,6 +68,7 @@ class LaneRegistry:
         self._lock = threading.Lock()
         self._lanes = _read(path)
         self._is_saved = True
+        self._joined: set[str] = set()  # and not heard of since
 
     def lanes(self) -> dict[str, Lane]:
         with self._lock:
@@ -66,21 +77,40 @@ class LaneRegistry:
     def positions(self) -> dict[str, Lsn | None]:
         return {name: lane.position for name, lane in self.lanes().items()}
 
-    def join(self, name: str, streams: Sequence[StreamId] = ()) -> None:
-        """Put a lane on the list, with its streams; it is there durably when this returns."""
+    def join(
+        self, name: str, streams: Sequence[StreamId] = (), published: Sequence[StreamId] = ()
+    ) -> tuple[StreamId, ...]:
+        """Put a lane on the list, with its streams; it is there durably when this returns.
+
+        All that were published for it since it last reported.
+        """
         with self._lock:
             lane = self._lanes.get(name) or Lane(None, datetime.now(UTC).isoformat(timespec="seconds"))
-            joined = replace(lane, streams=tuple(streams))
+            unheard = tuple(dict.fromkeys([*lane.published, *published]))
+            joined = replace(lane, streams=tuple(streams), published=unheard)
+            self._joined.add(name)
             if joined != self._lanes.get(name):
                 self._lanes[name] = joined
                 self._write()
+            return unheard
+
+    def forget_positions(self) -> None:
+        """The lanes stay, and nobody knows how far they are."""
+        with self._lock:
+            self._lanes = {name: replace(lane, position=None) for name, lane in self._lanes.items()}
+            if self._lanes:
+                self._write()
 
     def flushed(self, name: str, position: Lsn) -> None:
-        """Note how far a lane is, for the next `save`. Going back is not news."""
+        """Note how far a lane is, for the next `save`. Going back is news only right after a join."""
         with self._lock:
             lane = self._lanes.get(name)
-            if lane is not None and (lane.position is None or position > lane.position):
-                self._lanes[name] = replace(lane, position=position)
+            if lane is None:
+                return
+            is_first = name in self._joined
+            self._joined.discard(name)
+            if is_first or lane.position is None or position > lane.position:
+                self._lanes[name] = replace(lane, position=position, published=())
                 self._is_saved = False
 
     def save(self) -> None:

@@ -47,12 +47,16 @@ class RunFile:
         self._own = own
 
     def keep(self, *, leading: bool) -> None:
-        """Have the file say that we lead, or no longer say so."""
-        is_ours = _read(self._path) == self._own
-        if leading and not is_ours:
+        """Have the file say that we lead, or no longer say so.
+
+        In a container every life has the same host and process id: what an earlier one left is ours too.
+        """
+        found = _read(self._path)
+        names_us = found is not None and (found.host, found.pid) == (self._own.host, self._own.pid)
+        if leading and found != self._own:
             document = {"format_version": FORMAT_VERSION, **asdict(self._own)}
             durable.replace(self._path, durable.to_json_bytes(document))
-        elif is_ours and not leading:
+        elif names_us and not leading:
             self._path.unlink(missing_ok=True)
 
 

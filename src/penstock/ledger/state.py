@@ -221,6 +221,9 @@ class StateDocument:
         bound = {} if slot is None else {"slot": slot}
         return self._with_own(system_id=system_id, timeline=timeline, epoch=str(epoch), **bound)
 
+    def led_by(self, epoch: Lsn) -> StateDocument:
+        return self._with_own(epoch=str(epoch))
+
     def numbered(self, version: int) -> StateDocument:
         return self._with_own(state_version=version)
 

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from penstock import durable, failpoints
 from penstock.core.errors import StateError
+from penstock.core.position import Lsn
 from penstock.ledger import state_json
 from penstock.ledger.state import StateDocument
 
@@ -91,7 +92,14 @@ class StateStore:
                     remedy="Restore the state directory from a backup, or run `penstock resync --yes`.",
                 )
         document = self._read_version(version)
-        return self.save(document.numbered(self._highest()))
+        # Tables that were written under a newer epoch were written with this state, not with another's.
+        epoch = self._newest_epoch()
+        restored = document if epoch is None else document.led_by(epoch)
+        return self.save(restored.numbered(self._highest()))
+
+    def _newest_epoch(self) -> Lsn | None:
+        newest = self._newest_good()
+        return None if newest is None else self._read_version(newest).epoch
 
     def reset(self) -> StateDocument:
         """Save a state without any stream as the newest. The history stays.

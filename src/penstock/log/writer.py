@@ -41,6 +41,7 @@ from penstock.log.manifest import (
     FileEntry,
     Manifest,
     TableEntry,
+    list_sequence,
     manifest_path,
     write_manifest,
 )
@@ -135,15 +136,25 @@ class LogWriter:
         )
         if self._may_commit is not None:
             self._may_commit()
+        # From here on the step may be committed whatever comes back: its files are no longer ours to remove.
+        self._step = None
         if not write_manifest(self.directory, manifest):
             raise self._overtaken()
         failpoints.reach("log.manifest_written")
+        self._require_to_follow(manifest.seq)
         self._last_seq, self.end, self.message_count = manifest.seq, to, manifest.message_count
         self._begin()
         if self._first:
             self._first = False
             retention.sweep(self.directory, manifest.seq)
         return manifest
+
+    def _require_to_follow(self, seq: int) -> None:
+        """A writer that slept until its number was taken and removed again has made an orphan."""
+        numbers = list_sequence(self.directory)
+        if numbers[0] == seq and len(numbers) > 1 and numbers[1] != seq + 1:
+            manifest_path(self.directory, seq).unlink(missing_ok=True)
+            raise self._overtaken()
 
     @contextmanager
     def _while_ours(self) -> Iterator[None]:

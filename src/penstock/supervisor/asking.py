@@ -29,8 +29,12 @@ def running_status(state: Path) -> dict[str, Any] | None:
         return None
     finally:
         connection.close()
-    # Its address may be another process's by now.
-    return document if isinstance(document, dict) and document.get("pid") == running.pid else None
+    # Its address may be another instance's by now, and on another host another process has its id.
+    is_it = isinstance(document, dict) and (document.get("host"), document.get("pid")) == (
+        running.host,
+        running.pid,
+    )
+    return document if is_it else None
 
 
 def _address(running: Running) -> tuple[str, int]:

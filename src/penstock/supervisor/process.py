@@ -208,7 +208,7 @@ class KeptProcess:
                 try:
                     said = json.loads(line)
                     self._take(said["event"], said)
-                except (ValueError, KeyError, TypeError):
+                except Exception:  # whatever is odd about one line, the next ones are to be heard
                     self._log(self.name, line[:LOGGED_BYTES_MAX])
 
     def _take(self, event: str, said: dict[str, Any]) -> None:
