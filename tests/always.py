@@ -124,6 +124,7 @@ class AlwaysOn:
             with contextlib.suppress(CaptureAwayError):
                 if self.capture.hello().leading:
                     found.append(self.capture.join(wanted))
+                    self.capture.heard()
             return bool(found)
 
         wait_until(joined, "capture to lead and to be joined", WAIT_S)

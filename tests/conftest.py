@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import signal
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -90,6 +91,14 @@ def _drop_slots(connection: psycopg.Connection[tuple[Any, ...]], database: str) 
         return not rows
 
     wait_until(gone, f"the slots of {database} to be dropped")
+
+
+@pytest.fixture(autouse=True)
+def heeds_interrupts() -> Iterator[None]:
+    """Background jobs of a shell without job control ignore SIGINT, and hand that on to what they start."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(autouse=True)

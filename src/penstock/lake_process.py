@@ -128,6 +128,7 @@ class LakeProcess:
                 stop=self._stop,
             )
             lane = turns.open(streams, lambda: self._join(streams), fence=True)
+            self._capture.heard()
             self._measures.watch(lane)
             self._channel.state("running")
             with suppress(LeftOffError):
@@ -280,6 +281,7 @@ class LakeProcess:
                 # A table that came since is not published: it waits for the next look.
                 lane.look_again([stream for stream in turns.resolve() if stream.info.stream in names])
                 reload_published(lane, started)
+                self._capture.heard()
             else:
                 lane.look_again(streams)
             turns.reconcile_partitions(lane)

@@ -57,15 +57,6 @@ def test_it_loads_follows_compares_and_keeps_what_it_is_asked_to(open_directory:
     assert "not empty" in json.loads(again.stdout)["error"]["message"]
 
 
-@pytest.fixture
-def heeds_interrupts() -> Iterator[None]:
-    """Background jobs of a shell without job control ignore SIGINT, and hand that on to what they start."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("heeds_interrupts")
 def test_ctrl_c_ends_every_process_it_started() -> None:
     with subprocess.Popen(
         COMMAND, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -78,11 +78,10 @@ def test_a_lane_that_joins_again_may_have_less_than_it_had(path: Path) -> None:
     assert LaneRegistry(path).positions() == {"lake": None}
 
 
-def test_what_was_published_for_a_lane_is_told_until_it_has_reported(path: Path) -> None:
+def test_what_was_published_for_a_lane_is_told_until_it_has_heard(path: Path) -> None:
     orders, items = StreamId("public", "orders"), StreamId("public", "items")
     assert LaneRegistry(path).join("lake", [orders], [orders]) == (orders,)
     registry = LaneRegistry(path)  # the lane died before it noted that, and so did capture
     assert registry.join("lake", [orders, items], [items]) == (orders, items)
-    registry.flushed("lake", Lsn(100))
-    registry.save()
+    registry.heard("lake")
     assert LaneRegistry(path).join("lake", [orders, items]) == ()

@@ -122,6 +122,10 @@ class RemoteCapture:
         self.epoch = started.epoch
         return started
 
+    def heard(self) -> None:
+        """What a join said of streams that were published is noted, durably."""
+        self._ask_of_term("heard", lane=self.lane)
+
     def snapshot(self) -> ExportedSnapshot:
         # A slot is made when all transactions that run now have ended: nobody knows when that is.
         return ExportedSnapshot.from_json(self._ask_of_term("snapshot", None, lane=self.lane))

@@ -69,6 +69,7 @@ class CaptureServer:
             "demand": lambda given: self._read().loop().demand(Lsn.parse(given["target"])),
             "sealed": self._sealed,
             "progress": lambda _: _as_json(asdict(self._read().progress())),
+            "heard": lambda given: self.lanes.heard(given["lane"]) if self.lanes is not None else None,
             "flushed": lambda given: str(self.flushed(given["lane"], Lsn.parse(given["position"]))),
             "acknowledge": lambda given: str(self.acknowledge(given["lane"], Lsn.parse(given["position"]))),
             "stop": lambda _: self.stop(),

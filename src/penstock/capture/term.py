@@ -44,6 +44,7 @@ _REQUESTS = frozenset(
         "demand",
         "sealed",
         "progress",
+        "heard",
         "flushed",
     }
 )

@@ -5,7 +5,7 @@ a lane is on this list, durably, before it is given anything, and stays on it un
 position is saved now and then and is a lower bound: to hold the source there is safe. A lane that joins says
 anew how far it is, and that may be less than it was: its tables were put back, or the source was.
 
-Streams that a join put into the publication stay written down until the lane has reported after it: a lane
+Streams that a join put into the publication stay written down until the lane says that it has heard: a lane
 that died before it noted that changes of theirs may be missing is told again.
 """
 
@@ -82,7 +82,7 @@ class LaneRegistry:
     ) -> tuple[StreamId, ...]:
         """Put a lane on the list, with its streams; it is there durably when this returns.
 
-        All that were published for it since it last reported.
+        All that were published for it and that it has not heard of.
         """
         with self._lock:
             lane = self._lanes.get(name) or Lane(None, datetime.now(UTC).isoformat(timespec="seconds"))
@@ -93,6 +93,14 @@ class LaneRegistry:
                 self._lanes[name] = joined
                 self._write()
             return unheard
+
+    def heard(self, name: str) -> None:
+        """The lane knows what was published for it, durably."""
+        with self._lock:
+            lane = self._lanes.get(name)
+            if lane is not None and lane.published:
+                self._lanes[name] = replace(lane, published=())
+                self._write()
 
     def forget_positions(self) -> None:
         """The lanes stay, and nobody knows how far they are."""
@@ -110,7 +118,7 @@ class LaneRegistry:
             is_first = name in self._joined
             self._joined.discard(name)
             if is_first or lane.position is None or position > lane.position:
-                self._lanes[name] = replace(lane, position=position, published=())
+                self._lanes[name] = replace(lane, position=position)
                 self._is_saved = False
 
     def save(self) -> None:
