@@ -238,6 +238,7 @@ def _epochs(state: Path) -> list[Lsn]:
     return [manifest.epoch for manifest in ChangeLog(state / "log").manifests()]
 
 
+@pytest.mark.slow
 def test_a_lane_that_is_not_there_holds_the_source_until_it_is_dropped(
     orders: Database, tmp_path: Path
 ) -> None:
@@ -331,6 +332,7 @@ def test_a_table_that_cannot_be_read_fails_its_join_and_nothing_else(
     assert ids(log_rows(tmp_path)) == [1]
 
 
+@pytest.mark.slow
 def test_a_slot_that_is_gone_is_for_a_person_to_look_at(orders: Database, tmp_path: Path) -> None:
     with AlwaysOn(always_spec(orders, tmp_path)) as always:
         always.join()
@@ -353,6 +355,7 @@ def retained(database: Database) -> int:
     return int(found[0][0])
 
 
+@pytest.mark.slow
 def test_retained_log_stays_flat_while_another_database_writes(own: Database, tmp_path: Path) -> None:
     own.execute("CREATE DATABASE other")
     other = Database("other", own.server)
@@ -372,6 +375,7 @@ def test_retained_log_stays_flat_while_another_database_writes(own: Database, tm
 
 
 @pytest.mark.parametrize("policy", ["hold", "acknowledge_log"])
+@pytest.mark.slow
 def test_a_lane_that_lags_under_wal_pressure(policy: str, own: Database, tmp_path: Path) -> None:
     spec = always_spec(own, tmp_path, wal_max_retained=24 << 20, on_wal_pressure=policy)
     with AlwaysOn(spec) as always:

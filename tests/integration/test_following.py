@@ -246,6 +246,7 @@ def test_rows_of_a_transaction_that_is_only_prepared_are_never_taken(
     orders.execute(f"ROLLBACK PREPARED '{orders.name}'")
 
 
+@pytest.mark.slow
 def test_a_disk_that_stalls_for_longer_than_the_servers_patience_keeps_the_connection(
     orders: Database, follow: Callable[..., Following], monkeypatch: pytest.MonkeyPatch
 ) -> None:

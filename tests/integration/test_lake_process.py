@@ -251,6 +251,7 @@ def test_tables_are_loaded_and_then_follow_their_source(tables: Database, instan
     assert Lsn.parse(acknowledged) == document.lsn, "what the tables hold is acknowledged in the end"
 
 
+@pytest.mark.slow
 def test_a_lane_begins_anew_with_the_next_term(tables: Database, instance: Instance) -> None:
     instance.start_capture()
     instance.start_lane()
@@ -332,6 +333,7 @@ def _is_same(instance: Instance, stream: str) -> bool:
     return True
 
 
+@pytest.mark.slow
 def test_streams_that_read_no_log_are_read_again_after_their_time(
     tables: Database, make: MakePipeline
 ) -> None:
@@ -379,6 +381,7 @@ def test_where_nothing_changes_the_position_moves_and_spark_is_not_asked(
     assert not jobs
 
 
+@pytest.mark.slow
 def test_commands_that_write_the_state_say_that_the_pipeline_runs(
     tables: Database, instance: Instance
 ) -> None:

@@ -410,6 +410,7 @@ def test_readers_of_a_real_capture_are_given_exactly_what_the_log_has(
         assert len(inserted) > kept[0] >= 20_000
 
 
+@pytest.mark.slow
 def test_a_reader_goes_on_with_the_next_term_after_capture_was_killed(
     database: Database, tmp_path: Path, address: str
 ) -> None:
