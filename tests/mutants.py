@@ -80,7 +80,7 @@ MUTANTS = (
         "acknowledge early: before the tables hold it",
         "turns.py",
         "                lane.follow(end)\n",
-        "                self._capture.acknowledge(LANE, end)\n                lane.follow(end)\n",
+        "                self._capture.acknowledge(LAKE_LANE, end)\n                lane.follow(end)\n",
         (TRAPS + "test_nothing_is_acknowledged_before_the_state_says_it_is_committed",),
     ),
     Mutant(

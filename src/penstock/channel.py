@@ -22,18 +22,10 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 State = Literal["starting", "standby", "leading", "running", "waiting", "reconnecting", "stopping"]
-STATES: tuple[State, ...] = (
-    "starting",
-    "standby",
-    "leading",
-    "running",
-    "waiting",
-    "reconnecting",
-    "stopping",
-)
+STATES: tuple[State, ...] = get_args(State)
 
 
 class Channel:

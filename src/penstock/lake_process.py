@@ -20,47 +20,41 @@ Nothing of this can lose or double a row: a term begins by asking the tables whe
 from __future__ import annotations
 
 import os
-import random
 import sys
 import threading
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
-from pathlib import Path
-from traceback import extract_tb
 from typing import Literal
 
 import structlog
 
 from penstock import logs
+from penstock.capture.from_config import LAKE_LANE
 from penstock.capture.remote import RemoteCapture
 from penstock.capture.spec import Started
 from penstock.channel import Channel
 from penstock.config import Config
+from penstock.core.backoff import pause_s
 from penstock.core.errors import (
     CaptureAwayError,
     ConfigError,
-    HistoryUnknownError,
     PenstockError,
     PositionGoneError,
     SourceError,
+    told_of,
 )
 from penstock.core.position import Lsn
-from penstock.core.stream import StreamId
-from penstock.destinations.records import TableRecord
 from penstock.lake.destination import open_destination
 from penstock.lake.lane import LakeLane
 from penstock.lake.lane_state import LaneStream
 from penstock.lake.measures import LaneMeasures
-from penstock.lake.superseded import is_superseded, set_aside
+from penstock.lake.superseded import set_aside, was_left_behind
 from penstock.lake.upkeep import after_sync
 from penstock.lake.warmth import kept_warm
-from penstock.ledger.store import StateStore
-from penstock.ledger.threads import origin_of
 from penstock.locking import only_leader
-from penstock.log.reader import ChangeLog
 from penstock.resolution import resolve_from_source
-from penstock.turns import LANE, LeftOffError, Turns, reload_published, spark_starter
+from penstock.turns import LeftOffError, Turns, reload_published, spark_starter
 
 POLL_S = 0.2
 LOOK_EVERY_S = 60.0  # for tables that came or changed at the source
@@ -143,42 +137,16 @@ class LakeProcess:
         self._channel.state("waiting", f"{holder} holds this pipeline's state")
         return self._stop.wait(POLL_S)
 
-    def _state_epoch(self) -> Lsn | None:
-        """Whose state this is; of one that was never written, whose log."""
-        document = StateStore(self._config.state).load()
-        if document is not None and document.epoch is not None:
-            return document.epoch
-        newest = ChangeLog(self._config.state / "log").newest()
-        return None if newest is None else newest.epoch
-
-    def _table_epochs(self, streams: Sequence[StreamId]) -> list[Lsn]:
-        """Of tables that the state knows, and of others that were written through our slot."""
-        document = StateStore(self._config.state).load()
-        known = document.streams if document is not None else ()
-        destination = open_destination(self._config.destination, self._spark)
-        epochs = []
-        for stream in {*known, *streams}:
-            with suppress(HistoryUnknownError):  # recovery takes such a table over, or says what to do
-                record = destination.table(stream).record()
-                if record is not None and (stream in known or self._is_ours(record)):
-                    epochs.append(record.epoch)
-        return epochs
-
-    def _is_ours(self, record: TableRecord) -> bool:
-        origin = None if record.marker is None else origin_of(record.marker.generation)
-        return origin is not None and origin.endswith(f".{self._config.source.slot}")
-
     def _set_aside_if_superseded(self, streams: Sequence[LaneStream]) -> None:
-        """Before capture opens the log; if it has, for want of a lane, it is to start over.
-
-        The state is read after the tables: its leader writes an epoch there before any table has it. So a
-        state that is shared is never taken for one that was left behind, however long we slept in between.
-        """
+        """Before capture opens the log; if it has, for want of a lane, it is to start over."""
         term = self._capture.hello().epoch
-        if self._state_epoch() is None:
-            return  # there is nothing to set aside
-        epochs = self._table_epochs([stream.info.stream for stream in streams])
-        if not is_superseded(self._state_epoch(), epochs):
+        names = [stream.info.stream for stream in streams]
+        if not was_left_behind(
+            self._config.state,
+            lambda: open_destination(self._config.destination, self._spark),
+            names,
+            self._config.source.slot,
+        ):
             return
         hello = self._capture.hello()
         if not hello.leading or hello.epoch != term:
@@ -308,8 +276,7 @@ class LakeProcess:
             raise error
         _logger.warning("the lake lane begins anew", code=error.code, reason=error.message)
         self._channel.state("reconnecting", str(error))
-        least, most = BACKOFF_S
-        self._stop.wait(random.uniform(0, min(most, least * 2**self._failures)))  # noqa: S311
+        self._stop.wait(pause_s(self._failures, *BACKOFF_S))
 
 
 class _Every:
@@ -340,29 +307,19 @@ def _captured_as(stream: LaneStream) -> object:
     )
 
 
-def _described(error: BaseException) -> dict[str, str]:
-    """What may be said of an error: ours in full, anything else by its kind alone (it may quote rows)."""
-    if isinstance(error, PenstockError):
-        return error.to_json()
-    places = [f"{Path(at.filename).name}:{at.lineno} {at.name}" for at in extract_tb(error.__traceback__)]
-    _logger.error("the lake lane failed unexpectedly", kind=type(error).__name__, places=places)
-    return {
-        "code": PenstockError.code,
-        "message": f"The lake lane failed unexpectedly ({type(error).__name__}).",
-        "remedy": "The log says where; please report it.",
-    }
-
-
 def main() -> int:
     channel = Channel()
     logs.configure("json")
     try:
         config = Config.load(channel.spec["config"])
         where = channel.spec["capture"]
-        with RemoteCapture(where["address"], LANE, where.get("token"), where.get("certificate")) as capture:
+        with RemoteCapture(
+            where["address"], LAKE_LANE, where.get("token"), where.get("certificate")
+        ) as capture:
             LakeProcess(channel, config, capture).run(warm=channel.spec.get("warm", False))
     except Exception as error:
-        channel.failed(_described(error))
+        logs.log_unexpected("the lake lane", error)
+        channel.failed(told_of("the lake lane", error).to_json())
         return 1
     return 0
 

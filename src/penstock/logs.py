@@ -11,15 +11,20 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from pathlib import Path
+from traceback import extract_tb
 from typing import Any, Literal
 
 import structlog
 from structlog.typing import Processor
 
+from penstock.core.errors import PenstockError
+
 LogFormat = Literal["json", "console"]
 
 #: A line is cut there when it is handed on; a library may print a whole query plan.
 LINE_CHARACTERS_MAX = 8192
+_logger = structlog.get_logger("penstock")
 _TIME = structlog.processors.TimeStamper(fmt="iso", utc=True)
 
 
@@ -69,3 +74,12 @@ def _renderer(form: LogFormat) -> Processor:
     return structlog.dev.ConsoleRenderer(
         colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
     )
+
+
+def log_unexpected(who: str, error: BaseException) -> None:
+    """Say where an error of no kind of ours came from: places only, since messages may quote rows."""
+    if isinstance(error, PenstockError):
+        return
+    places = [f"{Path(at.filename).name}:{at.lineno} {at.name}" for at in extract_tb(error.__traceback__)]
+    event = f"{who} failed unexpectedly"
+    _logger.error(event, kind=type(error).__name__, places=places)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +28,7 @@ from penstock.ledger.load_record import LoadRecords
 from penstock.ledger.state import StateDocument
 from penstock.ledger.state import StreamState as Entry
 from penstock.ledger.store import StateStore
+from penstock.log import retention
 from penstock.log.reader import ChangeLog
 from penstock.resolution import resolve_from_source
 from penstock.sources.postgres.connection import connect
@@ -88,7 +88,7 @@ def status(config: Config) -> PipelineStatus:
         position=str(document.lsn) if document.lsn is not None else None,
         slot_position=str(slot.confirmed_flush) if slot and slot.confirmed_flush is not None else None,
         retained_wal_bytes=slot.retained_bytes if slot else None,
-        log_bytes=_size(config.state / "log"),
+        log_bytes=retention.size(config.state / "log"),
         streams=streams,
         notes=notes,
     )
@@ -199,11 +199,3 @@ def _slot(config: Config, notes: list[str]) -> SlotInfo | None:
     except PenstockError as error:
         notes.append(f"The source could not be asked: {error.message}")
         return None
-
-
-def _size(directory: Path) -> int:
-    size = 0
-    for path in directory.rglob("*"):
-        with contextlib.suppress(FileNotFoundError):  # a sync may be running
-            size += path.stat().st_size if path.is_file() else 0
-    return size

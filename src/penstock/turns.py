@@ -31,6 +31,7 @@ from functools import partial
 
 from penstock import failpoints
 from penstock.capture.base import Capture
+from penstock.capture.from_config import LAKE_LANE
 from penstock.capture.spec import ExportedSnapshot, Started
 from penstock.config import Config
 from penstock.core.errors import ConfigError, SnapshotLostError, SourceError, StateError
@@ -54,7 +55,6 @@ from penstock.sources.postgres.slots import read_slot
 
 SnapshotSource = Callable[[], ExportedSnapshot]
 
-LANE = "lake"
 GIVE_UP_EVERY_S = 0.5
 SNAPSHOT_TRIES_MAX = 5
 _LOOK_EVERY_S = 0.2
@@ -290,7 +290,7 @@ class Turns:
         """Report how far the lane needs nothing any more."""
         flushed = lane.flushed()
         if flushed is not None:
-            self._capture.acknowledge(LANE, flushed)
+            self._capture.acknowledge(LAKE_LANE, flushed)
             failpoints.reach("cdc.acknowledged")
 
     def _give_up(self) -> None:

@@ -201,7 +201,7 @@ def test_a_full_tail_has_the_step_sealed(orders: Database, follow: Callable[...,
     following.tail.full = True
     insert(orders, 1, 3)
     wait_until(lambda: following.ids() == ["1", "2", "3"], "the step to be sealed for the tail")
-    assert not following.tail.full
+    wait_until(lambda: not following.tail.full, "the tail to be told of it")
 
 
 def test_what_only_keepalives_moved_is_sealed_seldom_and_on_demand(

@@ -23,7 +23,7 @@ from typing import Any, Self
 import pytest
 
 from penstock import Pipeline, lake_process, metrics
-from penstock.capture.from_config import service_of, spec_of
+from penstock.capture.from_config import LAKE_LANE, service_of, spec_of
 from penstock.capture.remote import RemoteCapture
 from penstock.config import Config
 from penstock.core.errors import DestinationError, SourceBusyError
@@ -31,7 +31,6 @@ from penstock.core.position import Lsn
 from penstock.lake_process import LakeProcess
 from penstock.ledger.store import StateStore
 from penstock.metrics import Metric, Sample
-from penstock.turns import LANE
 from tests.conftest import Database, wait_until
 from tests.pipelines import PipelineUnderTest, streams_of
 from tests.traps import MakePipeline, write
@@ -175,7 +174,7 @@ class Instance:
 
     def _run_lane(self) -> None:
         try:
-            with RemoteCapture(self._service.address, LANE) as capture:
+            with RemoteCapture(self._service.address, LAKE_LANE) as capture:
                 LakeProcess(self.heard, self.config, capture).run(warm=False)  # type: ignore[arg-type]
         except BaseException as error:
             self._failure = error

@@ -6,6 +6,7 @@ import json
 import re
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -176,6 +177,11 @@ def test_a_write_that_is_not_answered_is_never_overtaken(
     assert newer.read("a.json") == b"newer"
 
 
+@dataclass
+class Clock:
+    now: float = 1000.0
+
+
 class TestSaver:
     """Saving in the background."""
 
@@ -230,38 +236,41 @@ class TestSaver:
         assert self.age_s(saver) == 0
         saver.close()
 
-    def test_on_a_quiet_source_no_checkpoint_is_old(
-        self, path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        now = 1000.0
-        monkeypatch.setattr(time, "monotonic", lambda: now)
+    @pytest.fixture
+    def clock(self, monkeypatch: pytest.MonkeyPatch) -> Clock:
+        clock = Clock()
+        monkeypatch.setattr(time, "monotonic", lambda: clock.now)
+        return clock
+
+    def saved(self, path: Path) -> tuple[LogWriter, CheckpointSaver]:
+        """A log, and a saver that has saved all there is of it."""
         log = self.log(path.parent)
         saver = CheckpointSaver(path, log, interval_s=3600)
         assert saver.save_before_acknowledging() is None
-        now += 600
+        return log, saver
+
+    def test_on_a_quiet_source_no_checkpoint_is_old(self, path: Path, clock: Clock) -> None:
+        log, saver = self.saved(path)
+        clock.now += 600
         assert self.age_s(saver) == 0
         self.seal(log, 200)
         saver.sealed()
-        now += 5
+        clock.now += 5
         self.seal(log, 300)
         saver.sealed()
-        now += 5
+        clock.now += 5
         assert self.age_s(saver) == 10
         assert saver.save_before_acknowledging() is None
         assert self.age_s(saver) == 0
         saver.close()
 
     def test_what_was_sealed_while_a_checkpoint_was_saved_has_its_own_age(
-        self, path: Path, monkeypatch: pytest.MonkeyPatch
+        self, path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        now = 1000.0
-        monkeypatch.setattr(time, "monotonic", lambda: now)
-        log = self.log(path.parent)
-        saver = CheckpointSaver(path, log, interval_s=3600)
-        assert saver.save_before_acknowledging() is None
+        log, saver = self.saved(path)
         self.seal(log, 200)
         saver.sealed()
-        now += 60
+        clock.now += 60
         save = CheckpointFile.save
 
         def seal_meanwhile(file: CheckpointFile, lsn: Lsn, message_count: int) -> bool:
@@ -272,7 +281,7 @@ class TestSaver:
         monkeypatch.setattr(CheckpointFile, "save", seal_meanwhile)
         saver.save_before_acknowledging()
         monkeypatch.setattr(CheckpointFile, "save", save)
-        now += 3
+        clock.now += 3
         assert saver.saved == 200
         assert self.age_s(saver) == 3
         saver.close()

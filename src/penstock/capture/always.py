@@ -11,7 +11,6 @@ epoch, a term that ends meanwhile, no term, all are `CaptureAwayError`, and the 
 
 from __future__ import annotations
 
-import random
 import threading
 from collections.abc import Mapping
 from typing import Any
@@ -25,6 +24,7 @@ from penstock.capture.spec import CaptureSpec
 from penstock.capture.tail import Tail
 from penstock.capture.term import Term
 from penstock.channel import Channel
+from penstock.core.backoff import pause_s
 from penstock.core.errors import (
     CaptureAwayError,
     ConfigError,
@@ -68,7 +68,7 @@ class AlwaysCapture:
                 pauses = 1 if led else pauses + 1
                 self._reason = _words(error)
                 self._channel.state("reconnecting", self._reason)
-                stop.wait(_pause_s(pauses))
+                stop.wait(pause_s(pauses, _PAUSE_MIN_S, _PAUSE_MAX_S))
         except Exception as error:
             log_unexpected(error)
             self._channel.failed(error_to_json(error))
@@ -163,12 +163,6 @@ class AlwaysCapture:
 def summed(before: Mapping[str, float], now: Mapping[str, float]) -> dict[str, float]:
     """What was counted under each name; a name that counted nothing stays, so that its first count shows."""
     return {name: before.get(name, 0.0) + now.get(name, 0.0) for name in {**before, **now}}
-
-
-def _pause_s(times: int) -> float:
-    """Any part of a pause that doubles each time, so that instances do not come back all at once."""
-    longest = min(_PAUSE_MAX_S, _PAUSE_MIN_S * 2 ** min(times, 10))
-    return random.uniform(0, longest)  # noqa: S311
 
 
 def _words(error: Exception) -> str:

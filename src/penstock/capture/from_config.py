@@ -8,6 +8,7 @@ from pathlib import Path
 from penstock.capture.spec import SYNC_HEARTBEAT_S, CaptureSpec, ServiceSpec
 from penstock.config import Config
 from penstock.core.stream import StreamId
+from penstock.ledger.lanes import LANES_FILE
 
 LAKE_LANE = "lake"
 
@@ -45,7 +46,7 @@ def spec_of(
         checkpoint_interval_s=config.checkpoint.interval.total_seconds(),
         checkpoint_history=config.checkpoint.history,
         failover=source.failover,
-        lanes_path=config.state / "lanes.json",
+        lanes_path=config.state / LANES_FILE,
     )
 
 

@@ -15,18 +15,17 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
-from traceback import extract_tb
 from typing import Any
 
 import structlog
 
+from penstock import logs
 from penstock.capture.leadership import Leadership, mark_position
 from penstock.capture.reading import Reading
 from penstock.capture.setup import newest_manifest, set_up
 from penstock.capture.snapshots import SnapshotKeeper, connect_patiently
 from penstock.capture.spec import CaptureProgress, CaptureSpec, Started
-from penstock.core.errors import CaptureAwayError, PenstockError, SourceError
+from penstock.core.errors import CaptureAwayError, PenstockError, SourceError, told_of
 from penstock.core.position import Lsn
 from penstock.core.stream import StreamId
 from penstock.ledger.lanes import LaneRegistry
@@ -324,19 +323,11 @@ def _as_json(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def log_unexpected(error: BaseException) -> None:
-    """Say where an error of no kind of ours came from: places only, since messages may quote rows."""
-    if isinstance(error, PenstockError):
-        return
-    places = [f"{Path(at.filename).name}:{at.lineno} {at.name}" for at in extract_tb(error.__traceback__)]
-    _logger.error("capture failed unexpectedly", kind=type(error).__name__, places=places)
+    """Say where an error of no kind of ours came from."""
+    logs.log_unexpected("capture", error)
 
 
 def error_to_json(error: BaseException) -> dict[str, str]:
-    """What may be said of an error: ours in full, anything else by its kind alone (it may quote rows)."""
-    if isinstance(error, PenstockError):
-        return {"class": type(error).__name__, **error.to_json()}
-    return {
-        "class": "PenstockError",
-        "message": f"Capture failed unexpectedly ({type(error).__name__}).",
-        "remedy": "The log on stderr says where; please report it.",
-    }
+    """What may be said of an error, and which class it is to become again."""
+    told = told_of("capture", error)
+    return {"class": type(told).__name__, **told.to_json()}

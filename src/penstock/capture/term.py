@@ -7,12 +7,10 @@ it stands. None of that ends the term: only the loss of the lock or of the strea
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import structlog
@@ -236,7 +234,7 @@ class Term:
             retention.apply_retention(
                 log, retention.bound(log, least, self._spec.log_retention_s, time.time())
             )
-        self._log_bytes = _size(log)
+        self._log_bytes = retention.size(log)
 
     def _registry(self) -> LaneRegistry:
         return self.server.lanes or LaneRegistry(self._lanes_path)
@@ -268,14 +266,3 @@ def _unless_storage_fails(work: Callable[[], None]) -> None:
         work()
     except (PenstockError, OSError) as error:
         _logger.warning("could not write", kind=type(error).__name__)
-
-
-def _size(directory: Path) -> int:
-    total = 0
-    for root, _, names in os.walk(directory):
-        for name in names:
-            try:
-                total += Path(root, name).stat().st_size
-            except FileNotFoundError:
-                continue  # retention was here
-    return total

@@ -44,6 +44,16 @@ class PenstockError(Exception):
         return {name: value for name, value in fields.items() if value}
 
 
+def told_of(who: str, error: BaseException) -> PenstockError:
+    """What may be said of an error: ours in full, anything else by its kind alone (it may quote rows)."""
+    if isinstance(error, PenstockError):
+        return error
+    return PenstockError(
+        f"{who[:1].upper()}{who[1:]} failed unexpectedly ({type(error).__name__}).",
+        remedy="The log on stderr says where; please report it.",
+    )
+
+
 class ConfigError(PenstockError):
     """penstock.yaml cannot be read or asks for something that does not exist."""
 

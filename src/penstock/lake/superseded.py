@@ -13,13 +13,21 @@ A log is large, so only the newest `KEPT` of what was set aside stay.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
 from penstock import durable
+from penstock.core.errors import HistoryUnknownError
 from penstock.core.position import Lsn
+from penstock.core.stream import StreamId
+from penstock.destinations.base import Destination
+from penstock.destinations.records import TableRecord
 from penstock.ledger.lanes import LANES_FILE, LaneRegistry
+from penstock.ledger.store import StateStore
+from penstock.ledger.threads import origin_of
+from penstock.log.reader import ChangeLog
 
 KEPT = 2
 _PREFIX = "superseded-"
@@ -30,6 +38,46 @@ _SET_ASIDE = ("log", "load", "checkpoint*", "maintenance.json", "state.history",
 def is_superseded(epoch: Lsn | None, table_epochs: Iterable[Lsn]) -> bool:
     """Whether somebody with another state wrote to a table after `epoch`, the last leader of this one."""
     return epoch is not None and any(each > epoch for each in table_epochs)
+
+
+def was_left_behind(
+    state: Path, destination: Callable[[], Destination], streams: Sequence[StreamId], slot: str
+) -> bool:
+    """Whether another instance has led since the one whose state this is.
+
+    The state is read after the tables: its leader writes an epoch there before any table has it. So a
+    state that is shared is never taken for one that was left behind, however long we slept in between.
+    """
+    if _state_epoch(state) is None:
+        return False  # there is nothing to set aside
+    epochs = _table_epochs(state, destination(), streams, slot)
+    return is_superseded(_state_epoch(state), epochs)
+
+
+def _state_epoch(state: Path) -> Lsn | None:
+    """Whose state this is; of one that was never written, whose log."""
+    document = StateStore(state).load()
+    if document is not None and document.epoch is not None:
+        return document.epoch
+    newest = ChangeLog(state / "log").newest()
+    return None if newest is None else newest.epoch
+
+
+def _table_epochs(state: Path, destination: Destination, streams: Sequence[StreamId], slot: str) -> list[Lsn]:
+    """Of tables that the state knows, and of others that were written through our slot."""
+    document = StateStore(state).load()
+    known = document.streams if document is not None else ()
+    epochs = []
+    for stream in {*known, *streams}:
+        with suppress(HistoryUnknownError):  # recovery takes such a table over, or says what to do
+            record = destination.table(stream).record()
+            if record is not None and (stream in known or _is_of(slot, record)):
+                epochs.append(record.epoch)
+    return epochs
+
+
+def _is_of(slot: str, record: TableRecord) -> bool:
+    return record.marker is not None and origin_of(record.marker.generation).endswith(f".{slot}")
 
 
 def set_aside(state: Path) -> Path:

@@ -11,6 +11,8 @@ manifest names nothing. So they are removed by whoever has taken that number, af
 from __future__ import annotations
 
 import bisect
+import contextlib
+import os
 import shutil
 from datetime import datetime
 from pathlib import Path
@@ -61,6 +63,16 @@ def sweep(directory: Path, first: int = 0) -> int:
     for path in left:
         shutil.rmtree(path, ignore_errors=True)
     return len(left)
+
+
+def size(directory: Path) -> int:
+    """Bytes of all files of a log, while others may write or remove some."""
+    total = 0
+    for root, _, names in os.walk(directory):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                total += Path(root, name).stat().st_size
+    return total
 
 
 def _step_directories(directory: Path) -> list[Path]:

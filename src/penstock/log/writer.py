@@ -151,6 +151,8 @@ class LogWriter:
 
     def _require_to_follow(self, seq: int) -> None:
         """A writer that slept until its number was taken and removed again has made an orphan."""
+        if manifest_path(self.directory, seq - 1).exists():
+            return
         numbers = list_sequence(self.directory)
         if numbers[0] == seq and len(numbers) > 1 and numbers[1] != seq + 1:
             manifest_path(self.directory, seq).unlink(missing_ok=True)
