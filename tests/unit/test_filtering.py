@@ -64,7 +64,10 @@ class Log:
         }
         names = [*NAMES, "_op", "_old", "_old_kind", "_unchanged", "_tx", "_op_index", "_commit_ts"]
         schema = pa.schema([(name, types.get(name, pa.string())) for name in names])
-        return conform(pa.Table.from_pylist(self.rows, schema), COLUMNS, SCHEMA)
+        # As they are read from a log: a slice of a larger file.
+        before = dict.fromkeys(names) | {"id": "before", "_op": "i", "_old_kind": "n"}
+        table = pa.Table.from_pylist([before, *self.rows], schema).slice(1)
+        return conform(table, COLUMNS, SCHEMA)
 
 
 def write(log: Log, steps: Iterable[tuple[int, int, str | None, str]]) -> dict[str, Row]:

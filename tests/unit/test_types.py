@@ -207,6 +207,11 @@ def test_an_offset_from_utc_is_taken_off() -> None:
 def test_slices_and_empty_and_all_null_arrays_are_read_like_any_other() -> None:
     whole = pa.array(["x", None, "12", "7", None, "-3"])
     assert cast_text(whole[1:5], column("int4")).values.to_pylist() == [None, 12, 7, None]
+    reals = pa.array(["1.5", "not a number", "-2.25", None, "3", "12.125"], pa.string())
+    found = cast_text(reals[1:5], column("float8"))
+    assert found.values.to_pylist() == [None, -2.25, None, 3.0]
+    assert found.bad is not None
+    assert found.bad.to_pylist() == [True, False, False, False]
     assert cast_text(pa.array(["9", "8", "7"])[1:], column("int8")).values.to_pylist() == [8, 7]
     for type_name in ("bool", "int8", "float8", "date", "timestamp", "bytea", "text", "mood"):
         assert len(cast_text(pa.array([], pa.string()), column(type_name)).values) == 0

@@ -110,8 +110,10 @@ def _with_operations(
     kept = lists.take(pa.array(np.arange(len(lists)), mask=goes_out))
     log = log.set_column(log.column_names.index("_unchanged"), "_unchanged", kept)
     old = changes.old
+    # Not a null scalar: beside a slice of texts Arrow would take bytes from elsewhere (GH-49410).
+    nulls = pa.nulls(len(op), pa.string())
     for name in key:
         place = old.column_names.index(name)
-        own = pc.if_else(pa.array(goes_out), flat(changes.text.column(name)), pa.scalar(None, pa.string()))
+        own = pc.if_else(pa.array(goes_out), flat(changes.text.column(name)), nulls)
         old = old.set_column(place, name, pc.coalesce(flat(old.column(name)), own))
     return replace(changes, old=old, log=log)

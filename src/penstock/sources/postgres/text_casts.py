@@ -89,7 +89,8 @@ def floats(array: pa.Array, arrow: pa.DataType) -> CastResult:
         return CastResult(one_nan(array.cast(arrow)))
     except pa.ArrowInvalid:
         bad = np.array([not _is_number(text, arrow) for text in array.to_pylist()], np.bool_)
-        kept = pc.if_else(pa.array(bad), pa.scalar(None, pa.string()), array)
+        # Not a null scalar: beside a slice of texts Arrow would take bytes from elsewhere (GH-49410).
+        kept = pc.if_else(pa.array(bad), pa.nulls(len(array), pa.string()), array)
         return CastResult(one_nan(kept.cast(arrow)), pa.array(bad))
 
 
