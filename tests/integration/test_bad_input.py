@@ -71,6 +71,7 @@ def test_a_server_that_does_not_log_what_is_needed(tmp_path: Path) -> None:
         assert_refused(pipeline.sync_apart(), "source", 3, "wal_level", "logical")
 
 
+@pytest.mark.slow
 def test_a_slot_that_somebody_else_reads(pipeline: PipelineUnderTest, database: Database) -> None:
     pipeline.sync()
     with closing(psycopg.connect(database.url, autocommit=True, replication="database")) as other:
@@ -114,6 +115,7 @@ def test_a_corrupt_state_file(pipeline: PipelineUnderTest) -> None:
     assert_refused(pipeline.sync_apart(), "state", 6, "state.json", "penstock state restore")
 
 
+@pytest.mark.slow
 def test_two_syncs_of_one_pipeline(pipeline: PipelineUnderTest) -> None:
     running = pipeline.start_sync("load.planned=pause")
     running.wait_until_paused("load.planned")

@@ -27,6 +27,7 @@ def shows(pipeline: PipelineUnderTest, stream: str, key: int, running: Future[Sy
     return running.done() or key in rows.column("id").to_pylist()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("soon")
 def test_a_table_that_is_followed_goes_on_while_another_is_loaded(
     tables: Database, make: MakePipeline, pause_at: PauseAt

@@ -10,6 +10,7 @@ from tests.pipelines import PipelineUnderTest
 from tests.traps import MakePipeline
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("timing", ["DEFERRABLE INITIALLY DEFERRED", "DEFERRABLE INITIALLY IMMEDIATE"])
 def test_keys_that_move_onto_each_other_lose_no_row(
     database: Database, make: MakePipeline, timing: str

@@ -57,6 +57,7 @@ def offset(row: Row) -> str:
     return f"{row['_tx']}_{row['_op_index']}"
 
 
+@pytest.mark.slow
 def test_a_batch_query_gets_every_change_typed_as_the_tables_are(
     database: Database, orders: PipelineUnderTest, session: SparkSession
 ) -> None:
@@ -192,6 +193,7 @@ SENSELESS = [
 ]
 
 
+@pytest.mark.slow
 def test_an_option_that_makes_no_sense_is_refused(
     database: Database, orders: PipelineUnderTest, session: SparkSession
 ) -> None:

@@ -158,6 +158,7 @@ def test_dead_letters_are_there_once_after_a_kill(
     assert pq.read_table(path).num_rows == 3
 
 
+@pytest.mark.slow
 def test_a_row_that_a_resumed_load_read_itself_is_a_dead_letter_once(
     database: Database, make: MakePipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,6 +190,7 @@ def test_a_row_that_a_resumed_load_read_itself_is_a_dead_letter_once(
     assert held(pipeline) == set(range(1, 4001))
 
 
+@pytest.mark.slow
 def test_a_row_that_could_not_be_completed_is_a_dead_letter_until_it_is_whole(
     database: Database, make: MakePipeline
 ) -> None:

@@ -35,6 +35,7 @@ def open_directory() -> Iterator[Path]:
         yield Path(directory)
 
 
+@pytest.mark.slow
 def test_it_loads_follows_compares_and_keeps_what_it_is_asked_to(open_directory: Path) -> None:
     kept = open_directory / "shop"
     done = subprocess.run(
@@ -57,6 +58,7 @@ def test_it_loads_follows_compares_and_keeps_what_it_is_asked_to(open_directory:
     assert "not empty" in json.loads(again.stdout)["error"]["message"]
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_every_process_it_started() -> None:
     with subprocess.Popen(
         COMMAND, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -148,6 +148,7 @@ def test_keys_alone_are_enough_for_a_filter_on_the_key_or_on_columns_that_are_ne
     assert_part_is_told(database, pipeline, "keyed")
 
 
+@pytest.mark.slow
 def test_a_row_that_comes_in_without_its_large_value_has_the_table_loaded_again(
     database: Database, make: MakePipeline
 ) -> None:

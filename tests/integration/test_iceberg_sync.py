@@ -95,6 +95,7 @@ def test_a_table_that_was_rolled_back_gets_its_changes_again(database: Database,
     pipeline.assert_same("public.orders")
 
 
+@pytest.mark.slow
 def test_rows_that_somebody_else_added_or_compacted_are_neither_lost_nor_doubled(
     database: Database, make: MakePipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -142,6 +143,7 @@ def test_copy_on_write_leaves_no_deletes_behind(database: Database, make: MakePi
     assert all(not file.deletes for file in table.files(record))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("write", ["upsert", "append"])
 def test_an_incremental_stream_compares_rows_by_columns_and_not_by_their_names(
     database: Database, make: MakePipeline, write: str

@@ -603,6 +603,7 @@ def test_deletes_go_with_the_files_they_concern_and_rows_are_counted_right(
     assert (after.rows, after.file_count) == (3, 2)
 
 
+@pytest.mark.slow
 def test_what_a_commit_is_made_of_is_on_disk_before_it_is_told(
     destination: IcebergDestination, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -123,6 +123,7 @@ def test_a_file_that_is_touched_again_gets_one_new_vector_with_all_that_is_delet
     assert table_of(pipeline).handle.known_metadata().format_version == 3
 
 
+@pytest.mark.slow
 def test_iceberg_finds_in_our_files_what_we_find(database: Database, make: MakePipeline) -> None:
     pipeline = orders(database, make)
     database.execute("DELETE FROM orders WHERE id % 3 = 0")
@@ -155,6 +156,7 @@ def row_ids(pipeline: PipelineUnderTest) -> list[int]:
     return ids
 
 
+@pytest.mark.slow
 def test_every_row_has_an_id_of_its_own(database: Database, make: MakePipeline) -> None:
     """Row lineage: ids are given out by commits, whichever branch they go to."""
     pipeline = orders(database, make)
@@ -170,6 +172,7 @@ def test_every_row_has_an_id_of_its_own(database: Database, make: MakePipeline) 
     assert all(snapshot.firstRowId() is not None for snapshot in metadata.snapshots())
 
 
+@pytest.mark.slow
 def test_copy_on_write_leaves_no_vectors_behind(database: Database, make: MakePipeline) -> None:
     pipeline = orders(database, make)
     database.execute("DELETE FROM orders WHERE id % 3 = 0")

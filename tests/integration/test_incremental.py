@@ -122,6 +122,7 @@ TYPES: dict[str, tuple[list[str], str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("write", ["upsert", "append"])
 def test_a_cursor_of_any_orderable_type_is_read_on_exactly(
     database: Database, make: MakePipeline, write: str
@@ -304,6 +305,7 @@ def test_a_dead_letter_is_written_once_and_settled_when_its_row_fits(
     assert (_status(pipeline).dead_letters, _status(pipeline).dead_keys) == (2, 0)
 
 
+@pytest.mark.slow
 def test_a_dead_letter_that_was_settled_is_told_anew_with_the_same_words(
     database: Database, make: MakePipeline
 ) -> None:
@@ -390,6 +392,7 @@ def test_columns_that_change_are_followed_and_rows_keep_what_the_source_shows(
     assert [note for note in pipeline.notes if "loaded again" in note]
 
 
+@pytest.mark.slow
 def test_another_cursor_or_mode_loads_the_table_again(database: Database, make: MakePipeline) -> None:
     database.execute(
         "CREATE TABLE items (id int PRIMARY KEY, n int NOT NULL, m int NOT NULL, v text);"

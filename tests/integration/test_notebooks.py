@@ -40,6 +40,7 @@ def pipeline(database: Database, make: MakePipeline) -> PipelineUnderTest:
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda notebook: notebook.name)
 def test_a_notebook_runs_from_top_to_bottom(
     pipeline: PipelineUnderTest, notebook: Path, monkeypatch: pytest.MonkeyPatch

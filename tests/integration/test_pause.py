@@ -79,6 +79,7 @@ def test_a_stream_paused_before_its_first_load_is_loaded_when_it_is_resumed(
     assert_exact(pipeline)
 
 
+@pytest.mark.slow
 def test_a_stream_paused_in_the_middle_of_a_round_that_was_killed_is_in_the_round_and_then_stands_still(
     tables: Database, make: MakePipeline
 ) -> None:

@@ -89,6 +89,7 @@ def test_a_slot_that_we_made_ourselves_has_not_seen_what_came_before(
     pipeline.assert_same("public.state", "public.quiet")
 
 
+@pytest.mark.slow
 def test_a_state_put_back_into_an_open_round_goes_on_from_the_tables(
     tables: Database, make: MakePipeline
 ) -> None:

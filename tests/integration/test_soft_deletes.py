@@ -204,6 +204,7 @@ def test_a_table_keeps_what_triggers_at_the_source_keep(
 # -- one thing at a time ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @both
 def test_a_deleted_row_keeps_its_last_values_until_its_key_lives_again(
     database: Database, make: MakePipeline
@@ -228,6 +229,7 @@ def test_a_deleted_row_keeps_its_last_values_until_its_key_lives_again(
     assert sorted(key for key, is_live in live(pipeline).items() if is_live) == [6, 7, 8]
 
 
+@pytest.mark.slow
 def test_without_old_rows_a_row_outside_the_filter_keeps_the_time_it_left(
     database: Database, make: MakePipeline
 ) -> None:
@@ -250,6 +252,7 @@ def test_without_old_rows_a_row_outside_the_filter_keeps_the_time_it_left(
         assert_kept(pipeline, "part")
 
 
+@pytest.mark.slow
 def test_rows_that_trade_keys_end_only_where_no_row_is_left(database: Database, make: MakePipeline) -> None:
     database.execute("CREATE TABLE d (id int PRIMARY KEY DEFERRABLE INITIALLY DEFERRED, v text)")
     database.execute(DEFERRED_SHADOW.format(name="d"))

@@ -87,6 +87,7 @@ def insert_more(connection: psycopg.Connection[Any], first: int, last: int) -> N
     )
 
 
+@pytest.mark.slow
 def test_the_log_is_the_same_whether_transactions_were_streamed_or_not(
     orders: Database, tmp_path: Path
 ) -> None:

@@ -118,6 +118,7 @@ def test_a_start_that_was_killed_goes_on_from_the_position_where_it_joined(
     assert history_rows(pipeline) == Counter([("i", 100, "while nobody ran")])
 
 
+@pytest.mark.slow
 def test_a_table_whose_rows_are_nowhere_else_is_paused_instead_of_begun_anew(
     tables: Database, make: MakePipeline
 ) -> None:
@@ -141,6 +142,7 @@ def test_a_table_whose_rows_are_nowhere_else_is_paused_instead_of_begun_anew(
     assert [(row["id"], row["v"]) for row in rows(pipeline, "public.state")] == [(100, 8)]
 
 
+@pytest.mark.slow
 def test_a_table_that_is_to_hold_all_rows_after_all_is_loaded(tables: Database, make: MakePipeline) -> None:
     pipeline = make(STRICT[:1])
     pipeline.sync()

@@ -58,6 +58,7 @@ def test_a_loaded_table_and_its_changes_equal_the_source(database: Database, mak
     pipeline.assert_same("public.orders")
 
 
+@pytest.mark.slow
 def test_rounds_run_while_the_log_is_still_read(
     database: Database, make: MakePipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -404,6 +405,7 @@ def test_readers_of_every_kind_see_the_committed_version(database: Database, mak
     assert current.resolve() == table.path.resolve()
 
 
+@pytest.mark.slow
 def test_key_ranges_load_and_resume_exactly(database: Database, make: MakePipeline) -> None:
     """Cut short, with changes in between: append gets each change once, upsert is not turned back."""
     for name in ("up", "ap"):
@@ -481,6 +483,7 @@ def test_the_log_shows_every_change_with_its_offset(database: Database, make: Ma
     assert_same(database.url, "public.a", pipeline.path("public.a"))
 
 
+@pytest.mark.slow
 def test_a_table_configured_otherwise_is_loaded_again(database: Database, make: MakePipeline) -> None:
     database.execute("CREATE TABLE a (id int PRIMARY KEY, v text); INSERT INTO a VALUES (1, 'x'), (2, 'y')")
     pipeline = make(["public.a"])
@@ -497,6 +500,7 @@ def test_a_table_configured_otherwise_is_loaded_again(database: Database, make: 
     pipeline.assert_same("public.a")
 
 
+@pytest.mark.slow
 def test_a_log_that_lost_its_beginning_is_an_error_and_not_a_gap(
     database: Database, make: MakePipeline
 ) -> None:

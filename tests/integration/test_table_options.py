@@ -125,6 +125,7 @@ def assert_pruned(pipeline: PipelineUnderTest, database: Database) -> None:
     catalog.engine.dispose()
 
 
+@pytest.mark.slow
 def test_partitions_are_what_iceberg_itself_computes(database: Database, make: MakePipeline) -> None:
     """Iceberg's own writer puts every row back into the partition that it came from."""
     database.execute(

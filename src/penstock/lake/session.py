@@ -41,6 +41,7 @@ from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
 from penstock.core.errors import PenstockError, SparkError
+from penstock.lake.class_archive import archive_options
 from penstock.lake.java import ensure_java
 from penstock.lake.worker import leave_little_to_do
 
@@ -133,7 +134,10 @@ def _register_data_source(session: SparkSession) -> None:
 
 def session_settings(master: str, conf: Mapping[str, str]) -> dict[str, str]:
     """Our defaults under what the pipeline file says. The driver's Java gets our options besides its own."""
-    options = f"-Dlog4j2.configurationFile=file:{_LOGGING} {conf.get(_JAVA_OPTIONS, '')}".strip()
+    given = conf.get(_JAVA_OPTIONS, "")
+    archive = "" if "-XX:ArchiveClassesAtExit" in given else archive_options()
+    logging = f"-Dlog4j2.configurationFile=file:{_LOGGING}"
+    options = " ".join(each for each in (logging, archive, given) if each)
     here = _ON_ONE_MACHINE if is_on_one_machine(master) else {}
     return {**_DEFAULTS, **here, **conf, _JAVA_OPTIONS: options}
 
