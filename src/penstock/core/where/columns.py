@@ -13,15 +13,28 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.core.where import calendar, exact
-from penstock.core.where.kinds import Kind
+from penstock.core.where import calendar, exact, single
+from penstock.core.where.errors import EvaluationError
+from penstock.core.where.kinds import EnumOf, Kind, ValueKind
 
-#: One value per row, or a scalar for all rows.
+#: One value per row, or a scalar for all rows; intervals, arrays and JSON as `single.Listed`.
 Values: TypeAlias = exact.Exact
 
 
-def read(text: pa.StringArray, kind: Kind) -> Values:
+def read(text: pa.StringArray, kind: ValueKind) -> Values:
+    if isinstance(kind, EnumOf):
+        return _places(text, kind.labels)
+    if single.is_listed(kind):
+        return single.read_listed(text, kind)
+    assert isinstance(kind, Kind)
     return _READERS[kind](text)
+
+
+def _places(text: pa.StringArray, labels: tuple[str, ...]) -> pa.Int64Array:
+    places = pc.index_in(text, pa.array(labels, pa.string())).cast(pa.int64())
+    if places.null_count > text.null_count:
+        raise EvaluationError("an enumeration has a label that was added after the condition was checked")
+    return places
 
 
 def _as_is(text: pa.StringArray) -> pa.StringArray:
@@ -47,7 +60,7 @@ def _doubles(text: pa.StringArray) -> pa.DoubleArray:
 def _dates(text: pa.StringArray) -> pa.Int64Array:
     """Days. Years of five digits, BC and the infinities are told by their length, and read one by one."""
     plain = pc.fill_null(pc.equal(pc.binary_length(text), 10), True)
-    days = pc.if_else(plain, text, pa.scalar(None, pa.string())).cast(pa.date32())
+    days = _only(text, plain).cast(pa.date32())
     numbers = pc.subtract(days.cast(pa.int32()).cast(pa.int64()), calendar.DAYS_FROM_1970)
     return _with_odd_ones(numbers, text, plain, calendar.date_number)
 
@@ -56,13 +69,19 @@ def _timestamps(text: pa.StringArray) -> pa.Int64Array:
     """Microseconds; with time zone, the text is in UTC."""
     four_digit_year = pc.equal(pc.utf8_slice_codeunits(text, 10, 11), " ")
     plain = pc.fill_null(pc.and_not(four_digit_year, pc.ends_with(text, " BC")), True)
-    plain_text = pc.if_else(plain, text, pa.scalar(None, pa.string()))
+    plain_text = _only(text, plain)
     in_utc = pc.ends_with(plain_text, "+00")
     if pc.any(in_utc).as_py():
         plain_text = pc.if_else(in_utc, pc.utf8_slice_codeunits(plain_text, 0, -3), plain_text)
     moments = plain_text.cast(pa.timestamp("us")).cast(pa.int64())
     numbers = pc.subtract(moments, calendar.DAYS_FROM_1970 * calendar.DAY_US)
     return _with_odd_ones(numbers, text, plain, calendar.timestamp_number)
+
+
+def _only(text: pa.StringArray, chosen: pa.BooleanArray) -> pa.StringArray:
+    """The others are null. Not by a null scalar: beside a slice of texts Arrow would take bytes from
+    elsewhere (GH-49410)."""
+    return pc.if_else(chosen, text, pa.nulls(len(text), pa.string()))
 
 
 def _with_odd_ones(

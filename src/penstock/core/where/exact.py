@@ -23,7 +23,7 @@ from penstock.core.where.tree import ArithmeticOperator, ComparisonOperator
 _DIGITS_MAX = 76
 _INTEGER_DIGITS = 19
 #: Longer than any sum or product of two numerics, and silent about infinity minus infinity, which is NaN.
-_CONTEXT = decimal.Context(
+CONTEXT = decimal.Context(
     prec=600_000, Emax=decimal.MAX_EMAX, Emin=decimal.MIN_EMIN, traps=[], rounding=decimal.ROUND_DOWN
 )
 
@@ -109,9 +109,10 @@ def absolute(values: Exact) -> Exact:
 
 
 def missing(values: Exact) -> pa.Array:
-    if isinstance(values, Long):
-        return _answers([value is None for value in values.values])
-    return pc.is_null(values)
+    """Of any values, also those that only have a list."""
+    if isinstance(values, pa.Array | pa.Scalar):
+        return pc.is_null(values)
+    return _answers([value is None for value in values.values])
 
 
 def first_known(left: Exact, right: Exact, rows: int) -> Exact:
@@ -164,16 +165,16 @@ _DECIMALS: dict[ArithmeticOperator, Callable[[Any, Any], Exact]] = {
     "*": pc.multiply_checked,
 }
 _LONG: dict[ArithmeticOperator, Callable[[decimal.Decimal, decimal.Decimal], decimal.Decimal]] = {
-    "+": _CONTEXT.add,
-    "-": _CONTEXT.subtract,
-    "*": _CONTEXT.multiply,
-    "/": _CONTEXT.divide_int,
-    "%": _CONTEXT.remainder,
+    "+": CONTEXT.add,
+    "-": CONTEXT.subtract,
+    "*": CONTEXT.multiply,
+    "/": CONTEXT.divide_int,
+    "%": CONTEXT.remainder,
 }
 
 
 def _long(text: pa.StringArray) -> Long:
-    return Long(_each(_CONTEXT.create_decimal, np.array(text.to_pylist(), object)))
+    return Long(_each(CONTEXT.create_decimal, np.array(text.to_pylist(), object)))
 
 
 def _to_long(values: Exact) -> Long:
@@ -182,7 +183,7 @@ def _to_long(values: Exact) -> Long:
     listed = [values.as_py()] if isinstance(values, pa.Scalar) else values.to_pylist()
     array = np.empty(len(listed), object)
     array[:] = listed
-    return Long(_each(_CONTEXT.create_decimal, array))
+    return Long(_each(CONTEXT.create_decimal, array))
 
 
 def _each(function: Callable[[Any], Any], values: NDArray[np.object_]) -> NDArray[np.object_]:
@@ -199,7 +200,7 @@ def _compare_long(symbol: ComparisonOperator, left: Exact, right: Exact) -> pa.A
     function = _PYTHON_COMPARISONS[symbol]
     return _answers(
         [
-            None if before is None or after is None else function(_rank(before), _rank(after))
+            None if before is None or after is None else function(rank(before), rank(after))
             for before, after in _pairs(left, right)
         ]
     )
@@ -211,7 +212,7 @@ def _answers(answers: list[bool | None]) -> pa.Array:
     return array[0] if len(array) == 1 else array
 
 
-def _rank(value: decimal.Decimal) -> tuple[bool, decimal.Decimal]:
+def rank(value: decimal.Decimal) -> tuple[bool, decimal.Decimal]:
     """NaN equals NaN and is greater than everything else."""
     return (True, decimal.Decimal(0)) if value.is_nan() else (False, value)
 

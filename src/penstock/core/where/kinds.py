@@ -7,6 +7,8 @@ that text says everything about its order and equality.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 
 from penstock.core.schema import SourceColumn
@@ -25,9 +27,36 @@ class Kind(StrEnum):
     TIMESTAMPTZ = "timestamptz"
     UUID = "uuid"
     BYTEA = "bytea"
+    INTERVAL = "interval"
+    JSON = "jsonb"
     PRINTED = "printed"  # of a type that people defined: only its text can be used
     UNKNOWN = "unknown"  # a literal in quotes, or NULL, before something says what it is
 
+
+@dataclass(frozen=True, slots=True)
+class ArrayOf:
+    """Arrays, of any dimensions; `element_type` is the name of a base type in `KIND_OF_TYPE`."""
+
+    element_type: str
+
+    @property
+    def element(self) -> Kind:
+        return KIND_OF_TYPE[self.element_type]
+
+    @property
+    def value(self) -> str:
+        return f"{self.element_type}[]"
+
+
+@dataclass(frozen=True, slots=True)
+class EnumOf:
+    """An enumeration: its labels in their order. A label that is not among them has no place in it."""
+
+    value: str
+    labels: tuple[str, ...]
+
+
+ValueKind = Kind | ArrayOf | EnumOf
 
 FLOATS = frozenset({Kind.REAL, Kind.DOUBLE})
 EXACT_NUMBERS = frozenset({Kind.INTEGER, Kind.NUMERIC})
@@ -51,6 +80,10 @@ KIND_OF_TYPE = {
     "uuid": Kind.UUID,
     "bytea": Kind.BYTEA,
 }
+#: Types with values that the evaluator does not read, or with operators that fail for some.
+_PARTIAL = {"interval": Kind.INTERVAL, "jsonb": Kind.JSON}
+#: What `::` may name.
+KIND_OF_CAST = KIND_OF_TYPE | _PARTIAL
 #: Built-in types whose comparisons the evaluator does not repeat, and whose cast to text may not be what they
 #: print. A domain over one of them has its name and an identifier of its own.
 # fmt: off
@@ -68,10 +101,23 @@ _BUILT_IN_OTHERS = frozenset(
 _FIRST_USER_OID = 16384
 
 
-def kind_of(column: SourceColumn) -> Kind | None:
-    """None: a condition cannot use the column at all."""
+def kind_of(column: SourceColumn, labels: Sequence[str] = (), *, total: bool = True) -> ValueKind | None:
+    """None: a condition cannot use the column at all. `total`: only kinds whose every value is read."""
     kind = KIND_OF_TYPE.get(column.type_name)
     if kind is not None:
         return kind
+    if labels:
+        return EnumOf(column.type_name, tuple(labels))
+    if not total and column.type_name in _PARTIAL:
+        return _PARTIAL[column.type_name]
+    if not total and column.type_name.startswith("_"):
+        return array_of(column.type_name[1:])
     user_defined = column.type_oid >= _FIRST_USER_OID and not column.type_name.startswith("_")
     return Kind.PRINTED if user_defined and column.type_name not in _BUILT_IN_OTHERS else None
+
+
+def array_of(element_type: str) -> ArrayOf | None:
+    """Texts of a limited length are texts in an array as well."""
+    if element_type not in KIND_OF_TYPE:
+        return None
+    return ArrayOf("text" if element_type == "varchar" else element_type)

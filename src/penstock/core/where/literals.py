@@ -14,11 +14,15 @@ from datetime import UTC, date, datetime, timedelta, timezone
 
 import pyarrow as pa
 
-from penstock.core.where.kinds import Kind
+from penstock.core.where.arrays import print_array, read_array
+from penstock.core.where.intervals import print_interval, read_interval
+from penstock.core.where.json_values import print_json
+from penstock.core.where.json_values import read as read_json
+from penstock.core.where.kinds import ArrayOf, EnumOf, Kind, ValueKind
 
 _BOOLEANS = {
-    **dict.fromkeys(("t", "true", "y", "yes", "on", "1"), "t"),
-    **dict.fromkeys(("f", "false", "n", "no", "off", "0"), "f"),
+    **dict.fromkeys(("t", "tr", "tru", "true", "y", "ye", "yes", "on", "1"), "t"),
+    **dict.fromkeys(("f", "fa", "fal", "fals", "false", "n", "no", "of", "off", "0"), "f"),
 }
 _INTEGER = re.compile(r"[+-]?\d{1,19}", re.ASCII)
 _NUMERIC = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)(e[+-]?\d{1,4})?", re.ASCII | re.IGNORECASE)
@@ -30,6 +34,7 @@ _TIMESTAMP = re.compile(
 )
 _HEX = re.compile(r"\\x(?:[0-9a-f]{2})*", re.ASCII | re.IGNORECASE)
 _INTEGER_LIMIT = 2**63
+_ELEMENT_LIMITS = {"int2": 2**15, "int4": 2**31}
 _INFINITIES = {"infinity": "infinity", "+infinity": "infinity", "-infinity": "-infinity"}
 _FLOATS = {"nan": "NaN", "inf": "Infinity", "+inf": "Infinity", "-inf": "-Infinity"} | {
     spelled: printed.title() for spelled, printed in _INFINITIES.items()
@@ -40,9 +45,50 @@ class LiteralError(ValueError):
     """Not a value of the kind, or not in a spelling that is taken; the message says which one is."""
 
 
-def printed(text: str, kind: Kind) -> str:
+def printed(text: str, kind: ValueKind) -> str:
     """The text that Postgres prints for the literal `text` read as `kind`."""
+    if isinstance(kind, EnumOf):
+        return _label(text, kind)
+    if isinstance(kind, ArrayOf):
+        return _array(text, kind)
     return text if kind is Kind.TEXT else _READERS[kind](text.strip(" \t\n\r\f\v"))
+
+
+def _label(text: str, kind: EnumOf) -> str:
+    if text not in kind.labels:
+        raise LiteralError(f"not one of the labels of {kind.value}")
+    return text
+
+
+def _array(text: str, kind: ArrayOf) -> str:
+    limit = _ELEMENT_LIMITS.get(kind.element_type, _INTEGER_LIMIT)
+
+    def element(each: str) -> str:
+        found = printed(each, kind.element)
+        if kind.element is Kind.INTEGER and not -limit <= int(found) < limit:
+            raise LiteralError(f"out of the range of {kind.element_type}")
+        return found
+
+    try:
+        return print_array(read_array(text, element), str)
+    except LiteralError as error:
+        raise LiteralError(f"an element is {error}") from None
+    except ValueError:
+        raise LiteralError("not an array: write {…,…}") from None
+
+
+def _interval(text: str) -> str:
+    try:
+        return print_interval(read_interval(text))
+    except ValueError:
+        raise LiteralError("not an interval: write whole units, as in 1 day 02:03:04") from None
+
+
+def _json(text: str) -> str:
+    try:
+        return print_json(read_json(text))
+    except ValueError:
+        raise LiteralError("not JSON") from None
 
 
 def _boolean(text: str) -> str:
@@ -215,4 +261,6 @@ _READERS: dict[Kind, Callable[[str], str]] = {
     Kind.TIMESTAMPTZ: _timestamptz,
     Kind.UUID: _uuid,
     Kind.BYTEA: _bytea,
+    Kind.INTERVAL: _interval,
+    Kind.JSON: _json,
 }

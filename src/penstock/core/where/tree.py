@@ -7,10 +7,11 @@ are plain values: they can be compared, hashed and sent to a Spark task.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Literal as OneOf
+from typing import get_args
 
-from penstock.core.where.kinds import Kind
+from penstock.core.where.kinds import ArrayOf, Kind, ValueKind
 
 ComparisonOperator = OneOf["=", "<>", "<", "<=", ">", ">="]
 ArithmeticOperator = OneOf["+", "-", "*", "/", "%"]
@@ -21,15 +22,16 @@ BitOperator = OneOf["&", "|", "#"]
 class Column:
     name: str
     type_name: str
-    kind: Kind
+    kind: ValueKind
 
 
 @dataclass(frozen=True, slots=True)
 class Literal:
-    """`text`: the value as Postgres prints it; None: NULL."""
+    """`text`: the value as Postgres prints it; None: NULL. `parameter`: the number of the one it was."""
 
     text: str | None
-    kind: Kind
+    kind: ValueKind
+    parameter: int = field(default=0, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +86,7 @@ class Concatenate:
 @dataclass(frozen=True, slots=True)
 class Coalesce:
     operands: tuple[Expression, ...]
-    kind: Kind
+    kind: ValueKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +156,56 @@ class AnyOf:
     kind: Kind = Kind.BOOLEAN
 
 
+@dataclass(frozen=True, slots=True)
+class Convert:
+    """A conversion that may fail or round, as Postgres' does; `type_name` is what was asked for."""
+
+    operand: Expression
+    kind: ValueKind
+    type_name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """An operator or a function of `calls.py`, one row at a time."""
+
+    function: str
+    operands: tuple[Expression, ...]
+    kind: ValueKind
+
+
+@dataclass(frozen=True, slots=True)
+class MakeArray:
+    """ARRAY[…] of values that differ by row."""
+
+    operands: tuple[Expression, ...]
+    kind: ArrayOf
+
+
+@dataclass(frozen=True, slots=True)
+class Quantified:
+    """`operand` compared with every element of `array`: one has to hold, or `every` one."""
+
+    operator: ComparisonOperator
+    operand: Expression
+    array: Expression
+    every: bool
+    kind: Kind = Kind.BOOLEAN
+
+
+@dataclass(frozen=True, slots=True)
+class InSubquery:
+    """The columns' values are a row of the subquery with that number in `Condition.subqueries`.
+
+    It stands under AND, OR and NOT only. Who evaluates it tells what the subquery's rows are.
+    """
+
+    columns: tuple[Column, ...]
+    subquery: int
+    negated: bool
+    kind: Kind = Kind.BOOLEAN
+
+
 Expression = (
     Column
     | Literal
@@ -173,16 +225,36 @@ Expression = (
     | Not
     | AllOf
     | AnyOf
+    | Convert
+    | Call
+    | MakeArray
+    | Quantified
+    | InSubquery
 )
+
+
+_HOLDERS = frozenset({"operand", "operands", "left", "right", "literals", "array", "columns"})
+#: Of each node, the fields that hold other nodes, one or several.
+_PARTS: dict[type, tuple[str, ...]] = {
+    node: tuple(each.name for each in fields(node) if each.name in _HOLDERS) for node in get_args(Expression)
+}
+
+
+def children(expression: Expression) -> Iterator[Expression]:
+    for name in _PARTS[type(expression)]:
+        value = getattr(expression, name)
+        if type(value) in _PARTS:
+            yield value
+        else:
+            yield from value
+
+
+def every_node(expression: Expression) -> Iterator[Expression]:
+    yield expression
+    for child in children(expression):
+        yield from every_node(child)
 
 
 def columns_in(expression: Expression) -> Iterator[Column]:
     """Every mention of a column, in order."""
-    if isinstance(expression, Column):
-        yield expression
-        return
-    for each in fields(expression):
-        value = getattr(expression, each.name)
-        for child in value if isinstance(value, tuple) else (value,):
-            if isinstance(child, Expression):
-                yield from columns_in(child)
+    return (node for node in every_node(expression) if isinstance(node, Column))
