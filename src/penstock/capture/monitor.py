@@ -24,15 +24,17 @@ LOOK_EVERY_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class SourceHealth:
-    """`wal_end`: where the source's log ended when we looked."""
+    """`wal_end`: where the source's log ended when we looked. `had_slot`: a slot has been there."""
 
     wal_end: Lsn
     slot: SlotInfo | None
+    had_slot: bool
 
     def samples(self, received: Lsn) -> list[Sample]:
         found: list[Sample] = [(metrics.CAPTURE_LAG_BYTES.name, {}, max(0, self.wal_end - received))]
         slot = self.slot
-        found.append((metrics.SLOT_HEALTHY.name, {}, float(slot is not None and not slot.lost)))
+        if self.had_slot:  # it is made with the first lane: before that, nothing is amiss
+            found.append((metrics.SLOT_HEALTHY.name, {}, float(slot is not None and not slot.lost)))
         if slot is not None and slot.retained_bytes is not None:
             found.append((metrics.RETAINED_WAL_BYTES.name, {}, slot.retained_bytes))
         if slot is not None and slot.safe_wal_size is not None:
@@ -50,6 +52,7 @@ class SourceMonitor:
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="capture-monitor", daemon=True)
         self.latest: SourceHealth | None = None
+        self._had_slot = False
 
     def start(self) -> None:
         self._thread.start()
@@ -72,7 +75,9 @@ class SourceMonitor:
             self._connection = connect(self._url, application_name="penstock-monitor")
         row = self._connection.execute("SELECT pg_current_wal_lsn()::text").fetchone()
         assert row is not None
-        return SourceHealth(Lsn.parse(row[0]), read_slot(self._connection, self._slot))
+        slot = read_slot(self._connection, self._slot)
+        self._had_slot = self._had_slot or slot is not None
+        return SourceHealth(Lsn.parse(row[0]), slot, self._had_slot)
 
     def _close(self) -> None:
         if self._connection is not None:
