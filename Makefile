@@ -2,7 +2,7 @@
 #
 #   make demo          a real Postgres, loaded and followed into Parquet tables, in front of you
 #   make test          unit, integration and a short chaos round
-#   make slow          integration tests that would make the round above too long; SHARE=3 a third, as in CI
+#   make slow          integration tests that would make the round above too long; SHARE=4 a quarter, as in CI
 #   make iceberg       what the state file and each mode promise, on Iceberg tables; ALL=1: every integration test
 #   make lint          ruff, mypy --strict, import-linter
 #   make chaos-once    kill -9 at every failpoint, on Parquet and on Iceberg tables, with writers running on
@@ -48,10 +48,11 @@ venv: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt scripts/has-java
 	@test -n "$(PYTHON)" || { echo "Penstock needs Python 3.11 or later; none was found. Set PYTHON=/path/to/python."; exit 1; }
 	@test -x $(BIN)/python || { echo "making $(VENV) with $(PYTHON)"; "$(PYTHON)" -m venv $(VENV); }
-	@if scripts/has-java; then extras=demo,dev; else extras=demo,dev,java; echo "no Java 17 or later found: installing a runtime into $(VENV)"; fi; \
+	@if scripts/has-java; then extras=demo,dev,shapes; else extras=demo,dev,java,shapes; echo "no Java 17 or later found: installing a runtime into $(VENV)"; fi; \
 		$(PIP_INSTALL) --upgrade pip; \
 		echo "installing penstock[$$extras] into $(VENV) (a few minutes the first time)"; \
-		$(PIP_INSTALL) --editable ".[$$extras]"
+		$(PIP_INSTALL) --editable ".[$$extras]"; \
+		$(BIN)/penstock prepare
 	@touch $@
 
 $(PEERS_STAMP): $(STAMP)

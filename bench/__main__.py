@@ -9,6 +9,13 @@ tables   200 tables of 1,000 rows: seconds per table to discover, load and follo
 upserts  100,000 changed keys into an Iceberg table against `MERGE INTO`, into one ten times as large, and
          100 keys end to end
 
+shapes-router   changes against many conditions in the router alone
+shapes-latency  from a write to a client that polls: one shape, during a first sync, while steps are sealed,
+                beside 10,000 shapes, beside 1,000 with ILIKE
+shapes-sync     a first sync of 1 M rows against `COPY (SELECT to_json …)`, and 1,000 at once
+shapes-fanout   a change to 1,000 clients that poll against a bare server that pushes the same bytes
+shapes-memory   per idle shape, of a large DELETE; changes made durable for 10,000 shapes; the slot's lag
+
 iceberg-load, iceberg-changes, iceberg-tables: the same into Iceberg tables, the first two against Parquet's.
 
 Method. One embedded Postgres, fsync off, on the machine that also runs Penstock, so both share its cores.
@@ -25,11 +32,26 @@ from __future__ import annotations
 import sys
 import tempfile
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 
+from pyspark.sql import SparkSession
 from rich.console import Console
 
-from bench import capturing, changes, load, tables, tail, upserts, workload
+from bench import (
+    capturing,
+    changes,
+    load,
+    shapes_fanout,
+    shapes_latency,
+    shapes_memory,
+    shapes_router,
+    shapes_sync,
+    tables,
+    tail,
+    upserts,
+    workload,
+)
 from bench.command import finish, new_console, parse_arguments, warn_if_busy
 from bench.comparison import Comparison, Figure
 from bench.pipelines import ICEBERG, PARQUET, start_spark, use_server
@@ -39,7 +61,15 @@ from penstock.sources.postgres.embedded import EmbeddedPostgres
 NAMES = (
     "capture", "tail", "load", "changes", "tables",
     "iceberg-load", "iceberg-changes", "iceberg-tables", "upserts",
+    "shapes-router", "shapes-latency", "shapes-sync", "shapes-fanout", "shapes-memory",
 )  # fmt: skip
+#: Those for which no Spark session is started.
+WITHOUT_SPARK = {"capture", "tail", *(name for name in NAMES if name.startswith("shapes-"))}
+_SHAPES = {
+    "shapes-latency": shapes_latency.measure,
+    "shapes-fanout": shapes_fanout.measure,
+    "shapes-memory": shapes_memory.measure,
+}
 
 
 def main() -> int:
@@ -76,9 +106,14 @@ class Benchmarks:
         self._rows = rows
         self._change_rows = change_rows
         self._rounds = rounds
-        self._spark = start_spark(directory)
+
+    @cached_property
+    def _spark(self) -> SparkSession:
+        return start_spark(self._directory)
 
     def run(self, names: Sequence[str]) -> None:
+        if set(names) - WITHOUT_SPARK:
+            _ = self._spark  # before any clock starts
         if "capture" in names:
             self._capture()
         if "tail" in names:
@@ -101,6 +136,19 @@ class Benchmarks:
             )
             self.comparisons += compared
             self.figures += found
+        self._shapes(names)
+
+    def _shapes(self, names: Sequence[str]) -> None:
+        place = (self._directory, self._console)
+        if "shapes-router" in names:
+            self.figures += shapes_router.measure(self._console)
+        if "shapes-sync" in names:
+            comparison, found = shapes_sync.compare(self._server, self._rounds, *place)
+            self.comparisons.append(comparison)
+            self.figures += found
+        for name in names:
+            if name in _SHAPES:
+                self.figures += _SHAPES[name](self._server, *place)
 
     def _capture(self) -> None:
         self.comparisons.append(

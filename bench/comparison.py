@@ -106,22 +106,25 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One number that must not be above its bar."""
+    """One number that must not be above its bar, or with `at_least` not below it."""
 
     title: str
     value: float
-    maximum: float
+    limit: float
     unit: str = ""
+    at_least: bool = False
 
     def __str__(self) -> str:
-        return f"{self.value:.2f} {self.unit}".rstrip()
+        return f"{self.value:,.2f} {self.unit}".rstrip()
 
     @property
     def bar(self) -> str:
-        return f"≤ {self.maximum:g} {self.unit}".rstrip()
+        return f"{'≥' if self.at_least else '≤'} {self.limit:,g} {self.unit}".rstrip()
 
     def failures(self) -> list[str]:
-        return [f"{self.title}: {self} is above {self.maximum:g}"] if self.value > self.maximum else []
+        if self.value < self.limit if self.at_least else self.value > self.limit:
+            return [f"{self.title}: {self}, and the bar is {self.bar}"]
+        return []
 
 
 def figures_table(figures: Sequence[Figure]) -> Table:
@@ -129,7 +132,7 @@ def figures_table(figures: Sequence[Figure]) -> Table:
     for heading in ("", "figure", "bar"):
         table.add_column(heading, justify="right" if heading == "figure" else "left")
     for figure in figures:
-        verdict = "[red]above[/red]" if figure.failures() else "[green]met[/green]"
+        verdict = "[red]missed[/red]" if figure.failures() else "[green]met[/green]"
         table.add_row(figure.title, str(figure), f"{figure.bar}: {verdict}")
     return table
 

@@ -1,4 +1,4 @@
-"""Postgres' own clients, as the measure: `COPY … (FORMAT binary)` and `pg_recvlogical`, both to /dev/null.
+"""Postgres' own clients, as the measure: COPY, binary or of JSON, and `pg_recvlogical`, all to /dev/null.
 
 Each runs as one client process on one connection over TCP, the way Penstock connects. psql's `\\copy` is used
 for COPY because it was the fastest of the clients tried: psycopg's copy loop took about a tenth longer.
@@ -50,6 +50,19 @@ class BinaryCopy:
         return Run(rows, _run(self._server, "psql", "--no-psqlrc", "--quiet", "--command", command))
 
 
+class JsonCopy:
+    name = "COPY of to_json to /dev/null"
+
+    def __init__(self, server: EmbeddedPostgres, database: str) -> None:
+        self._server = server
+        self._database = database
+
+    def load(self, table: str, rows: int) -> Run:
+        command = rf"\copy (SELECT to_json(t) FROM {table} AS t) TO /dev/null"
+        arguments = ("--no-psqlrc", "--quiet", "--command", command)
+        return Run(rows, _run(self._server, "psql", *arguments, database=self._database))
+
+
 class ReceiveLogical:
     name = "pg_recvlogical to /dev/null"
 
@@ -84,7 +97,7 @@ def create_publication(connection: Connection, publication: str, table: str) -> 
     )
 
 
-def _run(server: EmbeddedPostgres, program: str, *arguments: str) -> Usage:
+def _run(server: EmbeddedPostgres, program: str, *arguments: str, database: str = "postgres") -> Usage:
     target = ("--host", "127.0.0.1", "--port", str(server.port), "--username", "postgres")
-    command = [str(server.bin(program)), *target, "--dbname", "postgres", *arguments]
+    command = [str(server.bin(program)), *target, "--dbname", database, *arguments]
     return run_measured(command, {**os.environ, "PGPASSWORD": server.password})

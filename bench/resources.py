@@ -108,7 +108,7 @@ def driver_peak_bytes(command: Sequence[str]) -> int:
     while process.poll() is None:
         for each in _tree(process.pid):
             if each.pid == process.pid or each.name == "java":
-                peaks[each.pid] = max(peaks.get(each.pid, 0), _peak_bytes(each.pid))
+                peaks[each.pid] = max(peaks.get(each.pid, 0), peak_bytes(each.pid))
         time.sleep(DRIVER_INTERVAL_S)
     if process.returncode != 0:
         raise subprocess.CalledProcessError(process.returncode, command[0])
@@ -186,7 +186,8 @@ def _proportional_bytes(pid: int) -> int:
     return 0
 
 
-def _peak_bytes(pid: int) -> int:
+def peak_bytes(pid: int) -> int:
+    """The most that one process has had, as the kernel has kept it."""
     with suppress(OSError):
         for line in (_PROC / str(pid) / "status").read_text().splitlines():
             if line.startswith("VmHWM:"):

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
+from types import UnionType
 from typing import Any, Literal, get_args, get_origin
 
 import typer
@@ -55,15 +56,7 @@ def configuration() -> str:
         model = _model_in(field.annotation)
         if model is not None:
             title = f"## `{key}`" + (": one entry" if get_origin(field.annotation) is list else "")
-            sections += [title, _paragraph(model.__doc__), _fields(model)]
-            for inner_key, inner in _keys(model):
-                inner_model = _model_in(inner.annotation)
-                if inner_model is not None:
-                    sections += [
-                        f"### `{inner_key}`",
-                        _paragraph(inner_model.__doc__),
-                        _fields(inner_model),
-                    ]
+            sections += [title, _paragraph(model.__doc__), _fields(model), *_inner(model)]
     later = {
         "`source.type`": LATER_SOURCES,
         "`destination.type`": LATER_DESTINATIONS,
@@ -77,6 +70,17 @@ def configuration() -> str:
     return "\n\n".join(sections) + "\n"
 
 
+def _inner(model: type[BaseModel], level: int = 3) -> list[str]:
+    """The sections inside a section, and those inside them."""
+    sections: list[str] = []
+    for key, field in _keys(model):
+        inner = _model_in(field.annotation)
+        if inner is not None:
+            title = f"{'#' * level} `{key}`"
+            sections += [title, _paragraph(inner.__doc__), _fields(inner), *_inner(inner, level + 1)]
+    return sections
+
+
 def _fields(model: type[BaseModel]) -> str:
     rows = []
     for key, field in _keys(model):
@@ -85,9 +89,8 @@ def _fields(model: type[BaseModel]) -> str:
         if not about:
             raise SystemExit(f"{model.__name__}.{key} has no docstring: say below the field what it means")
         if inner is not None and not isinstance(field.default, list):
-            about = (
-                f"{_paragraph(about)} See [below](#{key})." if get_origin(field.annotation) is None else about
-            )
+            is_one = get_origin(field.annotation) in (None, UnionType)
+            about = f"{_paragraph(about)} See [below](#{key})." if is_one else about
         kind = "URL" if key.endswith("url") else _type(field.annotation)
         rows.append((f"`{key}`", kind, _default(field), _paragraph(about)))
     return table(("key", "value", "default", "meaning"), rows)

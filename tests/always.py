@@ -49,9 +49,11 @@ def always_spec(database: Database, state: Path, **changed: Any) -> CaptureSpec:
 class AlwaysOn:
     """One process. `said`: the lines on its channel; `capture`: the lane's side of its service."""
 
-    def __init__(self, spec: CaptureSpec, lane: str = "lake", **environment: str) -> None:
+    def __init__(
+        self, spec: CaptureSpec, lane: str = "lake", address: str | None = None, **environment: str
+    ) -> None:
         self._directory = tempfile.TemporaryDirectory(prefix="penstock-")
-        address = f"grpc+unix://{self._directory.name}/capture"
+        address = address or f"grpc+unix://{self._directory.name}/capture"
         fields = spec.to_json() | {"service": ServiceSpec(address).to_json()}
         self.said: list[dict[str, Any]] = []
         self.process = subprocess.Popen(

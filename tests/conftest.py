@@ -11,6 +11,7 @@ import secrets
 import signal
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
@@ -116,12 +117,21 @@ def server() -> Iterator[EmbeddedPostgres]:
 
 @pytest.fixture
 def database(server: EmbeddedPostgres) -> Iterator[Database]:
+    with new_database(server) as created:
+        yield created
+
+
+@contextmanager
+def new_database(server: EmbeddedPostgres) -> Iterator[Database]:
+    """For fixtures of several tests."""
     name = f"test_{os.getpid()}_{secrets.token_hex(4)}"
     with psycopg.connect(server.url(), autocommit=True) as connection:
         connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
     created = Database(name, server)
-    yield created
-    created.drop()
+    try:
+        yield created
+    finally:
+        created.drop()
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ import yaml
 from tests.conftest import wait_until
 from tests.pipelines import PipelineUnderTest
 
-Role = Literal["supervisor", "capture", "lake", "jvm", "worker"]
+Role = Literal["supervisor", "capture", "lake", "shapes", "jvm", "worker"]
 ROLES: tuple[Role, ...] = ("supervisor", "capture", "lake", "jvm", "worker")
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 90.0
@@ -39,18 +39,19 @@ LOG_SHOWN_BYTES = 6_000
 #: A JVM that is killed every minute should start soon rather than run fast.
 _JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 _COMMAND = "from penstock.cli.main import main; main()"
-_MARK = "PENSTOCK_TEST_INSTANCE"
+MARK = "PENSTOCK_TEST_INSTANCE"
 _PORTS = range(10_000, 15_000)  # below those of outgoing connections, and of embedded servers
 #: What a process of each role has in its command line; the supervisor is known by its id.
 _TRACES: Mapping[str, Role] = {
     "penstock.capture": "capture",
     "penstock.lake_process": "lake",
+    "penstock.shapes": "shapes",
     "org.apache.spark.deploy.SparkSubmit": "jvm",
     "pyspark.daemon": "worker",
 }
 
 
-def _free_port() -> int:
+def free_port() -> int:
     while True:
         port = secrets.choice(_PORTS)
         with socket.socket() as probe, contextlib.suppress(OSError):
@@ -66,7 +67,7 @@ class Instance:
     name: str
     settings: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
-    port: int = field(default_factory=_free_port)
+    port: int = field(default_factory=free_port)
     _process: subprocess.Popen[bytes] | None = None
     _mark: str = field(default_factory=lambda: secrets.token_hex(8))
 
@@ -74,7 +75,7 @@ class Instance:
 
     def start(self) -> Instance:
         self._write_file()
-        environment = {**os.environ, "JAVA_TOOL_OPTIONS": _JAVA, **self.environment, _MARK: self._mark}
+        environment = {**os.environ, "JAVA_TOOL_OPTIONS": _JAVA, **self.environment, MARK: self._mark}
         with open(self.log, "ab") as output:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", _COMMAND, "-c", str(self.file), "run"],
@@ -91,7 +92,7 @@ class Instance:
         ending = [process for process, _ in self.processes()]
         self.process.send_signal(signal.SIGTERM)
         status = self.process.wait(STOP_TIMEOUT_S)
-        wait_until(partial(_all_gone, ending), f"these to end: {ending}")
+        wait_until(partial(all_gone, ending), f"these to end: {ending}")
         assert not self.processes()
         return status
 
@@ -101,7 +102,7 @@ class Instance:
             for process in ending:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.kill()
-            wait_until(partial(_all_gone, ending), f"these to be gone: {ending}")
+            wait_until(partial(all_gone, ending), f"these to be gone: {ending}")
         if self._process is not None:
             self._process.wait()
 
@@ -127,12 +128,9 @@ class Instance:
     def processes(self) -> list[tuple[psutil.Process, Role]]:
         """Those that live and belong to it, directly or not."""
         found = []
-        for process in psutil.process_iter():
-            try:
-                if process.environ().get(_MARK) == self._mark and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append((process, self._role(process)))
-            except psutil.Error:
-                continue
+        for process in marked(self._mark):
+            with contextlib.suppress(psutil.Error):
+                found.append((process, self._role(process)))
         return found
 
     def _role(self, process: psutil.Process) -> Role:
@@ -240,7 +238,17 @@ def instances(*made: Instance) -> Iterator[None]:
             instance.end()
 
 
-def _all_gone(processes: list[psutil.Process]) -> bool:
+def marked(mark: str) -> list[psutil.Process]:
+    """All that live and have this mark in their environment."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
+
+
+def all_gone(processes: list[psutil.Process]) -> bool:
     """One that ends loses its environment, by which it is found, before its last thread lets go of files."""
     return not any(_has_threads(process) for process in processes)
 

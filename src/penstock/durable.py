@@ -46,7 +46,7 @@ def to_json_bytes(value: Any) -> bytes:
     return (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode()
 
 
-def sync_file(path: Path) -> None:
+def sync_file(path: Path | str) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -54,7 +54,7 @@ def sync_file(path: Path) -> None:
         os.close(descriptor)
 
 
-def sync_directory(path: Path) -> None:
+def sync_directory(path: Path | str) -> None:
     sync_file(path)
 
 

@@ -58,6 +58,17 @@ FAILPOINTS: dict[str, str] = {
     "compact.written_down": "what kept snapshots hold is written down, none has expired",
     "compact.expired": "snapshots and their files are gone, nothing was looked at for orphans",
     "state.version_written": "the state's next version is durable, state.json is its predecessor",
+    "shapes.snapshot_write": "about to write rows to a chunk of a shape's snapshot (n-th write)",
+    "shapes.commit_write": "about to write a record to the commit log of shapes",
+    "shapes.commit_written": "the record is written, nothing of it need be on disk",
+    "shapes.committed": "the record is durable, nobody knows",
+    "shapes.file_write": "about to write to a shape's own log (n-th write)",
+    "shapes.file_written": "a shape's own log is durable, its boundary is where it was",
+    "shapes.boundary_moved": "a shape's boundary has moved, its commits are still in the commit log",
+    "shapes.segment_removed": "a segment of the commit log is gone",
+    "shapes.compacted": "the merged file of a shape is durable, nothing names it",
+    "shapes.compaction_switched": "the merged file is in use, the old files are still there",
+    "shapes.cleanup_renamed": "a shape's directory is renamed, its files are still there",
 }
 
 _reached: dict[str, int] = {}

@@ -86,5 +86,18 @@ ROUNDS = _counter("rounds", "Rounds of the two-phase commit.")
 ROUND_SECONDS = _counter("round_seconds", "Time spent in rounds.")
 ROUND_RETRIES = _counter("round_retries", "Times a lane began anew after an error.", "lane")
 
+# Said by the live lane
+SHAPES = _gauge("shapes", "Shapes that are kept in sync.")
+SHAPES_CREATED = _counter("shapes_created", "Shapes that were made.")
+SHAPES_DROPPED = _counter("shapes_dropped", "Shapes that ended: their clients fetch anew.", "reason")
+SHAPE_CLIENTS_WAITING = _gauge("shape_clients_waiting", "Clients that wait for changes of a shape.")
+SHAPE_CHANGES = _counter("shape_changes", "Row changes that concerned a shape, counted for each shape.")
+SHAPE_BYTES = _gauge("shape_bytes", "What shapes take on disk.")
+SHAPE_LAG_SECONDS = _gauge(
+    "shape_lag_seconds", "From capture having the newest changes to their being in all shapes."
+)
+SHAPE_SNAPSHOTS = _counter("shape_snapshots", "Snapshots that were taken for new shapes.")
+SHAPE_SNAPSHOT_SECONDS = _counter("shape_snapshot_seconds", "From a shape being asked for to its last row.")
+
 METRICS: tuple[Metric, ...] = tuple(value for value in globals().values() if isinstance(value, Metric))
 BY_NAME = {metric.name: metric for metric in METRICS}

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 
 from penstock.capture.client import CaptureProcess
-from penstock.capture.from_config import spec_of
+from penstock.capture.from_config import LAKE_LANE, spec_of
 from penstock.capture.spec import CaptureProgress, CaptureSpec
 from penstock.config import Config
 from penstock.core.errors import SourceError
@@ -21,6 +21,7 @@ from penstock.core.stream import StreamId
 from penstock.lake.lane import LakeLane
 from penstock.lake.lane_state import LaneStream
 from penstock.lake.upkeep import after_sync
+from penstock.ledger.lanes import LANES_FILE, LaneRegistry
 from penstock.locking import only_one
 from penstock.log.retention import apply_retention, bound
 from penstock.resolution import resolve_from_source
@@ -88,9 +89,12 @@ class Sync:
         return str(lane.position() or "")
 
     def _apply_retention(self, flushed: Lsn) -> None:
-        """Steps go when the lane holds them and they are older than `log.retention`."""
-        log, kept_s = self._config.state / "log", self._config.log.retention.total_seconds()
-        apply_retention(log, bound(log, flushed, kept_s, time.time()))
+        """Steps go when every lane holds them and they are older than `log.retention`."""
+        state, kept_s = self._config.state, self._config.log.retention.total_seconds()
+        positions = LaneRegistry(state / LANES_FILE).positions()
+        others = [at for lane, at in positions.items() if lane != LAKE_LANE and at is not None]
+        log, least = state / "log", min([flushed, *others])
+        apply_retention(log, bound(log, least, kept_s, time.time()))
 
     def _capture_spec(self, streams: Sequence[LaneStream]) -> CaptureSpec:
         followed = [stream for stream in streams if stream.reads_log]

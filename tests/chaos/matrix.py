@@ -29,6 +29,8 @@ OF_PARQUET = ("destination.version_built", "destination.recorded", "destination.
 OF_ICEBERG = ("iceberg.staged", "iceberg.committed")
 #: Reached when there is enough to merge: struck by the tests of compaction, which see to that.
 OF_COMPACTION = tuple(name for name in FAILPOINTS if name.startswith("compact."))
+#: struck by tests/unit/test_shape_storage_kill.py
+OF_SHAPES = tuple(name for name in FAILPOINTS if name.startswith("shapes."))
 LOAD = tuple(name for name in FAILPOINTS if name.startswith("load."))
 Case = tuple[str, str]
 
@@ -79,7 +81,9 @@ class Scenario:
 #: A pipeline that has loaded its tables and follows the log.
 FOLLOWING = Scenario(
     names=tuple(
-        name for name in FAILPOINTS if not name.startswith(("load.", "capture.", "incremental.", "compact."))
+        name
+        for name in FAILPOINTS
+        if not name.startswith(("load.", "capture.", "incremental.", "compact.", "shapes."))
     ),
     short=(
         ("parquet", "log.manifest_written"),

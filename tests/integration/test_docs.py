@@ -15,6 +15,7 @@ import yaml
 from penstock import Pipeline
 from penstock.config import Config
 from tests.conftest import Database, with_password
+from tests.serving import ShapeServer
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -80,9 +81,18 @@ def test_the_pages_have_examples_of_every_kind() -> None:
         "shell",
         "sql least",
         "yaml least",
+        "yaml shapes",
         "sql auto",
         "sql refresh",
+        "sql shapes",
     }
+
+
+def test_a_pipeline_file_with_the_live_lane_is_one(tmp_path: Path) -> None:
+    (tmp_path / "penstock.yaml").write_text(only("yaml shapes"))
+    lane = Config.load(tmp_path / "penstock.yaml", {"PGPASSWORD": "x", "SHAPE_SECRET": "y"}).lanes.shapes
+    assert lane is not None
+    assert (lane.port, lane.insecure) == (3000, False)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -218,3 +228,29 @@ def test_the_pipeline_file_of_the_readme_says_what_it_means(tmp_path: Path) -> N
     config = Config.load(tmp_path / "penstock.yaml", {"PGPASSWORD": "p@ss/word"})
     assert config.source.url.get_secret_value() == "postgresql://app:p%40ss%2Fword@db:5432/shop"
     assert config.exclude == ["public.migrations"]
+
+
+def test_a_role_that_owns_nothing_serves_what_was_published_for_it(
+    database: Database, tmp_path: Path
+) -> None:
+    database.execute("CREATE TABLE items (id int PRIMARY KEY); CREATE TABLE secret (id int PRIMARY KEY)")
+    role, url = database.create_role("LOGIN REPLICATION")
+    manual = {"ELECTRIC_MANUAL_TABLE_PUBLISHING": "true"}
+    server = ShapeServer(url, tmp_path, environment=manual)
+    statements = only("sql shapes").replace("_default", f"_{server.stream_id}")
+    database.execute(statements.replace("penstock_reader", role))
+    database.execute(f"GRANT SELECT ON secret TO {role}")
+    with server:
+        server.wait_until_active()
+        first = server.get(table="items", offset="-1")
+        assert first.status == 200
+        last = server.get(table="items", offset=first.offset, handle=first.handle)
+        database.execute("INSERT INTO items VALUES (7)")
+        live = server.get(table="items", offset=last.offset, handle=last.handle, live="true")
+        assert [item["value"] for item in live.json() if "value" in item] == [{"id": "7"}]
+        refused = server.get(table="secret", offset="-1")
+        assert refused.status == 503
+        assert "publication" in refused.body.decode()
+        assert server.get(table="items", offset="-1").handle == first.handle
+        assert server.stop() == 0
+    leave(database, role)

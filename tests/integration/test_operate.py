@@ -14,12 +14,13 @@ import urllib.request
 from collections.abc import Iterator
 
 import pytest
+import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from penstock import metrics
 from penstock.metrics import BY_NAME, METRICS
 from tests.conftest import Database, wait_until
-from tests.running import Instance, flushed_position, instances, is_acknowledged
+from tests.running import Instance, flushed_position, free_port, instances, is_acknowledged
 from tests.traps import MakePipeline
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -34,7 +35,10 @@ def instance(database: Database, make: MakePipeline) -> Iterator[Instance]:
     database.execute("INSERT INTO orders SELECT i, 'n' || i FROM generate_series(1, 100) AS i")
     pipeline = make(
         ["public.orders"],
-        lanes={"lake": {"every": "1s"}},
+        lanes={
+            "lake": {"every": "1s"},
+            "shapes": {"port": free_port(), "host": "127.0.0.1", "insecure": True},
+        },
         log={"seal_every": "1s"},
         checkpoint={"interval": "1s"},
     )
@@ -69,6 +73,13 @@ def test_somebody_who_watches_is_told_every_number_and_no_secret(
         lambda: is_acknowledged(database.url, slot, position), "the change to be in the table"
     )
 
+    lanes = yaml.safe_load(instance.file.read_text())["lanes"]
+    with urllib.request.urlopen(
+        f"http://127.0.0.1:{lanes['shapes']['port']}/v1/shape?table=orders&offset=-1"
+    ) as answer:
+        handle = answer.headers["electric-handle"]
+    subprocess.run(penstock(instance, "shapes", "drop", handle), check=True)
+
     expected = {metric.name for metric in METRICS} - OF_LIMITED_SERVERS
     told: set[str] = set()
 
@@ -95,7 +106,7 @@ def test_somebody_who_watches_is_told_every_number_and_no_secret(
         subprocess.run(penstock(instance, "--json", "status"), capture_output=True, check=True).stdout
     )
     assert document["running"]["health"] == {"live": True, "ready": True, "role": "leading", "reasons": []}
-    assert [lane["lane"] for lane in document["running"]["lanes"]] == ["lake"]
+    assert [lane["lane"] for lane in document["running"]["lanes"]] == ["lake", "shapes"]
     assert _watched(instance, until="public.orders") == 0
 
     password = database.server.password

@@ -251,10 +251,10 @@ class TestCursors:
 class TestWhatIsNotThereYetIsNeverIgnored:
     def test_lanes_and_other_sources_are_refused_by_name(self, tmp_path: Path) -> None:
         text = MINIMAL.replace("type: postgres", "type: mysql")
-        detail = refused(tmp_path, text + "lanes: {shapes: {port: 3000}}\n").detail
+        detail = refused(tmp_path, text + "lanes: {kafka: {topic: t}}\n").detail
         for said in (
             "source.type: `mysql`",
-            "lanes.shapes: the lane `shapes`",
+            "lanes.kafka: the lane `kafka`",
         ):
             assert said in detail
 

@@ -83,5 +83,8 @@ def test_what_was_published_for_a_lane_is_told_until_it_has_heard(path: Path) ->
     assert LaneRegistry(path).join("lake", [orders], [orders]) == (orders,)
     registry = LaneRegistry(path)  # the lane died before it noted that, and so did capture
     assert registry.join("lake", [orders, items], [items]) == (orders, items)
+    registry.heard("lake", [items])
+    registry.heard("nobody", [orders])
+    assert LaneRegistry(path).join("lake", [orders, items]) == (orders,)
     registry.heard("lake")
     assert LaneRegistry(path).join("lake", [orders, items]) == ()

@@ -18,6 +18,7 @@ from typing import Any
 import psycopg
 
 from penstock import metrics
+from penstock.capture.anew import may_begin_anew
 from penstock.capture.server import error_to_json, log_unexpected, warm_up
 from penstock.capture.service import CaptureService
 from penstock.capture.spec import CaptureSpec
@@ -144,6 +145,12 @@ class AlwaysCapture:
             if term.server.failure is not None or term is not self._term:
                 raise CaptureAwayError("Capture's term is over.", remedy="Join the next one.") from error
             if request == "join" and isinstance(error, PositionGoneError | StateError | StorageError):
+                others_decide = arguments["lane"] in self._spec.renewable and not may_begin_anew(self._spec)
+                if others_decide and not isinstance(error, StorageError):
+                    raise CaptureAwayError(
+                        "Capture cannot go on from its log, and another lane decides what becomes of it.",
+                        remedy="See what that lane says.",
+                    ) from error
                 term.server.fail(error)
             raise
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from penstock.capture.spec import SYNC_HEARTBEAT_S, CaptureSpec, ServiceSpec
 from penstock.config import Config
+from penstock.config.shapes import SHAPES_LANE
 from penstock.core.stream import StreamId
 from penstock.ledger.lanes import LANES_FILE
 
@@ -20,7 +21,8 @@ def spec_of(
     *,
     service: ServiceSpec | None = None,
 ) -> CaptureSpec:
-    """For a bounded sync the streams are given; with a `service`, lanes name theirs when they join."""
+    """For a bounded sync, which is the lake's, the streams are given; with a `service`, lanes name theirs
+    when they join."""
     source, replica = config.source, config.source.replica_url
     return CaptureSpec(
         url=source.url.get_secret_value(),
@@ -32,7 +34,8 @@ def spec_of(
         full_identity=frozenset(full_identity),
         step_bytes_max=int(config.log.step_bytes_max),
         publication_mode=source.publication_mode,
-        lanes={LAKE_LANE: None},
+        lanes=dict.fromkeys([LAKE_LANE] if service is None else lanes_of(config)),
+        renewable=frozenset({SHAPES_LANE}),
         replica_url=None if replica is None else replica.get_secret_value(),
         replica_wait_s=config.loading.replica_wait.total_seconds(),
         service=service,
@@ -48,6 +51,11 @@ def spec_of(
         failover=source.failover,
         lanes_path=config.state / LANES_FILE,
     )
+
+
+def lanes_of(config: Config) -> tuple[str, ...]:
+    """The lanes that the pipeline file has."""
+    return (LAKE_LANE,) if config.lanes.shapes is None else (LAKE_LANE, SHAPES_LANE)
 
 
 def service_of(config: Config, socket_directory: Path) -> ServiceSpec:

@@ -122,9 +122,10 @@ class RemoteCapture:
         self.epoch = started.epoch
         return started
 
-    def heard(self) -> None:
-        """What a join said of streams that were published is noted, durably."""
-        self._ask_of_term("heard", lane=self.lane)
+    def heard(self, streams: Collection[StreamId] | None = None) -> None:
+        """What a join said of streams that were published is noted, durably: of these, or of all."""
+        named = None if streams is None else [[stream.namespace, stream.name] for stream in streams]
+        self._ask_of_term("heard", lane=self.lane, streams=named)
 
     def snapshot(self) -> ExportedSnapshot:
         # A slot is made when all transactions that run now have ended: nobody knows when that is.

@@ -20,12 +20,20 @@ from typing import Any
 import structlog
 
 from penstock import logs
+from penstock.capture.anew import begin_anew, may_begin_anew
 from penstock.capture.leadership import Leadership, mark_position
 from penstock.capture.reading import Reading
 from penstock.capture.setup import newest_manifest, set_up
 from penstock.capture.snapshots import SnapshotKeeper, connect_patiently
 from penstock.capture.spec import CaptureProgress, CaptureSpec, Started
-from penstock.core.errors import CaptureAwayError, PenstockError, SourceError, told_of
+from penstock.core.errors import (
+    AnotherSourceError,
+    CaptureAwayError,
+    PenstockError,
+    PositionGoneError,
+    SourceError,
+    told_of,
+)
 from penstock.core.position import Lsn
 from penstock.core.stream import StreamId
 from penstock.ledger.lanes import LaneRegistry
@@ -68,7 +76,7 @@ class CaptureServer:
             "demand": lambda given: self._read().loop().demand(Lsn.parse(given["target"])),
             "sealed": self._sealed,
             "progress": lambda _: _as_json(asdict(self._read().progress())),
-            "heard": lambda given: self.lanes.heard(given["lane"]) if self.lanes is not None else None,
+            "heard": self._heard,
             "flushed": lambda given: str(self.flushed(given["lane"], Lsn.parse(given["position"]))),
             "acknowledge": lambda given: str(self.acknowledge(given["lane"], Lsn.parse(given["position"]))),
             "stop": lambda _: self.stop(),
@@ -101,8 +109,7 @@ class CaptureServer:
             self.snapshots.release(lane)
             if self.reading is None:
                 assert self.epoch is not None, "the lock is taken before a lane can join"
-                epoch = self.epoch
-                started = self._set_up(lambda: epoch, streams, full_identity)
+                started = self._set_up_term(self.epoch, streams, full_identity)
             else:
                 # The lane that was to have it compared the catalog with it, and may be another process now.
                 self.snapshots.release_main()
@@ -124,12 +131,10 @@ class CaptureServer:
             assert self.epoch is not None
             assert self._spec.lanes_path is not None
             written = LaneRegistry(self._spec.lanes_path).lanes().values()
-            streams = frozenset(stream for lane in written for stream in lane.streams)
-            if self.reading is None and streams and newest_manifest(self._spec.log_directory) is not None:
+            followed = any(lane.streams for lane in written)
+            if self.reading is None and followed and newest_manifest(self._spec.log_directory) is not None:
                 epoch = self.epoch
                 self._set_up(lambda: epoch, (), ())
-                self._read().add(sorted(streams))
-                self._streams = streams
                 self._read().loop().follow()
 
     def flushed(self, lane: str, position: Lsn) -> Lsn:
@@ -201,6 +206,18 @@ class CaptureServer:
         full_identity = {StreamId(*stream) for stream in given["full_identity"]}
         return self.join(given["lane"], streams, full_identity).to_json()
 
+    def _set_up_term(
+        self, epoch: Lsn, streams: Sequence[StreamId], full_identity: Collection[StreamId]
+    ) -> Started:
+        try:
+            return self._set_up(lambda: epoch, streams, full_identity)
+        except (PositionGoneError, AnotherSourceError) as error:
+            if not may_begin_anew(self._spec):
+                raise
+            _logger.warning("the change log is begun anew", code=error.code, reason=error.message)
+            begin_anew(self._spec, self._ordinary())
+            return self._set_up(lambda: epoch, streams, full_identity)
+
     def _set_up(
         self,
         take_lead: Callable[[], Lsn],
@@ -223,10 +240,19 @@ class CaptureServer:
             on_progress=self._progressed,
             on_failed=self.fail,
         )
-        self._streams = frozenset(streams)
+        # What other lanes follow is in the log from the first row on, whoever is there first: one that goes
+        # on where it was must not find a gap. What the publication lacks of it, it is told when it joins.
+        self._streams = frozenset(streams) | self._followed_by_others(streams)
+        self.reading.add(sorted(self._streams.difference(streams)))
         if self.failure is not None:  # meanwhile, before there was anything to abort
             self.reading.abort()
         return source.started
+
+    def _followed_by_others(self, streams: Sequence[StreamId]) -> frozenset[StreamId]:
+        path = self._spec.lanes_path
+        registry = self.lanes or (None if path is None else LaneRegistry(path))
+        lanes = registry.lanes().values() if registry is not None else ()
+        return frozenset(stream for lane in lanes for stream in lane.streams).difference(streams)
 
     def _add(
         self, reading: Reading, streams: Sequence[StreamId], full_identity: Collection[StreamId]
@@ -245,6 +271,12 @@ class CaptureServer:
             log_end=reading.writer.end,
             published=tuple(dict.fromkeys([*published, *new])),
         )
+
+    def _heard(self, given: Arguments) -> None:
+        streams = given.get("streams")
+        if self.lanes is not None:
+            named = None if streams is None else [StreamId(*stream) for stream in streams]
+            self.lanes.heard(given["lane"], named)
 
     def _sealed(self, given: Arguments) -> str | None:
         within_s = min(float(given["within_s"]), _SEALED_WAIT_MAX_S)

@@ -14,13 +14,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import psycopg
-
 from penstock import failpoints
 from penstock.capture.leadership import patience_s
 from penstock.capture.snapshots import SnapshotKeeper, connect_patiently
 from penstock.capture.spec import CaptureSpec, Started
-from penstock.core.errors import PositionGoneError, SourceError, StateError
+from penstock.core.errors import AnotherSourceError, PositionGoneError, SourceError
 from penstock.core.position import Lsn
 from penstock.log.manifest import Manifest, list_sequence, read_manifest
 from penstock.sources.postgres.connection import Connection, query_errors
@@ -33,6 +31,7 @@ from penstock.sources.postgres.slots import (
     read_slot,
     require_usable,
 )
+from penstock.sources.postgres.timelines import switch_point
 
 SERVER_VERSION_MIN = 140000
 _RESYNC = "Run `penstock resync --yes` to load the tables again under a new slot."
@@ -176,7 +175,7 @@ def _require_no_gap(
 
 def _require_same_source(newest: Manifest, system_id: str, timeline: int, replication: Connection) -> None:
     if newest.system_id != system_id:
-        raise StateError(
+        raise AnotherSourceError(
             "The change log was read from another database server: "
             f"its system identifier is {newest.system_id}, this server's is {system_id}.",
             remedy=f"Check the source's url, or use another state directory. {_RESYNC}",
@@ -184,28 +183,10 @@ def _require_same_source(newest: Manifest, system_id: str, timeline: int, replic
     if newest.timeline == timeline:
         return
     # After a failover positions repeat: what we hold must lie before the switch (correctness 6).
-    switch = _switch_point(replication, newest.timeline, timeline)
+    switch = switch_point(replication, newest.timeline, timeline)
     if switch is None or newest.end > switch:
-        raise StateError(
+        raise AnotherSourceError(
             f"The server has moved from timeline {newest.timeline} to {timeline} since the change log was "
             f"written, and the log's end {newest.end} is not part of the new one.",
             remedy=_RESYNC,
         )
-
-
-def _switch_point(replication: Connection, before: int, now: int) -> Lsn | None:
-    """Where timeline `before` was left on the way to `now`; None if it is not an ancestor."""
-    if now < before:
-        return None
-    try:
-        row = replication.execute(f"TIMELINE_HISTORY {now:d}".encode()).fetchone()
-    except psycopg.Error:
-        return None
-    content = row[1] if row is not None else ""
-    if not isinstance(content, str):  # its type differs between versions of the server
-        content = bytes(content).decode(errors="replace")
-    for line in content.splitlines():
-        fields = line.split()
-        if len(fields) >= 2 and fields[0] == str(before):
-            return Lsn.parse(fields[1])
-    return None

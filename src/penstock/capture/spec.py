@@ -31,7 +31,8 @@ class ServiceSpec:
 
 @dataclass(frozen=True, slots=True)
 class CaptureSpec:
-    """`lanes`: each configured lane's durable position, None while it has none.
+    """`lanes`: each configured lane's durable position, None while it has none; `renewable`: those of them
+    that can be made anew from the source, so that a gap in the log is nothing to stop for.
 
     With a `service` capture is always on: it waits for the lead, answers lanes there, reads without a target.
     `streams` are for the other mode, where one lane starts it.
@@ -47,6 +48,7 @@ class CaptureSpec:
     step_bytes_max: int = 256 << 20
     publication_mode: PublicationMode = "auto"
     lanes: dict[str, Lsn | None] = field(default_factory=dict)
+    renewable: frozenset[str] = frozenset()
     replica_url: str | None = None  # where tables are read, if not at `url`
     replica_wait_s: float = 0.0
     service: ServiceSpec | None = None
@@ -74,6 +76,7 @@ class CaptureSpec:
             "step_bytes_max": self.step_bytes_max,
             "publication_mode": self.publication_mode,
             "lanes": {lane: None if at is None else str(at) for lane, at in self.lanes.items()},
+            "renewable": sorted(self.renewable),
             "replica_url": self.replica_url,
             "replica_wait_s": self.replica_wait_s,
             "service": None if self.service is None else self.service.to_json(),
@@ -102,6 +105,7 @@ class CaptureSpec:
                 "lanes": {
                     lane: None if at is None else Lsn.parse(at) for lane, at in fields["lanes"].items()
                 },
+                "renewable": frozenset(fields["renewable"]),
                 "service": None if service is None else ServiceSpec(**service),
                 "lanes_path": None if lanes_path is None else Path(lanes_path),
             }

@@ -7,7 +7,8 @@ the last item it has dealt with.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import heapq
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from penstock.capture.remote import RemoteCapture
@@ -15,9 +16,11 @@ from penstock.capture.tail_items import Origin, Piece, ReadLog, Transactions
 from penstock.core.errors import PositionGoneError
 from penstock.core.position import Lsn
 from penstock.core.stream import StreamId
-from penstock.log.reader import ChangeLog, read_rows
+from penstock.log import columns as log_columns
+from penstock.log.reader import ChangeLog, LogFile, read_batches
 
 LOG_ITEM_BYTES = 16 << 20
+LOG_PIECE_ROWS = 1 << 14  # a transaction of the log may be larger than memory
 
 
 class TailReader:
@@ -51,8 +54,22 @@ class TailReader:
             after = end
 
     def _pieces(self, after: Lsn, to: Lsn) -> Iterator[Piece]:
+        """Stream by stream; of leaves that have changes of the same time, by the first of each piece."""
         for stream, found in self._log.streams_with_changes(after, to).items():
+            leaves: dict[str, list[LogFile]] = {}
             for file in found.files:
-                for table in read_rows([file], after, to):
-                    for rows in table.to_batches():
-                        yield Piece(stream, StreamId.parse(file.leaf), file.schema_id, rows)
+                leaves.setdefault(file.leaf, []).append(file)
+            yield from heapq.merge(
+                *(_read(stream, files, after, to) for files in leaves.values()), key=first_change
+            )
+
+
+def _read(stream: StreamId, files: Sequence[LogFile], after: Lsn, to: Lsn) -> Iterator[Piece]:
+    for file in files:
+        for rows in read_batches(file, after, to, LOG_PIECE_ROWS):
+            yield Piece(stream, StreamId.parse(file.leaf), file.schema_id, rows)
+
+
+def first_change(piece: Piece) -> tuple[int, int]:
+    rows = piece.rows
+    return rows.column(log_columns.TX)[0].as_py(), rows.column(log_columns.OP_INDEX)[0].as_py()

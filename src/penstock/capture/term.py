@@ -28,6 +28,7 @@ from penstock.log import retention
 from penstock.metrics import Sample
 
 TICK_S = 1.0
+_TURN_POLL_S = 0.05
 _READ_ALONE_AFTER_HEARTBEATS = 20  # lanes come sooner, unless they are down
 _HOUSEKEEPING_EVERY_S = 60.0
 _MAIN_SNAPSHOT_KEPT_S = 600.0
@@ -62,6 +63,7 @@ class Term:
         self._housekept = self._saved_at = self._began = time.monotonic()
         self._log_bytes = 0
         self._read_alone = False
+        self._stopped = threading.Event()
         self.server = CaptureServer(spec, lambda _event: None)
 
     @property
@@ -95,8 +97,7 @@ class Term:
         reading = self.server.reading
         now = time.monotonic()
         if reading is None:
-            alone_for = (now - self._began) / self._spec.heartbeat_s
-            if alone_for >= _READ_ALONE_AFTER_HEARTBEATS and not self._read_alone:
+            if not self._read_alone and self._is_alone_for_long():
                 self._read_alone = True
                 self._begin_alone()
             return
@@ -119,7 +120,23 @@ class Term:
             raise LookupError(f"unknown request {request!r}")
         if request != "join" and arguments.get("epoch") != str(self.epoch):
             raise CaptureAwayError("Capture has begun another term.", remedy="Join it.")
+        if request == "join":
+            self._wait_for_turn(arguments["lane"])
         return self.server.carry_out(request, arguments)
+
+    def _wait_for_turn(self, lane: str) -> None:
+        """A lane that can be made anew opens no log: others may find that it was left behind, and is to be
+        set aside. If they do not come for as long as we would wait before reading alone, it goes first."""
+        spec = self._spec
+        if lane not in spec.renewable or spec.renewable.issuperset(spec.lanes):
+            return
+        while self.server.reading is None and not self._is_alone_for_long():
+            if self._stopped.wait(_TURN_POLL_S) or self.server.over.is_set():
+                raise CaptureAwayError("Capture's term is over.", remedy="Join the next one.")
+
+    def _is_alone_for_long(self) -> bool:
+        alone_for = (time.monotonic() - self._began) / self._spec.heartbeat_s
+        return alone_for >= _READ_ALONE_AFTER_HEARTBEATS
 
     def lanes(self) -> list[dict[str, Any]]:
         """How each lane stands that is configured or ever joined."""
@@ -210,6 +227,7 @@ class Term:
 
     def stop(self, *, in_order: bool) -> None:
         """End the term, and with `in_order` seal and acknowledge before, if that can be done in time."""
+        self._stopped.set()
         self._monitor.stop()
         self._background.shutdown(wait=False, cancel_futures=True)
         if in_order:

@@ -67,7 +67,7 @@ def drop(
 
 def _lanes(settings: Settings) -> list[LaneStanding]:
     from penstock.capture.base import LaneStanding
-    from penstock.capture.from_config import LAKE_LANE
+    from penstock.capture.from_config import lanes_of
     from penstock.ledger.lanes import LANES_FILE, LaneRegistry
 
     config = _config(settings)
@@ -75,7 +75,7 @@ def _lanes(settings: Settings) -> list[LaneStanding]:
         return capture.lanes()
     registered = LaneRegistry(config.state / LANES_FILE).lanes()
     return [
-        LaneStanding(name, lane.position, name == LAKE_LANE, None, lane.since)
+        LaneStanding(name, lane.position, name in lanes_of(config), None, lane.since)
         for name, lane in sorted(registered.items())
     ]
 

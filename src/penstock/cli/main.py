@@ -20,8 +20,10 @@ from penstock.cli import (
     init,
     lane,
     pause,
+    prepare,
     resync,
     run,
+    shapes,
     state,
     status,
     sync,
@@ -117,7 +119,9 @@ app.add_typer(state.app, name="state")
 app.add_typer(table.app, name="table")
 app.add_typer(dlq.app, name="dlq")
 app.add_typer(lane.app, name="lane")
+app.add_typer(shapes.app, name="shapes")
 app.command("teardown")(teardown.teardown)
+app.command("prepare")(prepare.prepare)
 app.command("demo")(demo.demo)
 
 
@@ -131,7 +135,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         settings = Settings(
             json="--json" in given,
             verbose=not {"-v", "--verbose"}.isdisjoint(given),
-            json_lines="run" in given,
+            json_lines=not {"run", "serve"}.isdisjoint(given),
         )
         sys.exit(report_unexpected(settings, error))
 

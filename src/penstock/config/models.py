@@ -10,11 +10,11 @@ from typing import Annotated, Any
 from pydantic import Field, ValidationError
 
 from penstock.config.document import Document, Location, read_document
+from penstock.config.lanes import LanesConfig
 from penstock.config.problems import Problem, config_error, problems_of
 from penstock.config.sections import (
     CheckpointConfig,
     DestinationConfig,
-    LanesConfig,
     LoadConfig,
     LogConfig,
     MaintenanceConfig,

@@ -317,23 +317,6 @@ class CheckpointConfig(Section):
     `?endpoint_override=https://host:port` may follow."""
 
 
-class LakeLaneConfig(Section):
-    """How `penstock run` keeps the tables up."""
-
-    every: Pause = timedelta(seconds=10)
-    """Changes are committed to the tables about so often."""
-    max_bytes: ByteSize = Field(default=ByteSize(64 * _MIB), ge=_MIB)
-    """Sooner, if so many bytes of the change log wait."""
-    refresh_every: Pause = timedelta(hours=1)
-    """How often streams that do not read the log are read: `full_refresh` anew, `incremental` on."""
-
-
-class LanesConfig(Section):
-    """Who is given every change."""
-
-    lake: LakeLaneConfig = LakeLaneConfig()
-
-
 class TailConfig(Section):
     """Where capture serves changes to lanes, over Arrow Flight."""
 

@@ -14,7 +14,7 @@ REMEDY = "Remove it, or wait for the version that brings it; CHANGELOG.md says w
 
 LATER_SOURCES = ("mysql", "mongodb")
 LATER_DESTINATIONS: tuple[str, ...] = ()
-LATER_LANES = ("shapes", "kafka", "kinesis")
+LATER_LANES = ("kafka", "kinesis")
 
 
 def unavailable(values: dict[str, Any]) -> list[Problem]:

@@ -101,6 +101,12 @@ class StateError(PenstockError):
     exit_code = 6
 
 
+class AnotherSourceError(StateError):
+    """The change log was read from another server, or is no part of what this one has since a failover."""
+
+    code = "another_source"
+
+
 class DestinationError(PenstockError):
     """The destination refused or could not take a commit."""
 

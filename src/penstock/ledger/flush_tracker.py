@@ -136,6 +136,11 @@ class FlushTracker:
             each.asked, each.since = True, now
         return ask, overdue
 
+    def excuse(self, now: float) -> None:
+        """It was nobody's own fault that they made no progress: they have the whole time again."""
+        for each in self._behind.values():
+            each.asked, each.since = False, now
+
     def _put(self, consumer: str, entry: _Behind) -> None:
         self._behind[consumer] = entry
         heapq.heappush(self._heap, (entry.flushed, consumer))

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -94,12 +94,15 @@ class LaneRegistry:
                 self._write()
             return unheard
 
-    def heard(self, name: str) -> None:
-        """The lane knows what was published for it, durably."""
+    def heard(self, name: str, streams: Collection[StreamId] | None = None) -> None:
+        """The lane knows what was published for it, durably: these streams, or all."""
         with self._lock:
             lane = self._lanes.get(name)
-            if lane is not None and lane.published:
-                self._lanes[name] = replace(lane, published=())
+            if lane is None:
+                return
+            unheard = tuple(each for each in lane.published if streams is not None and each not in streams)
+            if unheard != lane.published:
+                self._lanes[name] = replace(lane, published=unheard)
                 self._write()
 
     def forget_positions(self) -> None:

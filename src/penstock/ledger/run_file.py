@@ -22,13 +22,17 @@ FORMAT_VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """`capture` has the `address` of its service and, over TCP, the path of its `certificate`; no secrets."""
+    """`capture` has the `address` of its service and, over TCP, the path of its `certificate`; no secrets.
+
+    `admin`: the socket at which the live lane takes orders, if it is served.
+    """
 
     pid: int
     host: str
     http: str
     capture: dict[str, str]
     since: str
+    admin: str | None = None
 
 
 def read_running(state: Path) -> Running | None:

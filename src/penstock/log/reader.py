@@ -228,6 +228,23 @@ def read_rows(
         yield from _read_file(file, after, to, columns, share)
 
 
+def read_batches(file: LogFile, after: Lsn, to: Lsn, rows_max: int) -> Iterator[pa.RecordBatch]:
+    """Rows of one file with `after <= _tx < to`, in order, no more than `rows_max` in memory at a time."""
+    whole = after <= file.first_tx and file.last_tx < to
+    with pq.ParquetFile(file.path) as parquet:
+        for rows in parquet.iter_batches(rows_max):
+            kept = rows if whole else rows.filter(_inside(rows.column(log_columns.TX), after, to))
+            if kept.num_rows:
+                yield kept
+
+
+def _inside(tx: pa.ChunkedArray | pa.Array, after: Lsn, to: Lsn) -> pa.ChunkedArray | pa.Array:
+    return pc.and_(
+        pc.greater_equal(tx, pa.scalar(int(after), pa.int64())),
+        pc.less(tx, pa.scalar(int(to), pa.int64())),
+    )
+
+
 def _read_file(
     file: LogFile, after: Lsn, to: Lsn, columns: Sequence[str] | None, share: tuple[int, int]
 ) -> Iterator[pa.Table]:
@@ -238,12 +255,7 @@ def _read_file(
         for group in range(share[0], parquet.num_row_groups, share[1]):
             table = parquet.read_row_group(group, columns=read)
             if not whole:
-                tx = table.column(log_columns.TX)
-                inside = pc.and_(
-                    pc.greater_equal(tx, pa.scalar(int(after), pa.int64())),
-                    pc.less(tx, pa.scalar(int(to), pa.int64())),
-                )
-                table = table.filter(inside)
+                table = table.filter(_inside(table.column(log_columns.TX), after, to))
             if wanted is not None:
                 table = table.select(wanted)
             if table.num_rows:

@@ -51,6 +51,7 @@ class Supervisor:
         listen: str,
         state: Path,
         service: ServiceSpec,
+        admin: Path | None = None,
         restarts_max: int,
         stop_timeout: timedelta,
         report: Callable[[Event], None],
@@ -63,6 +64,7 @@ class Supervisor:
         self._listen = listen
         self._state = state
         self._service = service
+        self._admin = admin
         self._stop_timeout_s = stop_timeout.total_seconds()
         self._report = report
         # Its `put` may be called by a signal handler, wherever the main thread was interrupted.
@@ -198,4 +200,5 @@ class Supervisor:
         capture = {"address": self._service.address}
         if self._service.certificate is not None:
             capture["certificate"] = self._service.certificate
-        return Running(os.getpid(), socket.gethostname(), http, capture, self._since)
+        admin = None if self._admin is None else str(self._admin)
+        return Running(os.getpid(), socket.gethostname(), http, capture, self._since, admin)

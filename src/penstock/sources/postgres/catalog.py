@@ -335,7 +335,7 @@ def _schema(
     key = keys.identity(replica_identity)
     return TableSchema(
         stream=stream,
-        columns=tuple(_column(column) for column in columns if not column["generated"]),
+        columns=tuple(source_column(column) for column in columns if not column["generated"]),
         key=key.columns if key else (),
         replica_identity=replica_identity,
         deferrable_key=key is not None and key.deferrable,
@@ -344,7 +344,7 @@ def _schema(
     )
 
 
-def _column(row: Row) -> SourceColumn:
+def source_column(row: Row) -> SourceColumn:
     return SourceColumn(
         name=row["name"],
         type_oid=row["type_oid"],

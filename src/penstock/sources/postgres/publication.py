@@ -278,11 +278,12 @@ class PublicationManager:
 
     # -- manual mode --------------------------------------------------------------------------
 
-    def _manual_error(self, what: str, statements: str) -> SourceError:
+    def _manual_error(self, what: str, statements: str, stream: str | None = None) -> SourceError:
         return SourceError(
             f"The publication {self._name} {what}, and publications are managed by hand "
             "(publication_mode: manual).",
             remedy=f"Run: {statements}",
+            stream=stream,
         )
 
     def _manual_work_error(self, work: Sequence[TableInfo], full: Collection[StreamId]) -> SourceError:
@@ -299,7 +300,8 @@ class PublicationManager:
                     f"ALTER PUBLICATION {quoted(self._name)} ADD TABLE ONLY {quoted(table.stream)};"
                 )
         names = ", ".join(str(table.stream) for table in work)
-        return self._manual_error(f"is not ready for {names}", " ".join(statements))
+        only = str(work[0].stream) if len(work) == 1 else None
+        return self._manual_error(f"is not ready for {names}", " ".join(statements), only)
 
 
 def create_statement(name: str) -> str:

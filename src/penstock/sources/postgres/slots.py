@@ -118,7 +118,8 @@ def require_usable(slot: SlotInfo | None, name: str, database: str) -> SlotInfo:
         kind = f"for {slot.plugin} in database {slot.database}" if slot.plugin else "a physical one"
         raise SourceError(
             f"The replication slot {name} is {kind}; Penstock needs one for {PLUGIN} in {database}.",
-            remedy="Set another slot name in penstock.yaml (source: slot).",
+            remedy="Set another slot name in penstock.yaml (source: slot), or another "
+            "ELECTRIC_REPLICATION_STREAM_ID for `penstock shapes serve`.",
         )
     if slot.lost:
         raise PositionGoneError(

@@ -1,0 +1,42 @@
+"""A change log that is begun anew, where all lanes can be made anew from the source.
+
+The log cannot go on if the slot is gone or has moved past its end, or if the server is another one: another
+instance led with a log of its own, a standby was promoted, somebody dropped the slot. Where tables of a lake
+depend on the log, somebody must look. Where only shapes do, the log goes, reading begins at the slot's
+position, or with a new slot, and the lane finds that what it has is not part of what comes now. A log that
+cannot be read, or that a newer version wrote, is left for somebody to look at in any case.
+"""
+
+from __future__ import annotations
+
+import shutil
+
+from penstock import durable
+from penstock.capture.spec import CaptureSpec
+from penstock.ledger.lanes import LaneRegistry
+from penstock.sources.postgres.connection import Connection
+from penstock.sources.postgres.slots import drop_slot, read_slot
+
+_GONE = "log.gone"
+
+
+def may_begin_anew(spec: CaptureSpec) -> bool:
+    return spec.service is not None and bool(spec.lanes) and spec.renewable.issuperset(spec.lanes)
+
+
+def begin_anew(spec: CaptureSpec, connection: Connection) -> None:
+    """Have the next set-up find no log, lanes that are nowhere, and a slot that can be read or none."""
+    assert spec.lanes_path is not None
+    log = spec.log_directory
+    gone = log.with_name(_GONE)
+    with durable.storage_errors(f"Could not remove the change log in {log}."):
+        LaneRegistry(spec.lanes_path).forget_positions()
+        if gone.exists():  # a crash was here before us
+            shutil.rmtree(gone)
+        if log.exists():
+            log.rename(gone)
+            durable.sync_directory(log.parent)
+            shutil.rmtree(gone)
+    slot = read_slot(connection, spec.slot)
+    if slot is not None and slot.lost:
+        drop_slot(connection, spec.slot)

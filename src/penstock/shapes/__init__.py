@@ -1,0 +1,1 @@
+"""The live lane: filtered copies of tables, kept in sync over HTTP."""

@@ -1,0 +1,487 @@
+"""`Engine`: the one thread that changes shapes, and what others ask of it.
+
+Whatever changes a shape happens here, in one order: it is made, its snapshot becomes known, transactions are
+appended, it goes. Nothing here waits for a disk, the source or a client. Others ask (`submit`), and changes
+wait for room (`hand_in`). After each turn, all that came is committed to storage at once and those who wait
+for any of the shapes are woken at once.
+
+Making a shape: it is registered for routing before its snapshot is asked for (`consumer` says why nothing is
+lost in between). It is kept over a restart from the commit on that has both its whole snapshot and all that
+was kept for it meanwhile. One that a crash finds before that is gone, and its clients fetch anew: a handle is
+never given twice, so what somebody was told is either still the same shape or none.
+
+A shape that goes is found by nobody from then on; its readers are woken and see that it is gone, and storage
+sees to it that no crash brings it back at a later position. What depends on it goes with it.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Collection
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import structlog
+
+from penstock import logs
+from penstock.capture.spec import Started
+from penstock.core.position import Lsn
+from penstock.core.stream import StreamId
+from penstock.metrics import Sample
+from penstock.shapes.definition import ShapeDefinition
+from penstock.shapes.engine.collector import ShapeLogCollector
+from penstock.shapes.engine.inbox import Inbox, Task
+from penstock.shapes.engine.measures import ShapeMeasures
+from penstock.shapes.engine.registry import ShapeRegistry, Stack, inner_definitions
+from penstock.shapes.engine.transactions import TransactionFragment
+from penstock.shapes.shape import Shape, SnapshotPoint, SnapshotProblem, SnapshotSource
+from penstock.shapes.source.publishing import TablePublisher
+from penstock.shapes.storage import ShapeStore
+
+TURN_S = 1.0
+_WAITING_BYTES_MAX = 12 << 20
+_MAKERS = 8
+_logger = structlog.get_logger("penstock.shapes")
+Result = TypeVar("Result")
+
+TRY_AGAIN = "Failed to create shape, please retry"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How many shapes, and how much of them, there may be; those not read for the longest time go."""
+
+    shapes_max: int = 100_000
+    disk_bytes_max: int = 64 << 30
+    unread_s_max: float = float("inf")
+    stuck_s_max: float = 60.0
+
+
+class Engine:
+    """`wake` is given the shapes that changed and that somebody waits for; it returns at once."""
+
+    def __init__(
+        self,
+        directory: Path,
+        wake: Callable[[list[Shape]], None],
+        *,
+        limits: Limits = Limits(),  # noqa: B008 - a value
+        chunk_bytes: int = 10 << 20,
+    ) -> None:
+        self._wake_readers = wake
+        self._limits = limits
+        self.measures = ShapeMeasures()
+        self.registry = ShapeRegistry(directory)
+        self._store = ShapeStore(
+            directory,
+            chunk_bytes=chunk_bytes,
+            on_flushed=lambda end, offsets: self._later(lambda: self.collector.delivery.flushed(offsets)),
+            on_failed=lambda slot, error: self._later(lambda: self._storage_failed(slot, error)),
+        )
+        self._inbox = Inbox(_WAITING_BYTES_MAX)
+        self.snapshots: SnapshotSource | None = None
+        self.publisher: TablePublisher | None = None
+        self.reconcile: Callable[[], None] = lambda: None  # all tables with what shapes know of them
+        self.on_joined: Callable[[], None] = lambda: None
+        self.on_new_version: Callable[[StreamId], None] = lambda _stream: None
+        self.replayed = False
+        self._head: Lsn | None = None
+        self._begun: dict[str, float] = {}  # when shapes were asked for whose snapshots are being taken
+        # What snapshots show that are being taken, or that transactions may come again of after a crash.
+        self._points: dict[str, SnapshotPoint] = {}
+        self._committed: Lsn | None = None
+        self._is_dirty = False
+        self._turned_at = 0.0
+        self._failures = 0  # of storage, up to the last look for shapes that are stuck
+        self._opening = threading.Lock()
+        self._makers = ThreadPoolExecutor(_MAKERS, "shapes-maker")
+        self._thread = threading.Thread(target=self._run, name="shapes-engine", daemon=True)
+        self.failure: BaseException | None = None
+        self.collector = self._recovered()
+
+    # Life
+
+    def start(self) -> None:
+        self._store.start()
+        self._thread.start()
+
+    def close(self) -> None:
+        """Everything that was handed out is on disk when this returns."""
+        self._inbox.close()
+        if self._thread.is_alive():
+            self._thread.join()
+        self._makers.shutdown(cancel_futures=True)
+        self.registry.save_reads(self.registry.all())
+        self._store.close()
+
+    def submit(self, call: Callable[[], Result]) -> Future[Result]:
+        """Have it called in the engine's thread."""
+        return self._inbox.submit(call)
+
+    def _later(self, call: Callable[[], None]) -> None:
+        self._inbox.submit(call).add_done_callback(_say_if_failed)
+
+    def _run(self) -> None:
+        tasks: list[Task] = []
+        try:
+            while tasks or not self._inbox.closed:
+                for task in tasks:
+                    task.run()
+                self._end_turn()
+                tasks = self._inbox.take(TURN_S)
+            self._commit()
+        except BaseException as error:
+            self.failure = error
+            logs.log_unexpected("the live lane's engine", error)
+            self._inbox.close()
+            for task in (*tasks, *self._inbox.take(0)):
+                task.cancel()
+
+    def _end_turn(self) -> None:
+        now = time.monotonic()
+        is_due = now - self._turned_at >= TURN_S
+        if is_due:
+            self._turned_at = now
+            self._drop_stuck(now)
+            self._forget_points()
+        touched, self.collector.delivery.touched = self.collector.delivery.touched, set()
+        waited_for = [shape for shape in touched if shape.waiting]
+        if waited_for:
+            self._wake_readers(waited_for)
+        if self._is_dirty or is_due:
+            self._commit()
+
+    def _commit(self) -> None:
+        position = self.collector.delivery.position
+        if self._is_dirty or position != self._committed:
+            self._store.commit(position)
+            self._committed, self._is_dirty = position, False
+
+    # What there was
+
+    def _recovered(self) -> ShapeLogCollector:
+        found = self._store.recover()
+        collector = ShapeLogCollector(
+            self._store,
+            self._store.position or Lsn(0),
+            lambda shape, reason: self.drop(shape, reason, is_of_table=True),
+            lambda stream: self.on_new_version(stream),  # noqa: PLW0108 - it is set later
+        )
+        for handle, kept in found.items():
+            try:
+                fields = json.loads(kept.definition_json)
+                definition = ShapeDefinition.from_json(fields["definition"])
+                point = _point_from(json.loads(kept.facts))
+            except Exception as error:  # whatever a version of ours has written: its clients fetch anew
+                logs.log_unexpected("the live lane", error)
+                continue
+            slot = self.registry.new_slot()
+            storage = self._store.open(handle, slot)
+            shape = Shape(handle, definition, slot, storage, hidden=fields["hidden"])
+            shape.state, shape.snapshot_started = "ready", True
+            shape.last_offset = storage.readable_offset
+            try:
+                collector.resume(shape, point)
+                self.registry.add(shape)
+            except Exception as error:  # the same: nobody can route its changes any more
+                logs.log_unexpected("the live lane", error)
+                collector.remove(shape)
+                self._clean(shape)
+                continue
+            if point is not None:
+                self._points[handle] = point
+        self._store.discard_unopened()
+        return collector
+
+    # Changes: `ChangeHandler`
+
+    @property
+    def stack(self) -> Stack:
+        return self.registry.stack
+
+    @property
+    def position(self) -> Lsn | None:
+        """What capture may forget: everything up to there is on disk for every shape."""
+        held, tracker = self._store.position, self.collector.delivery.tracker
+        if held is None or tracker.is_level:
+            return held
+        return min(held, Lsn(tracker.flushed))
+
+    def join(self) -> Started:
+        assert self.publisher is not None, "given before changes are followed"
+        self.reconcile()  # tables that went or changed meanwhile: their shapes are not joined
+        joined = self.publisher.join(self.submit(self.registry.tables).result())
+
+        def drop_refused() -> None:
+            for table in joined.refused:
+                for shape in self.collector.shapes_of(table):
+                    self.drop(shape, "not published")
+
+        self.submit(drop_refused).result()
+        return joined.started
+
+    def begin_term(self) -> Lsn | None:
+        def begin() -> Lsn | None:
+            self.collector.break_off()
+            return self.collector.delivery.position or None
+
+        return self.submit(begin).result()
+
+    def start_over(self, position: Lsn, reason: str) -> None:
+        def begin() -> None:
+            for shape in self.registry.all():
+                self.drop(shape, "source")
+            self._store.begin_at(position)
+            self.collector.begin_at(position)
+            if self.snapshots is not None:
+                self.snapshots.start_over()
+
+        if reason:
+            _logger.warning("all shapes are made anew", reason=reason)
+        self.submit(begin).result()
+
+    def read_from(self, started: Started, head: Lsn) -> None:
+        self._store.place.hold(started.epoch)
+        self.registry.read_from(started.system_id, started.timeline)
+        if self._head is None:
+            self._head = head
+            self._later(self._note_replayed)
+
+    def hand_in(self, fragment: TransactionFragment) -> bool:
+        def work() -> None:
+            self.collector.process(fragment)
+            self._is_dirty = self._is_dirty or bool(fragment.changes)
+            self.measures.handed_out(fragment)
+            self._note_replayed()
+
+        size = sum(changes.rows.get_total_buffer_size() for changes in fragment.changes)
+        return self._inbox.put(work, size)
+
+    def _note_replayed(self) -> None:
+        if not self.replayed and self._head is not None:
+            self.replayed = self.collector.delivery.position >= self._head
+
+    def joined(self, started: Started, tables: Collection[StreamId] = ()) -> None:
+        """Capture was joined. Shapes of tables that were not published until then may lack changes: they are
+        gone for good when this returns, and capture may be told so."""
+        del tables  # those that were asked for; what they missed is in `started`
+
+        def look() -> None:
+            for table in started.published:
+                for shape in self.collector.shapes_of(table):
+                    if shape.state == "ready":
+                        self.drop(shape, "not published")
+
+        self.submit(look).result()
+        if started.published:
+            self._store.wait_removed()
+        self.on_joined()
+
+    # Shapes
+
+    def create(self, definition: ShapeDefinition, *, hidden: bool = False) -> Future[Shape]:
+        """Have a shape made, or get the one there is. A `SnapshotProblem` if that fails."""
+        return self._makers.submit(self._create, definition, hidden)
+
+    def _create(self, definition: ShapeDefinition, hidden: bool) -> Shape:
+        for inner in inner_definitions(definition):
+            if self.registry.existing(inner) is None:
+                self._create(inner, True)
+        handle, slot = self.registry.new_handle(definition), self.registry.new_slot()
+        try:
+            with self._opening:
+                storage = self._store.open(handle, slot)
+        except OSError as error:
+            self.registry.free_slot(slot)
+            raise SnapshotProblem(503, TRY_AGAIN, 1) from error
+        shape = Shape(handle, definition, slot, storage, hidden=hidden)
+        return self.submit(lambda: self._begin(shape)).result()
+
+    def _begin(self, shape: Shape) -> Shape:
+        existing = self.registry.existing(shape.definition)
+        if existing is not None:
+            existing.hidden = existing.hidden and shape.hidden
+            self._clean(shape)
+            return existing
+        assert self.snapshots is not None, "given before anybody asks for a shape"
+        self._evict(len(self.registry) + 1 - self._limits.shapes_max)
+        self.registry.add(shape)
+        self.measures.created += 1
+        try:
+            self.collector.add(shape)
+            self._begun[shape.handle] = time.monotonic()
+            self.snapshots.start(shape, self)
+        except Exception as error:
+            logs.log_unexpected("the live lane", error)
+            self.drop(shape, "error")
+            raise SnapshotProblem(503, TRY_AGAIN, 1) from error
+        return shape
+
+    def drop(self, shape: Shape, reason: str, *, is_of_table: bool = False) -> None:
+        """In the engine's thread: the shape is gone, and what depends on it.
+
+        `is_of_table`: the reason is its table, which may have to be published again.
+        """
+        if not self.registry.remove(shape):
+            return
+        if is_of_table and self.publisher is not None:
+            self.publisher.forget(shape.definition.table)
+        shape.state = "gone"
+        self._points.pop(shape.handle, None)
+        self.collector.remove(shape)
+        self.collector.delivery.touched.add(shape)
+        if self._begun.pop(shape.handle, None) is not None and self.snapshots is not None:
+            self.snapshots.cancel(shape)
+        self._clean(shape)
+        self.measures.dropped(reason)
+        _logger.info("shape dropped", handle=shape.handle, table=str(shape.definition.table), reason=reason)
+        for outer in self.registry.outer_of(shape):
+            self.drop(outer, "dependency")
+        for inner in self.registry.inner_of(shape):
+            if inner.hidden and not self.registry.outer_of(inner):
+                self.drop(inner, "not needed")
+
+    def refresh(self, shape: Shape, definition: ShapeDefinition) -> None:
+        """In the engine's thread: the same shape of a table that has changed in what does not affect it.
+
+        That is kept over a restart: what becomes of a column that was added is seen only by who knows it.
+        """
+        if shape.state != "gone":
+            shape.definition = definition
+            self.collector.refresh(shape)
+            if shape.handle not in self._begun:
+                self._keep(shape)
+
+    def _keep(self, shape: Shape) -> None:
+        """Over a restart, from the next commit on."""
+        point = self._points.get(shape.handle)
+        kept = {"definition": shape.definition.to_json(), "hidden": shape.hidden}
+        shape.storage.make_ready(json.dumps(kept), json.dumps(None if point is None else asdict(point)))
+        self._is_dirty = True
+
+    def _forget_points(self) -> None:
+        """Of snapshots that are kept, those that show nothing behind what is on disk."""
+        held = self._store.position or 0
+        for handle in [handle for handle, point in self._points.items() if point.lsn <= held]:
+            if handle not in self._begun:
+                del self._points[handle]
+
+    def _clean(self, shape: Shape) -> None:
+        shape.storage.cleanup()
+        self.registry.free_slot(shape.slot)
+
+    def _evict(self, count: int) -> None:
+        """Room for another one; with many shapes for more than one, since each look costs."""
+        if count > 0:
+            for shape in self.registry.longest_unread(max(count, self._limits.shapes_max // 100)):
+                self.drop(shape, "too many shapes")
+
+    def _drop_stuck(self, now: float) -> None:
+        """Those whose own fault it is: while storage cannot write anything, nobody is asked."""
+        failures = self._store.failures
+        if self._store.problem is not None or failures != self._failures:
+            self._failures = failures
+            self.collector.delivery.tracker.excuse(now)
+            return
+        asked, overdue = self.collector.delivery.tracker.challenge(self._limits.stuck_s_max, now)
+        for handle in asked:
+            _logger.warning("shape makes no progress", handle=handle)
+        for handle in overdue:
+            if (shape := self.registry.find(handle)) is not None:
+                self.drop(shape, "no progress")
+
+    def drop_unread(self) -> None:
+        """Have those gone that nobody has read for long, or that take too much room. In any thread: with many
+        shapes it takes a while to find them."""
+        oldest = time.time() - self._limits.unread_s_max
+        for shape in self.registry.all():
+            if not shape.hidden and shape.last_read < oldest and not shape.waiting:
+                self._later(partial(self.drop, shape, "not read"))
+        excess = self._store.bytes_on_disk - self._limits.disk_bytes_max
+        if excess > 0:
+            for shape in self.registry.longest_unread(len(self.registry)):
+                if excess <= 0:
+                    break
+                excess -= shape.storage.bytes_on_disk
+                self._later(partial(self.drop, shape, "too much on disk"))
+
+    # Storage
+
+    def require_place(self) -> None:
+        """`SourceBusyError` if the shapes are another instance's by now."""
+        self._store.place.require()
+
+    def samples(self, *, waiting: int) -> list[Sample]:
+        """For the supervisor; `waiting`: clients that wait."""
+        return self.measures.samples(
+            shapes=len(self.registry),
+            waiting=waiting,
+            routed=self.collector.changes_routed,
+            bytes_on_disk=self._store.bytes_on_disk,
+        )
+
+    def _storage_failed(self, slot: int, error: OSError) -> None:
+        shape = self.collector.shape_at(slot)
+        if shape is not None and shape.storage.is_gone:  # its slot may be another one's by now
+            _logger.error("shape cannot be written", handle=shape.handle, kind=type(error).__name__)
+            self.drop(shape, "storage")
+
+    # Snapshots: `SnapshotListener`
+
+    def snapshot_known(self, shape: Shape, point: SnapshotPoint) -> None:
+        def known() -> None:
+            if self.registry.find(shape.handle) is not shape:
+                return
+            self._is_dirty = True
+            shape.state = "ready"
+            self._points[shape.handle] = point
+            if not self.collector.known(shape, point):
+                self._give_up(shape, SnapshotProblem(503, TRY_AGAIN, 1))
+
+        self._later(known)
+
+    def snapshot_started(self, shape: Shape) -> None:
+        def started() -> None:
+            shape.snapshot_started = True
+            self.collector.delivery.touched.add(shape)
+
+        self._later(started)
+
+    def snapshot_grown(self, shape: Shape) -> None:
+        if shape.waiting:
+            self._wake_readers([shape])
+
+    def snapshot_completed(self, shape: Shape) -> None:
+        def completed() -> None:
+            begun = self._begun.pop(shape.handle, None)
+            if begun is None:
+                return
+            self.measures.snapshot_taken(time.monotonic() - begun)
+            shape.snapshot_started = True
+            self._keep(shape)
+            self.collector.delivery.touched.add(shape)
+
+        self._later(completed)
+
+    def snapshot_failed(self, shape: Shape, problem: SnapshotProblem) -> None:
+        self._later(lambda: self._give_up(shape, problem))
+
+    def _give_up(self, shape: Shape, problem: SnapshotProblem) -> None:
+        shape.error = problem
+        self.drop(shape, "snapshot")
+
+
+def _point_from(fields: dict[str, Any] | None) -> SnapshotPoint | None:
+    if fields is None:
+        return None
+    return SnapshotPoint(fields["xmin"], fields["xmax"], tuple(fields["xip"]), fields["lsn"])
+
+
+def _say_if_failed(future: Future[None]) -> None:
+    if not future.cancelled() and (error := future.exception()) is not None:
+        logs.log_unexpected("the live lane", error)

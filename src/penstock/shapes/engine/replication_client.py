@@ -1,0 +1,195 @@
+"""`ReplicationClient`: what the live lane is told of changes, term after term of capture's.
+
+A term begins when capture leads: the tables of all shapes are joined, it is checked that these are still the
+changes that the shapes were made from, and the tail is followed from where the engine is. It ends with an
+error. Capture that is away is waited for, while readers are served what there is; a source that cannot be
+reached is tried again.
+
+What the engine has is not part of what comes now, and every shape is made anew (correctness 43), if
+
+- the server is another one, by its system identifier;
+- its timeline branched off before our position: the same positions mean something else there;
+- the slot is new, so changes may have come and gone before it;
+- the change log does not reach back to our position any more.
+
+Fragments are handed in one after the other and wait for room: a slow engine slows this thread, nobody else.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+import structlog
+
+from penstock.capture.remote import RemoteCapture
+from penstock.capture.spec import Started
+from penstock.capture.tail_reader import TailReader
+from penstock.core.backoff import pause_s
+from penstock.core.errors import CaptureAwayError, PositionGoneError, SourceError
+from penstock.core.position import Lsn
+from penstock.shapes.engine.registry import Stack
+from penstock.shapes.engine.transactions import MessageConverter, TransactionFragment
+from penstock.shapes.shape import SnapshotProblem
+from penstock.sources.postgres.connection import connect
+from penstock.sources.postgres.timelines import switch_point
+
+REPORT_EVERY_S = 1.0
+_BACKOFF_S = (0.2, 10.0)
+_logger = structlog.get_logger("penstock.shapes")
+
+
+class ChangeHandler(Protocol):
+    """The engine, as this side knows it."""
+
+    @property
+    def stack(self) -> Stack: ...
+
+    def join(self) -> Started:
+        """Join capture with the tables of all shapes; what was refused, or has missed changes, goes."""
+
+    def begin_term(self) -> Lsn | None:
+        """What was handed in is dealt with: what to follow after, None if nothing is held yet."""
+
+    def start_over(self, position: Lsn, reason: str) -> None:
+        """All shapes go; changes after `position` will come."""
+
+    def read_from(self, started: Started, head: Lsn) -> None:
+        """Whose changes will come; `head` is how far they were when they were asked for."""
+
+    def hand_in(self, fragment: TransactionFragment) -> bool:
+        """Wait for room and take it; False if the end is asked for."""
+
+
+class ReplicationClient:
+    def __init__(
+        self,
+        capture: RemoteCapture,
+        log_directory: Path,
+        source_url: str,
+        handler: ChangeHandler,
+        on_state: Callable[[bool, str], None],
+        on_followed: Callable[[Lsn], None],
+    ) -> None:
+        self._capture = capture
+        self._log_directory = log_directory
+        self._source_url = source_url
+        self._handler = handler
+        self._on_state = on_state  # whether changes are followed; if not, why
+        self._on_followed = on_followed  # the epoch of a term whose changes go on from what the engine has
+        self._converter = MessageConverter()
+
+    def run(self, stop: threading.Event) -> None:
+        """Until the end is asked for; an error if somebody must look."""
+        failures = 0
+        while not stop.is_set():
+            began = time.monotonic()
+            try:
+                self._term(stop)
+            except CaptureAwayError:
+                pass
+            except PositionGoneError as error:
+                self._start_over(error.message)
+                continue
+            except (SourceError, SnapshotProblem) as error:
+                _logger.warning("the live lane begins anew", reason=error.message)
+                self._on_state(False, error.message)
+            failures = 1 if time.monotonic() - began > _BACKOFF_S[1] else failures + 1
+            stop.wait(pause_s(failures, *_BACKOFF_S))
+
+    def _term(self, stop: threading.Event) -> None:
+        self._on_state(False, "")
+        if not self._capture.wait_until_leading(stop, lambda reason: self._on_state(False, reason)):
+            return
+        after = self._handler.begin_term()
+        started = self._handler.join()
+        head = self._capture.progress().position
+        if after is None:
+            after = head
+            self._handler.start_over(head, "")
+        elif reason := self._is_another(started, after):
+            after = head
+            self._handler.start_over(head, reason)
+        self._handler.read_from(started, head)
+        self._on_followed(started.epoch)
+        self._on_state(True, "")
+        for item in TailReader(self._capture, self._log_directory).follow(after):
+            for fragment in self._converter.fragments(item):
+                if not self._handler.hand_in(fragment):
+                    return
+
+    def _is_another(self, started: Started, position: Lsn) -> str:
+        """Why these are not the changes that we have followed up to `position`; empty if they are."""
+        stack = self._handler.stack
+        if not stack.system_id:
+            return ""
+        if stack.system_id != started.system_id:
+            return "another server"
+        if started.slot_created:
+            return "a new slot"
+        if stack.timeline != started.timeline:
+            with connect(self._source_url, application_name="penstock shapes", replication=True) as source:
+                switch = switch_point(source, stack.timeline, started.timeline)
+            if switch is None or position > switch:
+                return "another timeline"
+        return ""
+
+    def _start_over(self, reason: str) -> None:
+        try:
+            self._handler.begin_term()
+            self._handler.start_over(self._capture.progress().position, reason)
+        except CaptureAwayError:
+            return  # the next term finds the same
+
+
+class PositionReporter:
+    """Tells capture how far the lane is, about once a second, and anew after each join.
+
+    Not before it is known that the term's changes go on from what the lane has: positions of another server
+    mean nothing here, and capture takes a lower one for no news until the next join.
+    """
+
+    def __init__(self, capture: RemoteCapture, position: Callable[[], Lsn | None]) -> None:
+        self._capture = capture
+        self._position = position
+        self._epoch: Lsn | None = None
+        self._joined = threading.Event()
+        self._joins = 0
+        self._told: tuple[int, Lsn] | None = None
+
+    def joined(self) -> None:
+        """Capture does not know any more how far the lane is."""
+        self._joins += 1
+        self.wake()
+
+    def followed(self, epoch: Lsn) -> None:
+        """The engine's position is one of this term's."""
+        self._epoch = epoch
+        self.wake()
+
+    def wake(self) -> None:
+        self._joined.set()
+
+    def run(self, stop: threading.Event) -> None:
+        while not stop.is_set():
+            self._joined.wait(REPORT_EVERY_S)
+            self._joined.clear()
+            self.report()
+
+    def report(self) -> None:
+        """If there is news. What is told after a join counts for that join only if it was read after it."""
+        if self._epoch is None or self._capture.epoch != self._epoch:
+            return
+        joins, position = self._joins, self._position()
+        if position is None or self._told == (joins, position):
+            return
+        try:
+            self._capture.acknowledge(self._capture.lane, position)
+            self._told = joins, position
+        except CaptureAwayError:
+            pass  # the next term is joined, and told
+        except SourceError as error:
+            _logger.warning("position not reported", code=error.code, reason=error.message)

@@ -1,0 +1,397 @@
+"""One client's connection: requests are parsed, answered one after the other, and written.
+
+Bounds: a head of `HEAD_BYTES_MAX` and `HEADERS_MAX` lines, whatever comes around and after a body included
+(trailers mean nothing here); a body of the application's limit, a request complete within `REQUEST_S` of its
+first byte, an idle connection closed after `IDLE_S`. A client that sends further requests before it has its
+answer is read no further than `PIPELINED_MAX` of them, or `PIPELINED_BYTES_MAX`. One that does not read is
+sent no more than `WRITE_HIGH_BYTES` and a piece beyond what its socket takes; it is sent away after the
+application's `send_timeout_s`. Beyond the application's `connections_max` a connection is told so and closed.
+
+A client that has sent its last byte still gets its answers, unless it waits for news: that one has gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import re
+from collections import deque
+from collections.abc import Coroutine
+from typing import Any, cast
+
+import httptools
+
+from penstock.shapes.http.app import App
+from penstock.shapes.http.longpoll import Poll
+from penstock.shapes.http.message import PIECE_BYTES_MAX, Answer, HttpRequest, Stream
+
+HEAD_BYTES_MAX = 512 * 1024  # a clause of 64 KB may be sent percent-encoded, and a subset's beside it
+HEADERS_MAX = 200
+CHUNK_FRAME_BYTES = 16  # a chunk's length and line ends
+PIPELINED_MAX = 8
+PIPELINED_BYTES_MAX = 1024 * 1024
+QUEUED_MAX = 100  # one read may bring more than that many
+DISCARDED_BYTES_MAX = 64 * 1024 * 1024  # of a body that is too large, so that its sender hears why
+REQUEST_S = 30.0
+IDLE_S = 75.0
+WRITE_HIGH_BYTES = 64 * 1024
+COPIED_BYTES_MAX = 16 * 1024  # larger bodies are shared between the clients that get them
+_CLOSE = b"connection: close\r\n"
+_CHUNKED = b"transfer-encoding: chunked\r\n"
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_ABSOLUTE = re.compile(rb"[A-Za-z][A-Za-z0-9+.\-]*://[^/?#]*")
+_URI_TOO_LONG = (414, f"The address is longer than {HEAD_BYTES_MAX} bytes")
+_HEAD_TOO_LARGE = (431, f"There are more than {HEADERS_MAX} headers, or {HEAD_BYTES_MAX} bytes of them")
+_TOO_MANY_REQUESTS = (400, f"More than {QUEUED_MAX} requests were sent ahead of their answers")
+_NOT_ASCII = (400, "The request is no HTTP: characters outside ASCII must be percent-encoded")
+_BAD_REQUEST = (400, "The request is no HTTP")
+
+
+class Connection(asyncio.Protocol):
+    """One client's connection. One request at a time is answered, in the order they came."""
+
+    def __init__(self, app: App, all_connections: set[Connection]) -> None:
+        self._app = app
+        self._all = all_connections
+        self._loop = asyncio.get_running_loop()
+        self._parser = httptools.HttpRequestParser(self)
+        self._transport: asyncio.Transport = cast(asyncio.Transport, None)
+        self._requests: deque[_Pending] = deque()
+        self._current: _Pending | None = None
+        self._poll: Poll | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._writable: asyncio.Future[None] | None = None  # there while the client does not take more
+        self._reading_paused = False
+        self._has_ended = False  # the client sends no more
+        self._closing = False
+        self._deadline = math.inf  # looked at by `Served`, for all connections together
+        self._reset()
+
+    # The transport's calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        if len(self._all) >= self._app.connections_max:
+            self._answer_and_close(self._app.too_many_connections())
+            return
+        self._transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES)
+        self._all.add(self)
+        self._expect_within(REQUEST_S)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._closing = True
+        self._all.discard(self)
+        if self._poll is not None:
+            self._app.cancel(self._poll)
+            self._poll = None
+        if self._task is not None:
+            # With the task, we would keep what it was cancelled in, and that keeps us: frames, files, pieces.
+            task, self._task = self._task, None
+            task.cancel()
+        if self._writable is not None and not self._writable.done():
+            self._writable.set_result(None)
+
+    def pause_writing(self) -> None:
+        self._writable = self._loop.create_future()
+
+    def resume_writing(self) -> None:
+        if self._writable is not None and not self._writable.done():
+            self._writable.set_result(None)
+        self._writable = None
+        if self._current is None and self._requests:
+            self._next()
+
+    def eof_received(self) -> bool:
+        """Whether there is something to be sent yet."""
+        if self._current is None or self._poll is not None or b"live" in self._current.request.query:
+            return False
+        self._has_ended = True
+        return True
+
+    def data_received(self, data: bytes) -> None:
+        if self._closing:
+            return
+        message, body_bytes = self._message, self._body_bytes
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            self._last_request()  # what follows is not ours to speak
+            return
+        except httptools.HttpParserError as error:
+            if isinstance(error.__context__, _TooMuchError):
+                self._refuse(*error.__context__.refusal)
+            else:
+                is_ascii = self._header_lines > 0 or data.isascii()
+                self._refuse(*(_BAD_REQUEST if is_ascii else _NOT_ASCII))
+            return
+        if message != self._message:
+            body_bytes = 0
+        self._head_bytes += len(data) - (self._body_bytes - body_bytes)
+        if self._head_bytes > HEAD_BYTES_MAX + CHUNK_FRAME_BYTES * self._chunks:
+            is_address = sum(map(len, self._url)) > HEAD_BYTES_MAX // 2
+            self._refuse(*(_URI_TOO_LONG if is_address else _HEAD_TOO_LARGE))
+
+    # The parser's calls.
+
+    def _reset(self) -> None:
+        self._message = object()
+        self._url: list[bytes] = []
+        self._headers: dict[bytes, list[bytes]] = {}
+        self._header_lines = 0
+        self._body: list[bytes] = []
+        self._body_bytes = 0
+        self._head_bytes = 0  # and all others that are not the body's
+        self._chunks = 0
+        self._in_body = False
+
+    def on_message_begin(self) -> None:
+        self._reset()
+        if self._current is None:
+            self._expect_within(REQUEST_S)
+
+    def on_url(self, url: bytes) -> None:
+        self._url.append(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._header_lines += 1
+        if self._header_lines > HEADERS_MAX:
+            raise _TooMuchError(_HEAD_TOO_LARGE)
+        if not self._in_body:
+            self._headers.setdefault(name.lower(), []).append(value)
+
+    def on_headers_complete(self) -> None:
+        self._in_body = True
+        expected = self._headers.get(b"expect")
+        if expected and expected[0].lower() == b"100-continue" and self._current is None:
+            self._transport.write(_CONTINUE)
+
+    def on_chunk_header(self) -> None:
+        self._chunks += 1
+
+    def on_body(self, body: bytes) -> None:
+        self._body_bytes += len(body)
+        if self._body_bytes <= self._app.body_bytes_max:
+            self._body.append(body)
+        else:
+            self._body.clear()
+            if self._body_bytes > DISCARDED_BYTES_MAX:
+                self.abort()
+
+    def on_message_complete(self) -> None:
+        if len(self._requests) >= QUEUED_MAX:
+            raise _TooMuchError(_TOO_MANY_REQUESTS)
+        path, _, query = _target(b"".join(self._url))
+        method = self._parser.get_method().decode("latin-1")
+        request = HttpRequest(method, path, query, self._joined_headers(), b"".join(self._body))
+        is_large = self._body_bytes > self._app.body_bytes_max
+        keeps = self._parser.should_keep_alive() and not self._parser.should_upgrade()
+        is_old = self._parser.get_http_version() == "1.0"
+        own_lines = _lines(self._app, request)
+        self._requests.append(_Pending(request, own_lines, keeps and not is_large, is_old, is_large))
+        self._reset()
+        if self._current is None:
+            self._next()
+        if self._has_enough() and not self._reading_paused and not self._closing:
+            self._reading_paused = True
+            self._transport.pause_reading()
+
+    def _joined_headers(self) -> dict[bytes, bytes]:
+        return {name: b", ".join(values) for name, values in self._headers.items()}
+
+    def _has_enough(self) -> bool:
+        """Of requests that wait for their turn."""
+        queued = sum(len(each.request.body) + len(each.request.query) for each in self._requests)
+        return len(self._requests) >= PIPELINED_MAX or queued > PIPELINED_BYTES_MAX
+
+    # Requests.
+
+    def _next(self) -> None:
+        """Begin with the next request, if there is one."""
+        self._current = None
+        # A client that sends on without reading is not answered until it reads.
+        while self._requests and self._current is None and self._writable is None and not self._closing:
+            self._current = self._requests.popleft()
+            self._deadline = math.inf
+            if self._current.is_large:
+                self._write(self._app.too_large())
+                continue
+            reply = self._app.reply(self._current.request, self._delivered)
+            if isinstance(reply, Answer):
+                self._write(reply)
+            elif isinstance(reply, Poll):
+                self._poll = reply
+            else:
+                self._task = self._loop.create_task(self._run(reply))
+        if self._reading_paused and not self._has_enough() and not self._closing:
+            self._reading_paused = False
+            self._transport.resume_reading()
+        if self._current is None and not self._closing:
+            if self._has_ended and not self._requests:
+                self._last_request()
+            else:
+                self._expect_more()
+
+    def _delivered(self, answer: Answer) -> None:
+        """The answer of a poll: what many clients get at the same moment."""
+        self._poll = None
+        if isinstance(answer.body, Stream):
+            self._task = self._loop.create_task(self._send(answer, answer.body))
+        elif not self._closing:
+            self._write(answer)
+            if self._requests or self._reading_paused or self._has_ended:
+                self._next()
+            else:
+                self._expect_more()
+
+    async def _run(self, reply: Coroutine[Any, Any, Answer]) -> None:
+        answer = await reply
+        if isinstance(answer.body, Stream):
+            await self._send(answer, answer.body)
+        elif not self._closing:
+            self._task = None
+            self._write(answer)
+            self._next()
+
+    # Answers.
+
+    def _write(self, answer: Answer) -> None:
+        """An answer that is whole. The request it is for is done with."""
+        current, self._current = self._current, None
+        assert current is not None
+        assert isinstance(answer.body, bytes)
+        ending = b"\r\n" if current.keeps_alive else _CLOSE + b"\r\n"
+        body = b"" if current.is_head or not answer.has_body else answer.body
+        if len(body) > COPIED_BYTES_MAX:
+            self._transport.writelines((answer.head + current.own_lines + ending, body))
+        else:
+            self._transport.write(b"".join((answer.head, current.own_lines, ending, body)))
+        if not current.keeps_alive:
+            self._last_request()
+
+    async def _send(self, answer: Answer, body: Stream) -> None:
+        """An answer piece by piece, each when the client has taken the one before."""
+        current = self._current
+        assert current is not None
+        keeps_alive = current.keeps_alive and not current.is_old
+        try:
+            if self._closing:
+                return
+            head = answer.head + current.own_lines
+            head += b"" if current.is_old else _CHUNKED
+            self._transport.write(head + (b"\r\n" if keeps_alive else _CLOSE + b"\r\n"))
+            if not current.is_head:
+                async for piece in body.pieces:
+                    await self._send_piece(piece, chunked=not current.is_old)
+                if not current.is_old:
+                    self._transport.write(b"0\r\n\r\n")
+        except (Exception, asyncio.CancelledError) as error:
+            # The client must not take half an answer for a whole one.
+            self.abort()
+            if isinstance(error, asyncio.CancelledError):
+                raise
+            return
+        finally:
+            await body.close()
+        self._task = self._current = None
+        if keeps_alive:
+            self._next()
+        else:
+            self._last_request()
+
+    async def _send_piece(self, piece: bytes, *, chunked: bool) -> None:
+        for start in range(0, len(piece), PIECE_BYTES_MAX):
+            part = piece[start : start + PIECE_BYTES_MAX]
+            self._transport.write(b"%x\r\n%b\r\n" % (len(part), part) if chunked else part)
+            if self._writable is not None:
+                async with asyncio.timeout(self._app.send_timeout_s):
+                    await self._writable
+            if self._closing:
+                raise ConnectionResetError
+
+    # Ends.
+
+    def shut_down(self) -> None:
+        """Close when the present answer is sent, at once if there is none."""
+        if self._current is None:
+            self._last_request()
+        else:
+            self._current.keeps_alive = False
+
+    def _last_request(self) -> None:
+        self._requests.clear()
+        if self._current is not None:
+            self._current.keeps_alive = False
+            return
+        self._closing = True
+        self._expect_within(self._app.send_timeout_s)  # for what is still to be sent
+        self._transport.close()
+
+    def _refuse(self, status: int, message: str) -> None:
+        """What was sent is no request of ours; an answer under way is the last."""
+        if self._current is not None:
+            self._last_request()
+        elif self._in_body and status == 400:
+            self._answer_and_close(self._app.unreadable())
+        else:
+            self._answer_and_close(self._app.refused(status, message))
+
+    def _answer_and_close(self, answer: Answer) -> None:
+        request = HttpRequest("GET", b"", headers=self._joined_headers())
+        self._requests.clear()
+        self._current = _Pending(request, _lines(self._app, request), False, False, False)
+        self._write(answer)
+
+    def abort(self) -> None:
+        self._closing = True
+        self._transport.abort()
+
+    def _expect_more(self) -> None:
+        """The next request; but a client that has not taken its answer must do that first."""
+        self._expect_within(IDLE_S if self._writable is None else self._app.send_timeout_s)
+
+    def _expect_within(self, seconds: float) -> None:
+        """End the connection unless something else is expected by then."""
+        self._deadline = self._loop.time() + seconds
+
+    @property
+    def unsent_bytes(self) -> int:
+        return self._transport.get_write_buffer_size()
+
+    def is_late(self, now: float) -> bool:
+        return self._deadline < now
+
+
+class _TooMuchError(Exception):
+    """More than anyone needs."""
+
+    def __init__(self, refusal: tuple[int, str]) -> None:
+        super().__init__(*refusal)
+        self.refusal = refusal
+
+
+class _Pending:
+    """A request that waits for its turn, or is being answered. `own_lines`: headers for this client alone."""
+
+    __slots__ = ("is_head", "is_large", "is_old", "keeps_alive", "own_lines", "request")
+
+    def __init__(
+        self, request: HttpRequest, own_lines: bytes, keeps_alive: bool, is_old: bool, is_large: bool
+    ) -> None:
+        self.request = request
+        self.own_lines = own_lines
+        self.is_head = request.method == "HEAD"
+        self.keeps_alive = keeps_alive
+        self.is_old = is_old  # HTTP/1.0: no chunks
+        self.is_large = is_large
+
+
+def _target(url: bytes) -> tuple[bytes, bytes, bytes]:
+    """Path and query of a request line's target, which a proxy may send with scheme and host."""
+    if (absolute := _ABSOLUTE.match(url)) is not None:
+        rest = url[absolute.end() :]
+        url = rest if rest.startswith(b"/") else b"/" + rest
+    return url.split(b"#", 1)[0].partition(b"?")
+
+
+def _lines(app: App, request: HttpRequest) -> bytes:
+    return b"".join(name + b": " + value + b"\r\n" for name, value in app.own_headers(request))

@@ -1,0 +1,1 @@
+"""What the live lane asks Postgres itself: tables, first rows, subsets; and what it has published."""

@@ -1,0 +1,101 @@
+"""Connections for shapes: never more than allowed, and nobody waits for one without end."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.shapes.shape import SnapshotProblem
+from penstock.shapes.source.pool import ConnectionPool, QueryPool, split
+from penstock.sources.postgres.connection import Connection, connect
+from tests.conftest import WAIT_S, Database, wait_until
+
+
+@pytest.fixture
+def gate() -> Iterator[threading.Event]:
+    opened = threading.Event()
+    yield opened
+    opened.set()
+
+
+def sessions(database: Database) -> int:
+    found = database.query("SELECT count(*) FROM pg_stat_activity WHERE application_name = 'pool under test'")
+    return int(found[0][0])
+
+
+def open_one(database: Database) -> Connection:
+    return connect(database.url, application_name="pool under test")
+
+
+def test_work_is_done_by_as_many_connections_as_there_are_and_in_order(database: Database) -> None:
+    pool = QueryPool(lambda: open_one(database), 3, WAIT_S, "test")
+    done = [pool.submit(lambda connection: connection.info.backend_pid) for _ in range(50)]
+    assert 1 <= len({outcome.result(WAIT_S) for outcome in done}) <= 3
+    assert sessions(database) <= 3
+    pool.close()
+    wait_until(lambda: sessions(database) == 0, "all connections to be closed")
+
+
+def test_work_that_finds_no_free_connection_in_time_is_refused_while_the_others_go_on(
+    database: Database, gate: threading.Event
+) -> None:
+    pool = QueryPool(lambda: open_one(database), 2, 0.2, "test")
+    busy = [pool.submit(lambda _connection: gate.wait(WAIT_S)) for _ in range(2)]
+    wait_until(lambda: pool.queued == 0, "both to be at work")
+    late = [pool.submit(lambda _connection: True) for _ in range(3)]
+    for outcome in late:
+        with pytest.raises(SnapshotProblem, match="waiting for a database connection") as caught:
+            outcome.result(WAIT_S)
+        assert (caught.value.status, caught.value.known) == (503, True)
+    gate.set()
+    assert all(outcome.result(WAIT_S) for outcome in busy)
+    assert pool.submit(lambda _connection: "again").result(WAIT_S) == "again"
+    pool.close()
+
+
+def test_a_queue_that_moves_is_waited_in_however_long_it_is(database: Database) -> None:
+    pool = QueryPool(lambda: open_one(database), 1, 1.0, "test")
+    done = [pool.submit(lambda connection: connection.execute("SELECT pg_sleep(0.1)")) for _ in range(15)]
+    assert all(outcome.result(WAIT_S) for outcome in done)
+    pool.close()
+
+
+def test_a_connection_is_given_back_clean_whatever_its_user_did(database: Database) -> None:
+    pool = ConnectionPool(lambda: open_one(database), 1, 0.2)
+    with pool.connection() as connection:
+        connection.execute("BEGIN")
+    with pool.connection() as again:
+        assert again is connection
+        assert again.execute("SELECT pg_current_xact_id_if_assigned()").fetchone() == (None,)
+        again.pgconn.send_query(b"SELECT pg_sleep(600)")
+        with pytest.raises(SnapshotProblem), pool.connection():
+            pass
+    with pool.connection() as another:
+        assert another is not again
+    pool.close()
+    with pytest.raises(SnapshotProblem), pool.connection():
+        pass
+
+
+def test_closing_ends_what_runs_and_refuses_what_waits(database: Database) -> None:
+    pool = QueryPool(lambda: open_one(database), 1, WAIT_S, "test")
+    running = pool.submit(lambda connection: connection.execute("SELECT pg_sleep(600)"))
+    asleep = "SELECT 1 FROM pg_stat_activity WHERE query LIKE 'SELECT pg_sleep%%' AND datname = %s"
+    wait_until(lambda: bool(database.query(asleep, (database.name,))), "the query to run")
+    waiting = pool.submit(lambda _connection: True)
+    pool.close()
+    assert running.exception(WAIT_S) is not None
+    assert isinstance(waiting.exception(WAIT_S), SnapshotProblem)
+    assert isinstance(pool.submit(lambda _connection: True).exception(WAIT_S), SnapshotProblem)
+    wait_until(lambda: sessions(database) == 0, "its connection to be closed")
+
+
+@given(st.integers(3, 1000))
+def test_the_parts_are_never_more_than_the_whole(size: int) -> None:
+    parts = split(size)
+    assert parts.admin + parts.snapshots + parts.queries == size
+    assert min(parts.admin, parts.snapshots, parts.queries) >= 1

@@ -1,0 +1,375 @@
+"""What clients may take of the server, over sockets: limits, nonsense, reading slowly or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import re
+import resource
+import secrets
+import socket
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.core.errors import ConfigError
+from penstock.shapes.http.asgi import AsgiApp
+from penstock.shapes.http.compression import Compressor
+from penstock.shapes.http.connection import HEAD_BYTES_MAX
+from penstock.shapes.http.server import connections_possible, serve
+from penstock.shapes.shape import SnapshotProblem
+from penstock.shapes.source.spool import Spools
+from tests.conftest import wait_until
+from tests.serving import Answer
+from tests.shape_wire import END, Snapshot, Wire, item, live, waits
+
+
+def test_initial_and_existing_requests_are_limited_apart(
+    tmp_path: Path, meanwhile: Callable[[Callable[[], Answer]], Future[Answer]]
+) -> None:
+    limits = {"initial": 1, "existing": 1}
+    with Wire(tmp_path, max_concurrent_requests=limits) as wire:
+        shape = wire.synced()
+        waiting = meanwhile(lambda: live(wire, shape, "0_inf"))
+        waits(wire)
+        refused = live(wire, shape, "0_inf")
+        assert refused.status == 503
+        assert refused.json() == {
+            "code": "concurrent_request_limit_exceeded",
+            "message": "Concurrent existing request limit exceeded (limit: 1), please retry",
+        }
+        assert 6 <= int(refused.headers["retry-after"]) <= 10
+        assert refused.headers["electric-internal-known-error"] == "true"
+        assert wire.get(table="items", offset="-1").status == 200
+        wire.append(shape, 100, [item(1)])
+        assert waiting.result().status == 200
+        assert live(wire, shape, "0_inf").status == 200
+
+
+def test_large_bodies_and_long_lines_are_refused(tmp_path: Path) -> None:
+    with Wire(tmp_path, body_bytes_max=2000) as wire:
+        parameters = {"table": "items", "offset": "-1"}
+        answer = wire.ask("POST", "/v1/shape", parameters, b'{"where":"' + b"x" * 3000 + b'"}')
+        assert (answer.status, answer.json()) == (413, {"error": "Request body too large"})
+        assert (
+            wire.ask("POST", "/v1/shape", parameters, b"{").json()["error"] == "Invalid JSON in request body"
+        )
+        assert wire.ask("POST", "/v1/shape", parameters, b"").status == 200
+        assert wire.ask("POST", "/v1/shape", parameters, b"").headers["cache-control"] == "no-cache"
+        with socket.create_connection(("127.0.0.1", wire.port)) as client:
+            client.settimeout(30)
+            client.sendall(b"GET /v1/shape?where=")
+            received = b""
+            with contextlib.suppress(ConnectionError):  # it takes some, and ends the connection then
+                for _ in range(200):
+                    client.sendall(b"x" * 16_384)
+                while piece := client.recv(4096):
+                    received += piece
+            assert not received or received.startswith(b"HTTP/1.1 414 ")
+        assert wire.ask("GET", "/").status == 200
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"\x00\x01\x02\r\n\r\n",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"POST /v1/shape HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",
+        b"POST /v1/shape HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\ntransfer-encoding: chunked\r\n\r\n",
+    ],
+)
+def test_what_is_no_http_is_refused_and_harms_nobody(wire: Wire, sent: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", wire.port)) as client:
+        client.settimeout(30)
+        client.sendall(sent)
+        assert client.recv(4096).startswith(b"HTTP/1.1 400 ")
+        assert client.recv(4096) == b""
+    assert wire.ask("GET", "/").status == 200
+
+
+def test_what_is_refused_says_why_and_is_not_kept(wire: Wire) -> None:
+    """As any other answer does: a browser that may not read it shows nothing."""
+    for sent, status, said in (
+        ("GET /v1/shape?where=ü HTTP/1.1\r\n\r\n".encode(), 400, "percent-encoded"),
+        (b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 500 + b"\r\n", 431, "headers"),
+        (b"GET / HTTP/1.1\r\na: ".ljust(HEAD_BYTES_MAX + 1, b"b"), 431, "bytes"),
+        (b"\x00\r\n\r\n", 400, "no HTTP"),
+    ):
+        answer = _exchange(wire, sent)
+        assert answer.status == status
+        assert said in answer.json()["message"]
+        assert answer.headers["access-control-allow-origin"] == "*"
+        assert answer.headers["cache-control"] == "no-store"
+        for name in ("electric-server", "x-request-id"):
+            assert answer.headers[name]
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"GET / HTTP/1.1\r\n" + b"a:\r\n" * 100_000 + b"\r\n",
+        b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n1\r\n{\r\n0\r\n" + b"a:b\r\n" * 100_000,
+        b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n1\r\n{\r\n0\r\na:" + b"b" * 1_000_000,
+        b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n1;" + b"x" * 1_000_000,
+    ],
+    ids=["headers", "trailers", "a long trailer", "an extension of a chunk"],
+)
+def test_a_flood_of_header_lines_is_cut_off(wire: Wire, sent: bytes) -> None:
+    """The lines are counted, not the names; what comes after a body is no way around that."""
+    received = _sent(wire, sent)  # nothing, if the end reaches us before we have sent all
+    assert not received or _answer(received).status in (400, 431)
+    assert wire.ask("GET", "/").status == 200
+
+
+def test_small_chunks_are_no_flood_and_trailers_mean_nothing(wire: Wire) -> None:
+    head = b"POST /v1/shape?table=items&offset=-1 HTTP/1.1\r\nconnection: close\r\n"
+    body = b"{" + b" " * 200_000 + b"}"
+    chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in body)
+    answer = _exchange(
+        wire,
+        head + b"transfer-encoding: chunked\r\n\r\n" + chunks + b"0\r\norigin: https://evil.example\r\n\r\n",
+    )
+    assert answer.status == 200
+    assert answer.headers["access-control-allow-origin"] == "*"
+
+
+def test_headers_sent_twice_are_one_list(wire: Wire) -> None:
+    tag = wire.get(table="items", offset="-1").headers["etag"]
+    lines = f'if-none-match: "x"\r\nIf-None-Match: {tag}\r\nconnection: close\r\n\r\n'
+    sent = f"GET /v1/shape?table=items&offset=-1 HTTP/1.1\r\n{lines}"
+    assert _exchange(wire, sent.encode()).status == 304
+
+
+@pytest.mark.parametrize(
+    ("target", "status"),
+    [
+        ("http://other.example/v1/health", 200),
+        ("http://other.example", 200),
+        ("http://other.example?x=/v1/nothing", 200),
+        ("HTTP://other.example:80/nothing", 404),
+        ("/?x=http://other.example/nothing", 200),
+    ],
+)
+def test_a_target_may_name_a_host(wire: Wire, target: str, status: int) -> None:
+    assert _exchange(wire, f"GET {target} HTTP/1.1\r\nconnection: close\r\n\r\n".encode()).status == status
+
+
+def test_a_client_that_sends_no_more_gets_its_answers(wire: Wire) -> None:
+    wire.shapes.snapshot = Snapshot([item(number) for number in range(4000)])
+    request = b"GET /v1/shape?table=items&offset=-1 HTTP/1.1\r\nhost: x\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", wire.port)) as client:
+        client.settimeout(30)
+        client.sendall(request * 2)
+        client.shutdown(socket.SHUT_WR)
+        received = _all_of(client)
+    assert received.count(b"HTTP/1.1 200 ") == 2
+    assert received.endswith(b"0\r\n\r\n")
+
+
+def test_a_client_that_leaves_waits_no_more(wire: Wire) -> None:
+    shape = wire.synced()
+    query = f"table=items&offset=0_inf&handle={shape.handle}&live=true"
+    with socket.create_connection(("127.0.0.1", wire.port)) as client:
+        client.sendall(f"GET /v1/shape?{query} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
+        waits(wire)
+    waits(wire, 0)
+
+
+def test_connections_are_limited(tmp_path: Path) -> None:
+    with Wire(tmp_path, max_connections=2) as wire, contextlib.ExitStack() as opened:
+        for _ in range(2):
+            opened.enter_context(socket.create_connection(("127.0.0.1", wire.port)))
+        wait_until(lambda: len(wire.unsent_bytes()) == 2, "they are connected")
+        with socket.create_connection(("127.0.0.1", wire.port)) as client:
+            client.settimeout(30)
+            refused = _answer(_all_of(client))
+        assert refused.status == 503
+        assert refused.json()["code"] == "connection_limit_exceeded"
+        assert int(refused.headers["retry-after"]) >= 6
+        opened.close()
+        wait_until(lambda: not wire.unsent_bytes(), "they are gone")
+        assert wire.ask("GET", "/v1/health").status == 200
+
+
+def test_connections_leave_room_for_files() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (1024, hard))
+        possible = connections_possible()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
+        assert 0 < possible < hard
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_port_that_is_taken_is_named(wire: Wire) -> None:
+    with pytest.raises(ConfigError, match=f"port {wire.port} .*in use") as caught:
+        wire.run(serve(wire.app, "127.0.0.1", wire.port))
+    assert "ELECTRIC_PORT" in caught.value.remedy
+
+
+def test_requests_sent_ahead_are_answered_in_order(wire: Wire) -> None:
+    shape = wire.synced()
+    paths = ["/", "/nope", f"/v1/shape?table=items&offset=0_inf&handle={shape.handle}", "/v1/health"]
+    with socket.create_connection(("127.0.0.1", wire.port)) as client:
+        client.settimeout(30)
+        lines = [f"GET {path} HTTP/1.1\r\nhost: x\r\n\r\n" for path in paths * 5]
+        client.sendall("".join(lines).encode() + b"GET / HTTP/1.1\r\nconnection: close\r\n\r\n")
+        received = b""
+        while piece := client.recv(65_536):
+            received += piece
+    statuses = re.findall(rb"HTTP/1\.1 (\d+)", received)
+    assert statuses == [b"200", b"404", b"200", b"200"] * 5 + [b"200"]
+
+
+def test_an_old_client_gets_a_long_answer_without_chunks(wire: Wire) -> None:
+    rows = [item(number) for number in range(4000)]
+    wire.shapes.snapshot = Snapshot(rows)
+    wire.synced()
+    with socket.create_connection(("127.0.0.1", wire.port)) as client:
+        client.sendall(b"GET /v1/shape?table=items&offset=-1 HTTP/1.0\r\n\r\n")
+        received = b""
+        while piece := client.recv(65_536):
+            received += piece
+    head, _, body = received.partition(b"\r\n\r\n")
+    assert b"chunked" not in head
+    assert json.loads(body) == [*rows, END]
+
+
+def test_a_client_that_does_not_read_is_held_back_and_sent_away(tmp_path: Path) -> None:
+    with Wire(tmp_path, send_timeout="500ms") as wire:
+        wide = [{**item(number), "value": {"value": "x" * 10_000}} for number in range(3000)]  # 30 MB
+        wire.shapes.snapshot = Snapshot(wide)
+        shape = wire.synced()
+        wait_until(lambda: shape.state == "ready", "the snapshot is complete")
+        client = socket.socket()
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect(("127.0.0.1", wire.port))
+        client.sendall(b"GET /v1/shape?table=items&offset=-1 HTTP/1.1\r\nhost: x\r\n\r\n")
+        wait_until(lambda: wire.app.admission.present["initial"] == 1, "it is being answered")
+        assert wire.ask("GET", "/v1/health").status == 200
+        assert max(wire.unsent_bytes()) <= 2 * 1024 * 1024
+        wait_until(lambda: wire.app.admission.present["initial"] == 0, "it is sent away")
+        client.close()
+
+
+@pytest.mark.parametrize("encoding", ["identity", "gzip", "br"])
+def test_clients_that_leave_during_an_answer_leave_nothing_open(wire: Wire, encoding: str) -> None:
+    wire.shapes.snapshot = Snapshot(_noise(1000))
+    shape = wire.synced()
+    wait_until(lambda: shape.state == "ready", "the snapshot is complete")
+    request = f"GET /v1/shape?table=items&offset=-1 HTTP/1.1\r\naccept-encoding: {encoding}\r\n\r\n"
+    gc.disable()  # what is only found by looking for it is held for long
+    try:
+        for _ in range(20):
+            with _unread(wire, request):
+                wait_until(lambda: _open_chunks() > 0, "it is being answered")
+            wait_until(lambda: wire.app.admission.present["initial"] == 0, "it is known to be gone")
+        wait_until(lambda: _open_chunks() == 0, "all files are closed")
+    finally:
+        gc.enable()
+
+
+def test_brotli_holds_nothing_back() -> None:
+    """Else a client that does not read is noticed megabytes later."""
+    compressor = Compressor("br")
+    pieces = [secrets.token_hex(128 * 1024).encode() for _ in range(8)]
+    assert min(len(compressor.add(piece)) for piece in pieces) > 100_000
+
+
+def test_spooled_bodies_have_a_common_bound(tmp_path: Path) -> None:
+    spools = Spools(tmp_path, bytes_max=1000)
+    one, other = spools.open(), spools.open()
+    one.write(b"x" * 800)
+    with pytest.raises(SnapshotProblem) as caught:
+        other.write(b"x" * 300)
+    assert (caught.value.status, bool(caught.value.retry_after_s)) == (503, True)
+    assert b"".join(one.pieces()) == b"x" * 800
+    one.close()
+    one.close()
+    last = spools.open()
+    last.write(b"x" * 1000)
+    assert spools.used_bytes == 1000
+    del last
+    assert spools.used_bytes == 0
+
+
+def test_the_application_speaks_asgi_too(wire: Wire) -> None:
+    shape = wire.synced()
+    wire.append(shape, 100, [item(number) for number in range(4000)])
+
+    def ask(method: str, query: str, body: bytes = b"") -> tuple[int, dict[bytes, bytes], bytes]:
+        sent: list[Any] = []
+        scope = {"type": "http", "method": method, "path": "/v1/shape", "headers": []}
+
+        async def receive() -> dict[str, Any]:
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        wire.run(AsgiApp(wire.app)({**scope, "query_string": query.encode()}, receive, send))
+        content = b"".join(message.get("body", b"") for message in sent[1:])
+        return sent[0]["status"], dict(sent[0]["headers"]), content
+
+    status, headers, content = ask("GET", f"table=items&offset=0_inf&handle={shape.handle}")
+    assert (status, headers[b"electric-offset"]) == (200, b"100_7998")
+    assert len(json.loads(content)) == 4001
+    assert ask("HEAD", f"table=items&offset=0_inf&handle={shape.handle}")[2] == b""
+    assert ask("GET", f"table=items&offset=100_7998&handle={shape.handle}&live=true")[0] == 200
+    assert ask("POST", "table=items&offset=-1", b"x" * 9_000_000)[0] == 413
+    assert wire.app.admission.present == {"initial": 0, "existing": 0}
+
+
+def _noise(count: int) -> list[dict[str, Any]]:
+    """Rows of 10 KB each that no compression makes much smaller."""
+    return [{**item(number), "value": {"value": secrets.token_hex(5000)}} for number in range(count)]
+
+
+def _open_chunks() -> int:
+    names = []
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            names.append(str(descriptor.readlink()))
+    return sum("chunk_" in name for name in names)
+
+
+@contextlib.contextmanager
+def _unread(wire: Wire, request: str) -> Iterator[None]:
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect(("127.0.0.1", wire.port))
+        client.sendall(request.encode())
+        yield
+
+
+def _all_of(client: socket.socket) -> bytes:
+    received = b""
+    with contextlib.suppress(ConnectionError):
+        while piece := client.recv(65_536):
+            received += piece
+    return received
+
+
+def _exchange(wire: Wire, sent: bytes) -> Answer:
+    return _answer(_sent(wire, sent))
+
+
+def _sent(wire: Wire, sent: bytes) -> bytes:
+    """What comes back until the connection ends."""
+    with socket.create_connection(("127.0.0.1", wire.port)) as client:
+        client.settimeout(30)
+        with contextlib.suppress(ConnectionError):  # it may have heard enough before
+            client.sendall(sent)
+        return _all_of(client)
+
+
+def _answer(received: bytes) -> Answer:
+    head, _, body = received.partition(b"\r\n\r\n")
+    first, *lines = head.decode().split("\r\n")
+    headers = dict(line.split(": ", 1) for line in lines)
+    return Answer(int(first.split()[1]), headers, body)
