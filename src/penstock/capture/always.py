@@ -73,6 +73,7 @@ class AlwaysCapture:
         except Exception as error:
             log_unexpected(error)
             self._channel.failed(error_to_json(error))
+            self._service.stop()  # not before the lane that met the error has its answer
             return error.exit_code if isinstance(error, PenstockError) else 1
         return 0
 
