@@ -162,7 +162,7 @@ def test_a_second_instance_waits_serves_and_takes_over(database: Database, tmp_p
         assert len(rows(leader.get(table="items", offset="-1").json())) == 3, "what it has is served"
         assert other.stop() == 0
         leader.wait_until_active()
-        assert len(rows(synced(leader, table="items")[1])) == 4, "what it missed is fetched anew"
+        wait_until(lambda: len(rows(synced(leader, table="items")[1])) == 4, "what it missed to be there")
 
 
 @pytest.mark.slow

@@ -31,6 +31,7 @@ from penstock.capture.tail_reader import TailReader
 from penstock.core.backoff import pause_s
 from penstock.core.errors import CaptureAwayError, PositionGoneError, SourceError
 from penstock.core.position import Lsn
+from penstock.log.reader import ChangeLog
 from penstock.shapes.engine.registry import Stack
 from penstock.shapes.engine.transactions import MessageConverter, TransactionFragment
 from penstock.shapes.shape import SnapshotProblem
@@ -110,7 +111,7 @@ class ReplicationClient:
         if after is None:
             after = head
             self._handler.start_over(head, "")
-        elif reason := self._is_another(started, after):
+        elif reason := self._is_another(started, after) or self._is_gone(started, after):
             after = head
             self._handler.start_over(head, reason)
         self._handler.read_from(started, head)
@@ -136,6 +137,11 @@ class ReplicationClient:
             if switch is None or position > switch:
                 return "another timeline"
         return ""
+
+    def _is_gone(self, started: Started, position: Lsn) -> str:
+        """Asked before anybody is told that we follow: what was served then could lack changes for good."""
+        begins = ChangeLog(self._log_directory).start() or started.slot_position
+        return f"the change log begins at {begins}" if position < begins else ""
 
     def _start_over(self, reason: str) -> None:
         try:
