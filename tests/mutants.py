@@ -400,7 +400,8 @@ def _run(name: str, tests: Sequence[str], select: str, sources: Path, wanted: in
         done = subprocess.run(
             [*command, *(["-k", select] if select else [])],
             cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(sources), "PENSTOCK_CHAOS": ""},
+            # The share of mutants says nothing about which of the slow tests they need.
+            env={**os.environ, "PYTHONPATH": str(sources), "PENSTOCK_CHAOS": "", "SHARE": ""},
             capture_output=True,
             text=True,
             timeout=TIMEOUT_S,
