@@ -59,9 +59,12 @@ def only_leader(state: Path, wait: Callable[[], bool]) -> Iterator[None]:
 
 
 def _locked(state: Path) -> int | None:
-    """The lock file, opened and locked; None if somebody else has it."""
     state.mkdir(parents=True, exist_ok=True)
-    path = state / NAME
+    return lock_file(state / NAME)
+
+
+def lock_file(path: Path) -> int | None:
+    """The lock file, opened and locked; None if somebody else has it."""
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
@@ -69,12 +72,13 @@ def _locked(state: Path) -> int | None:
         except BlockingIOError:
             os.close(descriptor)
             return None
-        if _is_at(descriptor, path):
+        if is_at(descriptor, path):
             return descriptor
         os.close(descriptor)  # a leader has put another file there since it was opened
 
 
-def _is_at(descriptor: int, path: Path) -> bool:
+def is_at(descriptor: int, path: Path) -> bool:
+    """Whether the file that is open there is still the one of that name."""
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:

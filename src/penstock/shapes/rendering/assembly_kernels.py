@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from penstock.shapes.rendering.text_kernels import Bytes, Indices, Ints, compiled, copy_bytes
+from penstock.compiling import compiled
+from penstock.shapes.rendering.text_kernels import Bytes, Indices, Ints, copy_bytes
 
 #: What becomes of an item: it is not written, or has nothing, the end, or the end of a last one behind it.
 SKIP, OPEN, CLOSED, CLOSED_LAST = range(4)

@@ -163,7 +163,9 @@ def render_keys(stream: StreamId, columns: Sequence[pa.StringArray]) -> pa.Binar
     """The keys of rows whose key is these columns."""
     count = len(columns[0])
     cells = np.array([_cells(column) for column in columns], np.int64)
-    ends, keys = kernels.render_key_column(cells, count, np.frombuffer(_relation(stream), np.uint8).copy())
+    ends, keys = kernels.render_key_column(
+        cells, count, np.frombuffer(key_prefix(stream).encode(), np.uint8).copy()
+    )
     offsets = np.concatenate((np.zeros(1, np.int32), ends.astype(np.int32)))
     return pa.BinaryArray.from_buffers(pa.binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(keys)])
 
@@ -199,7 +201,7 @@ def _layout(view: View) -> _Layout:
     names = view.columns + tuple(name for name in view.key if name not in view.columns)
     relation = f"[{_json(view.stream.namespace)},{_json(view.stream.name)}]"
     parts = {
-        kernels.RELATION: _relation(view.stream).decode(),
+        kernels.RELATION: key_prefix(view.stream),
         kernels.OPEN: '{"key":"',
         kernels.VALUE: '","value":{',
         kernels.OLD_VALUE: '},"old_value":{',
@@ -225,7 +227,7 @@ def _json(name: str) -> str:
     return dumps(name, ensure_ascii=False)
 
 
-def _relation(stream: StreamId) -> bytes:
+def key_prefix(stream: StreamId) -> str:
     """The part of a key that names the table."""
     parts = (name.replace("/", "//").replace(".", "..") for name in (stream.namespace, stream.name))
-    return ".".join(f'"{part}"' for part in parts).encode()
+    return ".".join(f'"{part}"' for part in parts)

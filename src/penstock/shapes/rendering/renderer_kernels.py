@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.compiling import compiled
 from penstock.shapes.rendering.text_kernels import (
     LONGEST_ESCAPE,
     QUOTE,
@@ -22,7 +23,7 @@ from penstock.shapes.rendering.text_kernels import (
     Indices,
     Ints,
     Number,
-    compiled,
+    constant,
     copy_bytes,
     differs,
     length_of,
@@ -45,11 +46,6 @@ _SLASH, _COMMA, _UNDERSCORE = (ord(letter) for letter in "/,_")
 _CELL_MAX = 8  # what a value or a part of a key needs beside its bytes: quotes, comma, slash, null
 _DIGITS_MAX = 64  # of a txid, an lsn and an op_position together
 _NULL = np.frombuffer(b"null", np.uint8)
-
-
-@compiled()
-def _constant(text: Bytes, ends: Ints, part: Number, out: Bytes, at: Number) -> Number:
-    return copy_bytes(text[ends[part - 1] if part > 0 else np.int64(0) : ends[part]], out, at)
 
 
 @compiled()
@@ -90,7 +86,7 @@ def _write_columns(
             out[at] = _COMMA
             at += 1
         started = True
-        at = _constant(text, ends, COLUMNS + column, out, at)
+        at = constant(text, ends, COLUMNS + column, out, at)
         length = length_of(cells, column, row)
         if length < 0:
             at = copy_bytes(_NULL, out, at)
@@ -106,16 +102,16 @@ def _write_columns(
 def _write_headers(
     headers: Number, txid: Number, tx: Number, op: Number, text: Bytes, ends: Ints, out: Bytes, at: Number
 ) -> Number:
-    at = write_decimal(txid, out, _constant(text, ends, headers, out, at))
-    at = write_decimal(tx, out, _constant(text, ends, LSN, out, at))
-    return write_decimal(op, out, _constant(text, ends, OP_POSITION, out, at))
+    at = write_decimal(txid, out, constant(text, ends, headers, out, at))
+    at = write_decimal(tx, out, constant(text, ends, LSN, out, at))
+    return write_decimal(op, out, constant(text, ends, OP_POSITION, out, at))
 
 
 @compiled()
 def _write_other_key(
     part: Number, keys: Bytes, start: Number, end: Number, text: Bytes, ends: Ints, out: Bytes, at: Number
 ) -> Number:
-    at = write_escaped(keys[start:end], out, _constant(text, ends, part, out, at))
+    at = write_escaped(keys[start:end], out, constant(text, ends, part, out, at))
     out[at] = QUOTE
     return at + 1
 
@@ -131,8 +127,8 @@ def _write_item(
     text: Bytes, ends: Ints, out: Bytes, at: Number,
 ) -> Number:  # fmt: skip
     """`{"key":"…","value":{…`: an item up to its values."""
-    at = write_escaped(keys[start:end], out, _constant(text, ends, OPEN, out, at))
-    return _write_columns(cells, columns, row, text, ends, out, _constant(text, ends, VALUE, out, at))
+    at = write_escaped(keys[start:end], out, constant(text, ends, OPEN, out, at))
+    return _write_columns(cells, columns, row, text, ends, out, constant(text, ends, VALUE, out, at))
 
 
 @compiled(
@@ -209,7 +205,7 @@ def render_items(  # noqa: PLR0912, PLR0915 - one loop over rows, each branch on
             columns = told if updates else everything
             at = _write_item(new, columns, row, keys, new_key_at, key_at, text, ends, json, at)
             if updates and full:
-                at = _constant(text, ends, OLD_VALUE, json, at)
+                at = constant(text, ends, OLD_VALUE, json, at)
                 at = _write_columns(old, changed, row, text, ends, json, at)
             headers = HEADERS_UPDATE if updates else HEADERS_INSERT
             at = _write_headers(headers, txid[position], tx[position], item_op[items], text, ends, json, at)

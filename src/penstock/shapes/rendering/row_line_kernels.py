@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.compiling import compiled
 from penstock.shapes.rendering.text_kernels import (
     LONGEST_ESCAPE,
     QUOTE,
@@ -17,7 +18,7 @@ from penstock.shapes.rendering.text_kernels import (
     Indices,
     Ints,
     Number,
-    compiled,
+    constant,
     copy_bytes,
     roomy,
     write_escaped,
@@ -38,11 +39,6 @@ def _length(raw: Bytes, position: Number) -> Number:
     for index in range(position - 4, position):
         length = (length << 8) | np.int64(raw[index])
     return length
-
-
-@compiled()
-def _constant(text: Bytes, ends: Ints, part: Number, out: Bytes, at: Number) -> Number:
-    return copy_bytes(text[ends[part - 1] if part > 0 else np.int64(0) : ends[part]], out, at)
 
 
 @compiled()
@@ -90,14 +86,14 @@ def render_lines(
             size += _CELL_MAX + (_length(raw, position) if position >= 0 else 0)
         keys = roomy(keys, key_at, ends[PREFIX] + 2 * size)
         start = key_at
-        key_at = _constant(text, ends, PREFIX, keys, key_at)
+        key_at = constant(text, ends, PREFIX, keys, key_at)
         key_at = _write_key(raw, positions, key, row, keys, key_at)
         key_ends[row] = key_at
         lines = roomy(lines, at, constants + LONGEST_ESCAPE * (size + key_at - start))
-        at = write_escaped(keys[start:key_at], lines, _constant(text, ends, OPEN, lines, at))
-        at = _constant(text, ends, VALUE, lines, at)
+        at = write_escaped(keys[start:key_at], lines, constant(text, ends, OPEN, lines, at))
+        at = constant(text, ends, VALUE, lines, at)
         for column in range(columns):
-            at = _constant(text, ends, COLUMNS + column, lines, at)
+            at = constant(text, ends, COLUMNS + column, lines, at)
             position = np.int64(positions[column, row])
             if position < 0:
                 at = copy_bytes(_NULL, lines, at)
@@ -106,11 +102,11 @@ def render_lines(
             at = write_escaped(raw[position : position + _length(raw, position)], lines, at + 1)
             lines[at] = QUOTE
             at += 1
-        at = _constant(text, ends, TAIL, lines, at)
+        at = constant(text, ends, TAIL, lines, at)
         if has_headers and positions[fields - 1, row] >= 0:
             position = np.int64(positions[fields - 1, row])
             at = copy_bytes(raw[position : position + _length(raw, position)], lines, at)
-        at = _constant(text, ends, CLOSE, lines, at)
+        at = constant(text, ends, CLOSE, lines, at)
         line_ends[row] = at
     return line_ends, lines[:at], key_ends, keys[:key_at]
 

@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 from psycopg import sql
 
-from penstock.core.stream import StreamId
 from penstock.shapes.definition import ShapeDefinition
 from penstock.shapes.rendering import row_line_kernels as kernels
+from penstock.shapes.rendering.renderer import key_prefix
 from penstock.shapes.shape import SnapshotPoint
 from penstock.shapes.source.sql import condition_of, output_text, select, value_text
 from penstock.sources.postgres.copy_binary import CopyBlock
@@ -81,11 +81,6 @@ class RowLines:
             block.raw, block.positions, self._columns, self._key, self._text, self._ends
         )
         return Lines(lines.tobytes(), ends, keys.tobytes(), key_ends)
-
-
-def key_prefix(stream: StreamId) -> str:
-    parts = (name.replace("/", "//").replace(".", "..") for name in (stream.namespace, stream.name))
-    return ".".join(f'"{part}"' for part in parts)
 
 
 def _json(value: object) -> str:

@@ -10,15 +10,15 @@ again when those are touched.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, TypeAlias
 
-import numba
 import numpy as np
 import numpy.typing as npt
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 from numba.np.numpy_support import carray
+
+from penstock.compiling import compiled
 
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
@@ -26,7 +26,6 @@ Indices = npt.NDArray[np.int32]
 Flags = npt.NDArray[np.bool_]
 Cells: TypeAlias = npt.NDArray[np.int64]  # a row per column: address of values, offsets, validity; first row
 Number: TypeAlias = Any  # a machine integer inside compiled code
-_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 QUOTE, _BACKSLASH, _ZERO, _LETTER_U = (ord(letter) for letter in '"\\0u')
 LONGEST_ESCAPE = 6  # \u001f
@@ -44,18 +43,6 @@ def _escape_letters() -> Bytes:
 
 
 _ESCAPE = _escape_letters()
-
-
-def compiled(signature: str | None = None) -> Callable[[_Function], _Function]:
-    """Compile, at once if there is a signature; keep the machine code where there is a place for it."""
-
-    def wrap(function: _Function) -> _Function:
-        try:
-            return cast("_Function", numba.njit(signature, nogil=True, cache=True)(function))
-        except RuntimeError:  # neither the package's directory nor the user's cache can be written
-            return cast("_Function", numba.njit(signature, nogil=True)(function))
-
-    return wrap
 
 
 def _as_pointer(typing_context: Any, address: Any) -> Any:
@@ -124,6 +111,12 @@ def differs(old: Cells, new: Cells, column: Number, row: Number) -> bool:
 def copy_bytes(source: Bytes, out: Bytes, at: Number) -> Number:
     _memcpy(np.int64(out.ctypes.data) + at, np.int64(source.ctypes.data), np.int64(len(source)))
     return at + len(source)
+
+
+@compiled()
+def constant(text: Bytes, ends: Ints, part: Number, out: Bytes, at: Number) -> Number:
+    """One of several texts that lie one after the other."""
+    return copy_bytes(text[ends[part - 1] if part > 0 else np.int64(0) : ends[part]], out, at)
 
 
 @compiled()

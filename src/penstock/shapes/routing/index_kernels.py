@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import types
 
+from penstock.compiling import compiled
 from penstock.shapes.routing.program_kernels import (
     BYTES_IN_ARRAY,
     DELETED,
@@ -24,7 +25,6 @@ from penstock.shapes.routing.program_kernels import (
     LENGTHS,
     UPDATED,
     Number,
-    compiled,
     inlined,
     readonly,
 )

@@ -23,6 +23,8 @@ import numpy as np
 import numpy.typing as npt
 from numba import types
 
+from penstock.compiling import compiled
+
 Number: TypeAlias = Any  # a machine integer inside compiled code
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -57,18 +59,6 @@ _CODE, _MATRIX, _LENGTH_MATRIX = readonly(types.int32, 2), readonly(types.int64,
 _PROGRAMS = (_MATRIX, _CODE, INTS, LENGTHS, BYTES_IN_ARRAY)
 #: where an operand's row is; values, lengths, bytes
 _FRAME = (LENGTHS, _MATRIX, _LENGTH_MATRIX, BYTES_IN_ARRAY)
-
-
-def compiled(signature: Any) -> Callable[[_Function], _Function]:
-    """Compile, and keep the machine code on disk where there is a place for it."""
-
-    def compile_it(function: _Function) -> _Function:
-        try:
-            return cast("_Function", numba.njit(signature, nogil=True, cache=True)(function))
-        except RuntimeError:  # neither the package's directory nor the user's cache can be written
-            return cast("_Function", numba.njit(signature, nogil=True)(function))
-
-    return compile_it
 
 
 def inlined(function: _Function) -> _Function:

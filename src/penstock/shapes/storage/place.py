@@ -14,7 +14,6 @@ the one that it has locked, and writes nothing more.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import uuid
 from pathlib import Path
@@ -23,6 +22,7 @@ from typing import NamedTuple
 from penstock import durable
 from penstock.core.errors import SourceBusyError, StorageError
 from penstock.core.position import Lsn
+from penstock.locking import is_at, lock_file
 
 _LOCK, _CLAIM = "lock", "claim"
 
@@ -52,7 +52,7 @@ class Place:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._descriptor = _locked(directory)
+        self._descriptor = lock_file(directory / _LOCK)
         if self._descriptor is None:
             raise StorageError(
                 f"Another process has the shapes in {directory} open.",
@@ -74,7 +74,7 @@ class Place:
         assert self._descriptor is not None
         newest = Claim.read(self._directory)
         is_claimed = newest != self._claim and newest.epoch >= self._claim.epoch
-        if is_claimed or not _is_at(self._descriptor, self._directory / _LOCK):
+        if is_claimed or not is_at(self._descriptor, self._directory / _LOCK):
             raise SourceBusyError(
                 f"Another instance leads, and has the shapes in {self._directory}.",
                 remedy="Nothing need be done: this one waits, and takes them over when it leads.",
@@ -90,7 +90,7 @@ def is_held(directory: Path) -> bool:
     """Whether a process has the shapes there open."""
     if not (directory / _LOCK).exists():
         return False
-    descriptor = _locked(directory)
+    descriptor = lock_file(directory / _LOCK)
     if descriptor is not None:
         os.close(descriptor)
     return descriptor is None
@@ -107,25 +107,3 @@ def claim(directory: Path, epoch: Lsn) -> bool:
 def take(directory: Path) -> None:
     """Go past a holder that does not let go, though it has had the time."""
     (directory / _LOCK).unlink(missing_ok=True)
-
-
-def _locked(directory: Path) -> int | None:
-    """The lock file, opened and locked; None if somebody else has it."""
-    path = directory / _LOCK
-    while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(descriptor)
-            return None
-        if _is_at(descriptor, path):
-            return descriptor
-        os.close(descriptor)  # a leader has put another file there since it was opened
-
-
-def _is_at(descriptor: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(descriptor), path.stat())
-    except FileNotFoundError:
-        return False

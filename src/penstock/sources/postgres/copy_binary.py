@@ -26,10 +26,11 @@ from numba.core import types
 from psycopg import errors, sql
 from psycopg.pq import ExecStatus
 
+from penstock.compiling import compiled
 from penstock.sources.postgres import copy_binary_kernels as kernels
 from penstock.sources.postgres import libpq
 from penstock.sources.postgres.connection import Connection
-from penstock.sources.postgres.pgoutput_kernels import Bytes, Ints, Lengths, compiled
+from penstock.sources.postgres.pgoutput_kernels import Bytes, Ints, Lengths
 
 BLOCK_BYTES = 4 * 1024 * 1024
 # The server builds a row in a buffer of at most 1 GiB.
@@ -231,7 +232,7 @@ if libpq.LIBRARY is not None:
     _consume = libpq.external("PQconsumeInput", types.int32, types.uintp)
     _poll = libpq.external("poll", types.int32, types.uintp, types.uintp, types.int32)
 
-    @compiled
+    @compiled()
     def _fill(connection: int, socket: int, buffer: Bytes, used: Ints) -> int:
         """Add to `buffer` until it is full, the copy ends, or nothing came for a while."""
         request = np.empty(2, np.int32)  # struct pollfd

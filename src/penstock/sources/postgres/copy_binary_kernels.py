@@ -17,8 +17,9 @@ import numpy as np
 import numpy.typing as npt
 from numba.core import types
 
+from penstock.compiling import compiled
 from penstock.sources.postgres.libpq import external
-from penstock.sources.postgres.pgoutput_kernels import Bytes, Lengths, Number, compiled
+from penstock.sources.postgres.pgoutput_kernels import Bytes, Lengths, Number
 
 Flags = npt.NDArray[np.bool_]
 Words = npt.NDArray[np.uint64]
@@ -39,13 +40,13 @@ _TEN_TO = np.array([10**power for power in range(19)], np.int64)
 # makes one load and one byte swap of the shifts.
 
 
-@compiled
+@compiled()
 def _big_endian_16(raw: Bytes, at: Number) -> Number:
     at = np.uintp(at)
     return np.int64(np.int16((np.int64(raw[at]) << 8) | np.int64(raw[at + np.uintp(1)])))
 
 
-@compiled
+@compiled()
 def _big_endian_32(raw: Bytes, at: Number) -> Number:
     at = np.uintp(at)
     high = (np.int64(raw[at]) << 24) | (np.int64(raw[at + np.uintp(1)]) << 16)
@@ -53,7 +54,7 @@ def _big_endian_32(raw: Bytes, at: Number) -> Number:
     return np.int64(np.int32(high | low))
 
 
-@compiled
+@compiled()
 def _big_endian_64(raw: Bytes, at: Number) -> Number:
     at = np.uintp(at)
     return (
@@ -68,13 +69,13 @@ def _big_endian_64(raw: Bytes, at: Number) -> Number:
     )
 
 
-@compiled
+@compiled()
 def _length(raw: Bytes, at: Number) -> Number:
     """Of the value that begins at `at`."""
     return _big_endian_32(raw, at - 4)
 
 
-@compiled
+@compiled()
 def locate_fields(raw: Bytes, start: int, end: int, positions: Lengths) -> tuple[Number, Number, Number]:
     """Fill `positions` (column, row) from the rows between `start` and `end`.
 
@@ -112,7 +113,7 @@ def locate_fields(raw: Bytes, start: int, end: int, positions: Lengths) -> tuple
     return row, at, MORE
 
 
-@compiled
+@compiled()
 def find_nulls(positions: Lengths, validity: Bytes) -> int:
     """Set the bits of the values that are there; how many are not. `validity` comes zeroed."""
     nulls = 0
@@ -124,7 +125,7 @@ def find_nulls(positions: Lengths, validity: Bytes) -> int:
     return nulls
 
 
-@compiled
+@compiled()
 def decode_booleans(raw: Bytes, positions: Lengths, bits: Bytes) -> int:
     """Into Arrow's bits, which come zeroed."""
     for row in range(positions.size):
@@ -137,7 +138,7 @@ def decode_booleans(raw: Bytes, positions: Lengths, bits: Bytes) -> int:
     return 0
 
 
-@compiled
+@compiled()
 def _integer(raw: Bytes, at: Number, width: Number) -> Number:
     if width == 2:
         return _big_endian_16(raw, at)
@@ -146,7 +147,7 @@ def _integer(raw: Bytes, at: Number, width: Number) -> Number:
     return _big_endian_64(raw, at)
 
 
-@compiled
+@compiled()
 def decode_integers(raw: Bytes, positions: Lengths, out: npt.NDArray[np.signedinteger]) -> int:
     """Of the width that `out` has."""
     width = out.itemsize
@@ -161,7 +162,7 @@ def decode_integers(raw: Bytes, positions: Lengths, out: npt.NDArray[np.signedin
     return 0
 
 
-@compiled
+@compiled()
 def decode_floats(
     raw: Bytes, positions: Lengths, infinity: int, nan: int, out: npt.NDArray[np.signedinteger]
 ) -> int:
@@ -180,7 +181,7 @@ def decode_floats(
     return 0
 
 
-@compiled
+@compiled()
 def decode_calendar(
     raw: Bytes,
     positions: Lengths,
@@ -214,7 +215,7 @@ def decode_calendar(
     return failures
 
 
-@compiled
+@compiled()
 def _multiply_add(low: Number, high: Number, factor: Number, addend: Number) -> tuple[Number, Number]:
     """(high, low) * factor + addend in 128 bits, for a factor and an addend of up to 32 bits."""
     mask = np.uint64(0xFFFFFFFF)
@@ -223,7 +224,7 @@ def _multiply_add(low: Number, high: Number, factor: Number, addend: Number) -> 
     return (carried << np.uint64(32)) | (part & mask), high * factor + (carried >> np.uint64(32))
 
 
-@compiled
+@compiled()
 def _are_groups(raw: Bytes, at: Number, groups: Number) -> bool:
     """Whether each is a number of four digits."""
     others = 0
@@ -233,7 +234,7 @@ def _are_groups(raw: Bytes, at: Number, groups: Number) -> bool:
     return others == 0
 
 
-@compiled
+@compiled()
 def _decimal_digits(number: Number) -> Number:
     """Of a number from 1 to 9999."""
     if number >= 100:
@@ -241,7 +242,7 @@ def _decimal_digits(number: Number) -> Number:
     return 2 if number >= 10 else 1
 
 
-@compiled
+@compiled()
 def _scaled(raw: Bytes, at: Number, groups: Number, power: Number) -> tuple[bool, Number, Number]:
     """The sum of groups of four digits, the first of which counts 10 ** power; and whether it is whole."""
     low, high = np.uint64(0), np.uint64(0)
@@ -265,7 +266,7 @@ def _scaled(raw: Bytes, at: Number, groups: Number, power: Number) -> tuple[bool
     return True, low, high
 
 
-@compiled
+@compiled()
 def decode_decimals(
     raw: Bytes, positions: Lengths, precision: int, scale: int, out: Words, bad: Flags
 ) -> int:
@@ -316,7 +317,7 @@ def decode_decimals(
     return failures
 
 
-@compiled
+@compiled()
 def measure_bytes(raw: Bytes, positions: Lengths, version: int, offsets: Lengths) -> int:
     """Arrow's offsets of values of any length. `version` is the byte each begins with, -1 for none."""
     prefix = 0 if version < 0 else 1
@@ -334,7 +335,7 @@ def measure_bytes(raw: Bytes, positions: Lengths, version: int, offsets: Lengths
     return 0
 
 
-@compiled
+@compiled()
 def copy_bytes(raw: Bytes, positions: Lengths, version: int, offsets: Lengths, out: Bytes) -> None:
     """The values to where `measure_bytes` said."""
     source, target = raw.ctypes.data, out.ctypes.data
@@ -346,7 +347,7 @@ def copy_bytes(raw: Bytes, positions: Lengths, version: int, offsets: Lengths, o
             _copy(target + begin, source + positions[row], np.int64(offsets[row + 1]) - begin)
 
 
-@compiled
+@compiled()
 def print_uuids(raw: Bytes, positions: Lengths, offsets: Lengths, out: Bytes) -> int:
     """The 36 characters of each; `out` has room for all of them."""
     written = np.int64(0)

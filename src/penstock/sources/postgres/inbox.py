@@ -15,9 +15,10 @@ import numpy as np
 import psycopg
 from numba.core import types
 
+from penstock.compiling import compiled
 from penstock.sources.postgres import libpq
 from penstock.sources.postgres.pgoutput import MessageBatch
-from penstock.sources.postgres.pgoutput_kernels import Bytes, Ints, compiled
+from penstock.sources.postgres.pgoutput_kernels import Bytes, Ints
 
 _FULL, _EMPTY, _CLOSED, _BROKEN = 1, 0, -1, -2
 _USED, _COUNT, _WAITING_AT, _WAITING_LENGTH = range(4)
@@ -140,7 +141,7 @@ if libpq.LIBRARY is not None:
     _free = libpq.external("PQfreemem", types.void, types.uintp)
     _copy = libpq.external("memcpy", types.uintp, types.uintp, types.uintp, types.uintp)
 
-    @compiled
+    @compiled()
     def _drain(connection: int, buffer: Bytes, ends: Ints, state: Ints) -> int:
         """Fill `buffer` until it is full or nothing more is there.
 

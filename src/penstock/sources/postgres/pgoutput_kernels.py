@@ -15,18 +15,17 @@ of them run without the GIL, so that reading from the socket goes on meanwhile.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, TypeAlias
 
-import numba
 import numpy as np
 import numpy.typing as npt
+
+from penstock.compiling import compiled
 
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
 Lengths = npt.NDArray[np.int32]
 Number: TypeAlias = Any  # a machine integer inside compiled code
-_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 NULL, UNCHANGED = -1, -2  # stand in for a length
 _BEGIN, _COMMIT, _INSERT, _UPDATE, _DELETE, _TRUNCATE = (ord(letter) for letter in "BCIUDT")
@@ -37,15 +36,7 @@ _WAL_DATA_HEADER = 25  # 'w', start, end, send time
 CARRY_IN_TRANSACTION, CARRY_TX, CARRY_COMMIT_TS, CARRY_XID, CARRY_ORDINAL = range(5)
 
 
-def compiled(function: _Function) -> _Function:
-    """Compile, and keep the machine code on disk where there is a place for it."""
-    try:
-        return cast("_Function", numba.njit(nogil=True, cache=True)(function))
-    except RuntimeError:  # neither the package's directory nor the user's cache can be written
-        return cast("_Function", numba.njit(nogil=True)(function))
-
-
-@compiled
+@compiled()
 def _big_endian_64(buffer: Bytes, at: Number) -> Number:
     value = np.int64(0)
     for index in range(8):
@@ -53,7 +44,7 @@ def _big_endian_64(buffer: Bytes, at: Number) -> Number:
     return value
 
 
-@compiled
+@compiled()
 def big_endian_32(buffer: Bytes, at: Number) -> Number:
     value = np.int64(0)
     for index in range(4):
@@ -61,7 +52,7 @@ def big_endian_32(buffer: Bytes, at: Number) -> Number:
     return value
 
 
-@compiled
+@compiled()
 def scan_messages(  # noqa: PLR0915 - one pass, one loop: cutting it up would cost a pass each
     buffer: Bytes, ends: Ints, first: int, last: int, carry: Ints, skip_below: int
 ) -> tuple[Any, ...]:
@@ -145,7 +136,7 @@ def scan_messages(  # noqa: PLR0915 - one pass, one loop: cutting it up would co
     )  # fmt: skip
 
 
-@compiled
+@compiled()
 def _locate_tuple(buffer: Bytes, at: Number, row: int, offsets: Ints, lengths: Lengths) -> Number:
     """Note where the values of the tuple at `at` are; the position after it, or -1 if it does not fit."""
     columns = (np.int64(buffer[at]) << 8) | np.int64(buffer[at + 1])
@@ -166,7 +157,7 @@ def _locate_tuple(buffer: Bytes, at: Number, row: int, offsets: Ints, lengths: L
     return at
 
 
-@compiled
+@compiled()
 def locate_values(
     buffer: Bytes,
     kind: Bytes,
@@ -212,7 +203,7 @@ def locate_values(
     return unchanged
 
 
-@compiled
+@compiled()
 def gather_values(buffer: Bytes, offsets: Ints, lengths: Lengths) -> tuple[Lengths, Bytes, Ints, Bytes, Ints]:
     """Copy located values together.
 
@@ -252,7 +243,7 @@ def gather_values(buffer: Bytes, offsets: Ints, lengths: Lengths) -> tuple[Lengt
     return arrow_offsets, gathered, starts, validity, nulls
 
 
-@compiled
+@compiled()
 def list_unchanged(lengths: Lengths, total: int) -> tuple[Lengths, Lengths, Bytes]:
     """Which columns are unchanged TOAST in each row: list offsets, column numbers, validity bits."""
     columns, rows = lengths.shape

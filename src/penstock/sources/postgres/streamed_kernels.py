@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from penstock.sources.postgres.pgoutput_kernels import Bytes, Ints, big_endian_32, compiled
+from penstock.compiling import compiled
+from penstock.sources.postgres.pgoutput_kernels import Bytes, Ints, big_endian_32
 
 _WAL_DATA = ord("w")
 _HEADER = 25  # 'w', start, end, send time
@@ -13,7 +14,7 @@ _RELATION, _INSERT, _UPDATE, _DELETE, _TRUNCATE = (ord(letter) for letter in "RI
 _ID = 4  # bytes of a transaction id, behind the letter
 
 
-@compiled
+@compiled()
 def control_messages(buffer: Bytes, ends: Ints) -> Ints:
     """The messages that begin, interrupt, end or roll back a streamed transaction."""
     found = np.empty(len(ends), np.int64)
@@ -27,7 +28,7 @@ def control_messages(buffer: Bytes, ends: Ints) -> Ints:
     return found[:count].copy()
 
 
-@compiled
+@compiled()
 def without_ids(buffer: Bytes, ends: Ints, rolled_back: Ints) -> tuple[Bytes, Ints]:
     """The messages as if they had not been streamed: without the id of their (sub-)transaction.
 

@@ -1,0 +1,22 @@
+"""How hot paths are compiled: one decorator for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import numba
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def compiled(signature: Any = None) -> Callable[[_Function], _Function]:
+    """Compile, at once if there is a signature; keep the machine code where there is a place for it."""
+
+    def wrap(function: _Function) -> _Function:
+        try:
+            return cast("_Function", numba.njit(signature, nogil=True, cache=True)(function))
+        except RuntimeError:  # neither the package's directory nor the user's cache can be written
+            return cast("_Function", numba.njit(signature, nogil=True)(function))
+
+    return wrap
