@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
 from collections.abc import Iterator
@@ -13,11 +12,9 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from penstock.shapes.rendering.row_lines import Lines
 from penstock.shapes.shape import SnapshotPoint, SnapshotProblem
-from penstock.shapes.source.moving import MoveIns
+from penstock.shapes.source.moving import MovedRows, MoveIns
 from penstock.shapes.source.row_reader import consistent, read_blocks
-from penstock.shapes.source.sql import output_text
 from penstock.sources.postgres.connection import connect
 from tests.conftest import WAIT_S, Database, wait_until
 from tests.shape_source import Snapshots, definition_of, items_of, settings_for, snapshots
@@ -342,7 +339,7 @@ def test_no_server_at_all(database: Database, tmp_path: Path) -> None:
     assert problem.message == "Database is unreachable"
 
 
-def test_rows_that_moved_in_come_with_their_keys_and_what_they_are_tagged_with(
+def test_rows_that_moved_in_come_with_their_keys_and_the_columns_that_are_asked_for_beside(
     database: Database, taking: Snapshots, tmp_path: Path
 ) -> None:
     database.execute("CREATE TABLE t (id int PRIMARY KEY, a text)")
@@ -351,20 +348,22 @@ def test_rows_that_moved_in_come_with_their_keys_and_what_they_are_tagged_with(
     points: list[SnapshotPoint] = []
     found: dict[str, dict[str, Any]] = {}
 
-    def rows(lines: Lines) -> None:
+    def rows(moved: MovedRows) -> None:
+        lines = moved.lines
+        assert moved.columns["a"].to_pylist() == [
+            json.loads(line)["value"]["a"] for line in lines.content.splitlines()
+        ]
         ends = [0, *lines.key_ends.tolist()]
         keys = [lines.keys[start:end].decode() for start, end in itertools.pairwise(ends)]
         assert lines.ends.tolist()[-1] == len(lines.content)
         found.update(zip(keys, map(json.loads, lines.content.splitlines()), strict=True))
 
-    tags = sql.SQL("concat(',\"tags\":[\"', md5({}), '\"]')").format(output_text(definition.card.column("a")))
     moves = MoveIns(taking.pools.queries, settings_for(database.url, tmp_path))
-    count = moves.read(definition, sql.SQL("id <= 2500"), tags, points.append, rows).result(WAIT_S)
+    count = moves.read(definition, sql.SQL("id <= 2500"), ["a"], points.append, rows).result(WAIT_S)
     assert count == len(found) == 2500
     assert len(points) == 1
-    tagged = {"tags": [hashlib.md5(b"x/7").hexdigest()], "is_move_in": True}
     assert found['"public"."t"/"7"'] == {
         "key": '"public"."t"/"7"',
         "value": {"id": "7", "a": "x/7"},
-        "headers": {"operation": "insert", "relation": ["public", "t"], **tagged},
+        "headers": {"operation": "insert", "relation": ["public", "t"], "is_move_in": True},
     }

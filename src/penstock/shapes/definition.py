@@ -24,6 +24,7 @@ from penstock.core.where import Condition, Subquery, SubqueryTable, WhereError
 from penstock.shapes.identifiers import IdentifierError, parse_columns, parse_table
 from penstock.shapes.schema_header import schema_header
 from penstock.shapes.source.catalog import TableCard
+from penstock.shapes.subquery.normal_form import NormalForm, TooManyDisjunctsError
 
 Replica = Literal["default", "full"]
 LogMode = Literal["full", "changes_only"]
@@ -154,8 +155,6 @@ def define(request: DefinitionRequest, card_of: CardOf) -> ShapeDefinition:
         raise DefinitionError({"columns": [f"The following columns are not queryable: {beyond}"]})
     selected = columns or queryable
     where = compile_where(card, request.where, request.params, card_of) if request.where else None
-    if where is not None and where.subqueries:
-        raise DefinitionError({"where": ["subqueries are not supported by this version"]})
     return ShapeDefinition(
         table=card.stream,
         oid=card.oid,
@@ -177,7 +176,9 @@ def compile_where(card: TableCard, text: str, params: tuple[str, ...], card_of: 
         inner = card_of(stream)
         if inner is None or not _is_followed(inner):
             return None
-        return SubqueryTable(inner.stream, inner.sources, _enums(inner), _nondeterministic(inner))
+        return SubqueryTable(
+            inner.stream, inner.sources, _enums(inner), _nondeterministic(inner), only=inner.kind != "p"
+        )
 
     try:
         condition = Condition.compile(
@@ -195,6 +196,11 @@ def compile_where(card: TableCard, text: str, params: tuple[str, ...], card_of: 
 
 
 def _clause(condition: Condition, text: str, params: tuple[str, ...], card_of: CardOf) -> WhereClause:
+    if condition.subqueries:
+        try:
+            NormalForm.of(condition.expression)
+        except TooManyDisjunctsError as error:
+            raise DefinitionError({"where": [str(error)]}) from None
     return WhereClause(
         text=condition.sql(),
         condition=condition,

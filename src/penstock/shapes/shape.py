@@ -129,6 +129,10 @@ class Shape:
         self.last_read = time.time()
         self._callbacks: set[Callable[[], None]] | None = None
 
+    @property
+    def has_subqueries(self) -> bool:
+        return self.definition.where is not None and bool(self.definition.where.subqueries)
+
     def subscribe(self, callback: Callable[[], None]) -> None:
         """Have it called when anything here changes: from the loop's thread, in the loop's thread."""
         if self._callbacks is None:

@@ -19,12 +19,14 @@ if TYPE_CHECKING:  # the pipeline file is read without Arrow
 
 @dataclass(frozen=True, slots=True)
 class SubqueryTable:
-    """A table that a subquery may read, as `Condition.compile` is told of it."""
+    """A table that a subquery may read, as `Condition.compile` is told of it. `only`: not those that inherit
+    from it, whose rows are changed under their own names."""
 
     stream: StreamId
     columns: Sequence[SourceColumn]
     enums: Mapping[str, Sequence[str]] = field(default_factory=dict)
     nondeterministic: Collection[str] = ()
+    only: bool = False
 
 
 #: None: there is no such table.
@@ -38,6 +40,7 @@ class Subquery:
     stream: StreamId
     columns: tuple[tree.Column, ...]
     condition: Condition | None
+    only: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -188,7 +188,8 @@ class Printer:
         subquery = self.subqueries[node.subquery]
         inner = subquery.condition
         selected = ", ".join(self._equated(*subquery.columns))
-        table = f"{quoted_name(subquery.stream.namespace)}.{quoted_name(subquery.stream.name)}"
+        only = "ONLY " if subquery.only else ""
+        table = f"{only}{quoted_name(subquery.stream.namespace)}.{quoted_name(subquery.stream.name)}"
         where = f" WHERE {inner.sql()}" if inner is not None else ""
         columns = ", ".join(self._equated(*node.columns))
         operator = "NOT IN" if node.negated else "IN"

@@ -118,7 +118,7 @@ def _subquery(compiler: Compiler, select: Any) -> Subquery:
         expression = inner.whole(select.where_clause)
         text = text_of(select.where_clause)
         condition = Condition(text, expression, tuple(inner.subqueries), deterministic=not inner.total)
-    return Subquery(table.stream, columns, condition)
+    return Subquery(table.stream, columns, condition, table.only)
 
 
 def _table(tables: Sequence[Any]) -> tuple[StreamId, str]:

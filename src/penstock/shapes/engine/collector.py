@@ -15,7 +15,7 @@ or rendering raises ends the shapes of that table, one of storage that shape; th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Protocol
 
@@ -33,7 +33,9 @@ from penstock.shapes.engine.transactions import ChangeRows, TableVersion, Transa
 from penstock.shapes.rendering.renderer import Chosen, Renderer, View, distinct
 from penstock.shapes.routing.router import EventRouter
 from penstock.shapes.shape import Shape, SnapshotPoint
+from penstock.shapes.source.sql import tables_read
 from penstock.shapes.storage import LogItems, ShapeItems, ShapeStore
+from penstock.shapes.subquery.normal_form import NormalForm
 
 _BUFFERED_BYTES_MAX = 256 << 20
 _PAIRS_MAX = 4 << 20  # of a row and a shape that are routed at once
@@ -51,15 +53,15 @@ class DependencyLayers(Protocol):
 
     def remove(self, consumer: Consumer) -> None: ...
 
-    def process(
-        self,
-        fragment: TransactionFragment,
-        appended: Sequence[ShapeItems],
-        candidates: Mapping[int, list[RoutedRows]],
-    ) -> None:
-        """`appended`: what shapes without subqueries got of the fragment, in order. `candidates`: by slot,
-        the changes of the tables of shapes with them, whatever their condition says. Appends with `deliver`.
-        """
+    def known(self, consumer: Consumer, point: SnapshotPoint, waiting: list[RoutedRows]) -> None:
+        """What a new shape's snapshot shows, and what was kept for it that is not in there."""
+
+    def process(self, fragment: TransactionFragment, rows: Mapping[int, list[RoutedRows]]) -> None:
+        """`rows`: by slot, the changes that inner shapes got, and those that shapes with subqueries may get,
+        by the rest of their condition. Appends with `deliver`."""
+
+    def break_off(self, position: int) -> None:
+        """What was not finished, from `position` on, comes again."""
 
 
 class ShapeLogCollector:
@@ -108,7 +110,10 @@ class ShapeLogCollector:
     def _register(self, consumer: Consumer) -> None:
         shape = consumer.shape
         table, where = shape.definition.table, shape.definition.where
-        condition = None if where is None or consumer.needs_layers else where.condition
+        condition = None if where is None else where.condition
+        if condition is not None and consumer.needs_layers:
+            plain = NormalForm.of(condition.expression).without_subqueries
+            condition = None if plain is None else replace(condition, expression=plain, subqueries=())
         self._router.add(shape.slot, table, condition)
         self._slots.add(consumer)
         self._streams.setdefault(table, {})[shape.slot] = consumer
@@ -118,7 +123,8 @@ class ShapeLogCollector:
                 self._versions[table][schema_id] = None
         if consumer.filter is not None:
             self._filtered[shape.slot] = consumer
-        if consumer.needs_layers and self.layers is not None:
+        if consumer.needs_layers and consumer.state == "buffering":
+            assert self.layers is not None
             self.layers.add(consumer)
 
     def remove(self, shape: Shape) -> None:
@@ -137,8 +143,25 @@ class ShapeLogCollector:
         if not self._streams[table]:
             del self._streams[table]
             self._versions.pop(table, None)
-        if consumer.needs_layers and self.layers is not None:
+        if self.layers is not None:
             self.layers.remove(consumer)
+
+    def consumer_of(self, shape: Shape) -> Consumer | None:
+        consumer = self._slots.consumers.get(shape.slot)
+        return consumer if consumer is not None and consumer.shape is shape else None
+
+    def note(self, consumer: Consumer) -> None:
+        """What it is may have changed."""
+        if self._slots.consumers.get(consumer.shape.slot) is consumer:
+            self._slots.note(consumer)
+
+    def give_up(self, consumer: Consumer, reason: str, error: Exception | None = None) -> None:
+        """Have a shape end that cannot go on."""
+        self._break([consumer], reason, error)
+
+    def has_missed(self, table: StreamId, point: SnapshotPoint, up_to_tx: int) -> bool:
+        """Whether a snapshot does not show one of the transactions that were handed out up to there."""
+        return self._recent.missed(table, point, up_to_tx)
 
     def shapes_of(self, table: StreamId) -> list[Shape]:
         return [consumer.shape for consumer in self._streams.get(table, {}).values()]
@@ -161,7 +184,8 @@ class ShapeLogCollector:
         consumer = self._slots.consumers.get(shape.slot)
         if consumer is None or consumer.shape is not shape or consumer.state != "buffering":
             return True
-        if self._recent.missed(shape.definition.table, point, consumer.since_tx):
+        tables = {card.stream for card in tables_read(shape.definition)}
+        if any(self.has_missed(table, point, consumer.since_tx) for table in tables):
             return False
         self._waiting.release(consumer.buffer or ())
         waiting, doubts = consumer.begin_streaming(point)
@@ -169,13 +193,17 @@ class ShapeLogCollector:
             self._doubt(consumer, doubt)
         if shape.slot not in self._broken:
             try:
-                self._append_waiting(consumer, waiting)
+                if consumer.needs_layers:
+                    assert self.layers is not None
+                    self.layers.known(consumer, point, waiting)
+                else:
+                    self._append_waiting(consumer, waiting)
             except Exception as error:
                 self._break([consumer], "error", error)
         self._filtered[shape.slot] = consumer
         self._pass(self.delivery.position)
         self._slots.note(consumer)
-        self._end_broken()
+        self.end_broken()
         return True
 
     def _append_waiting(self, consumer: Consumer, waiting: list[RoutedRows]) -> None:
@@ -184,22 +212,10 @@ class ShapeLogCollector:
         position = self.delivery.position
         over = [part for each in waiting if (part := each.where(each.tx < position))]
         rest = [part for each in waiting if (part := each.where(each.tx >= position))]
-        if consumer.needs_layers:
-            self._pass_to_layers(consumer, over, is_last=True)
-            self.delivery.settle(consumer)
-            self._pass_to_layers(consumer, rest, is_last=False)
-            return
         if over:
             self.delivery.append_late(self._render_for(consumer, over))
         if rest:
             self.delivery.append(self._render_for(consumer, rest), is_last=False)
-
-    def _pass_to_layers(self, consumer: Consumer, waiting: list[RoutedRows], *, is_last: bool) -> None:
-        if waiting and self.layers is not None:
-            changes = [routed.changes for routed in waiting]
-            first, last = int(waiting[0].tx[0]), int(waiting[-1].tx[-1])
-            fragment = TransactionFragment(first, last, self.delivery.position, changes, is_last)
-            self.layers.process(fragment, (), {consumer.shape.slot: waiting})
 
     def _render_for(self, consumer: Consumer, waiting: list[RoutedRows]) -> list[Chosen]:
         slot = consumer.shape.slot
@@ -220,6 +236,8 @@ class ShapeLogCollector:
         """What was not finished comes again, from its first fragment: to those that keep it, too."""
         self.delivery.break_off()
         position = self.delivery.position
+        if self.layers is not None:
+            self.layers.break_off(int(position))
         for consumer in self._slots.consumers.values():
             if consumer.buffer:
                 self._waiting.release(consumer.buffer)
@@ -243,11 +261,11 @@ class ShapeLogCollector:
                     chosen = []
         appended.append(self.delivery.append(chosen, is_last=fragment.is_last))
         if self.layers is not None:
-            self.layers.process(fragment, appended, self._candidates)
+            self.layers.process(fragment, self._candidates)
         self.delivery.finish(fragment, appended[-1])
         if fragment.is_last:
             self._pass(fragment.end)
-        self._end_broken()
+        self.end_broken()
 
     def deliver(self, consumer: Consumer, items: LogItems) -> None:
         """Append items of a shape with subqueries: for `DependencyLayers`."""
@@ -306,8 +324,9 @@ class ShapeLogCollector:
             if consumer.filter is not None:
                 kept[here] = consumer.filter.keeps(own.changes.tx[own.rows], own.changes.xid[own.rows])
                 own = own.where(kept[here])
-            if consumer.needs_layers:
+            if consumer.needs_layers or consumer.feeds_layers:
                 self._candidates.setdefault(slot, []).append(own)
+            if consumer.needs_layers:
                 kept[here] = False
         return kept
 
@@ -372,7 +391,8 @@ class ShapeLogCollector:
         if error is not None:
             logs.log_unexpected("the live lane", error)
 
-    def _end_broken(self) -> None:
+    def end_broken(self) -> None:
+        """Tell of those that must go."""
         broken, self._broken = self._broken, {}
         for slot, reason in broken.items():
             if slot in self._slots.consumers:

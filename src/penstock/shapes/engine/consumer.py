@@ -89,6 +89,7 @@ class Consumer:
         "_boundaries",
         "buffer",
         "doubts",
+        "feeds_layers",
         "filter",
         "needs_layers",
         "shape",
@@ -105,14 +106,14 @@ class Consumer:
         self.filter: SnapshotFilter | None = None
         self.buffer: list[RoutedRows] | None = None
         self.doubts: list[Doubt] | None = None
-        where = shape.definition.where
-        self.needs_layers = where is not None and bool(where.subqueries)
+        self.needs_layers = shape.has_subqueries
+        self.feeds_layers = False  # it is a subquery of others
         self._boundaries: dict[LogOffset, LogOffset] | None = None
 
     @property
     def is_special(self) -> bool:
         """Whether its changes are looked at one shape at a time."""
-        return self.needs_layers or self.filter is not None or self.state != "streaming"
+        return self.needs_layers or self.feeds_layers or self.filter is not None or self.state != "streaming"
 
     def begin_buffering(self) -> None:
         self.state = "buffering"

@@ -79,16 +79,20 @@ class Delivery:
                 self._seen(self._slots.consumers[slot].shape)
         return slots
 
-    def settle(self, consumer: Consumer) -> None:
-        """The same for what was appended with `append_to`."""
-        self._unfinished.touched.discard(consumer.shape.slot)
+    def settle(self) -> None:
+        """What `append_to` was given since belongs to transactions that were handed over before. Nothing
+        waits for it to be on disk: it comes again, or is asked for again, after a restart without it."""
+        for slot, offset in self._unfinished.alone.items():
+            self._slots.consumers[slot].sent(offset, self.tracker.last_seen_offset)
+            self._unfinished.touched.discard(slot)
+        self._unfinished.alone.clear()
 
     def append_to(self, consumer: Consumer, items: LogItems) -> None:
         """Append items that were made for one shape alone."""
         consumer.shape.storage.append_to_log(items)
         self._unfinished.touched.add(consumer.shape.slot)
         if items.boundary is not None:
-            consumer.sent(items.boundary, LogOffset(int(items.boundary.tx), math.inf))
+            self._unfinished.alone[consumer.shape.slot] = items.boundary
         self._seen(consumer.shape)
 
     def finish(self, fragment: TransactionFragment, items: ShapeItems) -> None:
@@ -104,6 +108,8 @@ class Delivery:
             own = zip(items.slots.tolist(), items.tx[lasts].tolist(), items.op[lasts].tolist(), strict=True)
             for slot, tx, op in own:
                 consumers[slot].sent(LogOffset(tx, op), boundary)
+            for slot, offset in unfinished.alone.items():
+                consumers[slot].sent(offset, boundary)
             shapes = (consumers[slot].shape for slot in unfinished.touched)
             handles = [shape.handle for shape in shapes if not _is_on_disk(shape)]
             self.tracker.transactions(unfinished.first_tx, boundary, handles, time.monotonic())
@@ -140,6 +146,7 @@ class _Unfinished:
 
     held: Chosen | None = None
     touched: set[int] = field(default_factory=set)
+    alone: dict[int, LogOffset] = field(default_factory=dict)  # the last that `append_to` was given
     first_tx: int = 0
     last_tx: int = 0
 
@@ -150,6 +157,7 @@ class _Unfinished:
 
     def forget(self, slot: int) -> None:
         self.touched.discard(slot)
+        self.alone.pop(slot, None)
         held = self.held
         if held is not None and (held.slots == slot).any():
             kept = held.slots != slot

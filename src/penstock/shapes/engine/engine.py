@@ -20,7 +20,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Collection
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -37,15 +37,18 @@ from penstock.shapes.definition import ShapeDefinition
 from penstock.shapes.engine.collector import ShapeLogCollector
 from penstock.shapes.engine.inbox import Inbox, Task
 from penstock.shapes.engine.measures import ShapeMeasures
-from penstock.shapes.engine.registry import ShapeRegistry, Stack, inner_definitions
+from penstock.shapes.engine.registry import ShapeRegistry, Stack, depth
+from penstock.shapes.engine.subqueries import Subqueries
 from penstock.shapes.engine.transactions import TransactionFragment
 from penstock.shapes.shape import Shape, SnapshotPoint, SnapshotProblem, SnapshotSource
 from penstock.shapes.source.publishing import TablePublisher
 from penstock.shapes.storage import ShapeStore
+from penstock.shapes.subquery.held_state import HeldState
 
 TURN_S = 1.0
 _WAITING_BYTES_MAX = 12 << 20
 _MAKERS = 8
+_VALUES_WITHIN_S = 60.0
 _logger = structlog.get_logger("penstock.shapes")
 Result = TypeVar("Result")
 
@@ -72,6 +75,7 @@ class Engine:
         *,
         limits: Limits = Limits(),  # noqa: B008 - a value
         chunk_bytes: int = 10 << 20,
+        subquery_transactions_max: int = 1000,
     ) -> None:
         self._wake_readers = wake
         self._limits = limits
@@ -94,6 +98,8 @@ class Engine:
         self._begun: dict[str, float] = {}  # when shapes were asked for whose snapshots are being taken
         # What snapshots show that are being taken, or that transactions may come again of after a crash.
         self._points: dict[str, SnapshotPoint] = {}
+        self._unsettled: dict[str, set[str]] = {}  # shapes with subqueries, and what they are told meanwhile
+        self._kept: set[str] = set()  # of those, the ones that outlive a crash
         self._committed: Lsn | None = None
         self._is_dirty = False
         self._turned_at = 0.0
@@ -102,7 +108,16 @@ class Engine:
         self._makers = ThreadPoolExecutor(_MAKERS, "shapes-maker")
         self._thread = threading.Thread(target=self._run, name="shapes-engine", daemon=True)
         self.failure: BaseException | None = None
-        self.collector = self._recovered()
+        self.collector = ShapeLogCollector(
+            self._store,
+            Lsn(0),
+            lambda shape, reason: self.drop(shape, reason, is_of_table=True),
+            lambda stream: self.on_new_version(stream),  # noqa: PLW0108 - it is set later
+        )
+        stack_id = self.registry.stack.stack_id
+        self.subqueries = Subqueries(self, self._store, stack_id, subquery_transactions_max)
+        self.collector.layers = self.subqueries.layers
+        self._recover()
 
     # Life
 
@@ -116,6 +131,7 @@ class Engine:
         if self._thread.is_alive():
             self._thread.join()
         self._makers.shutdown(cancel_futures=True)
+        self.subqueries.close()
         self.registry.save_reads(self.registry.all())
         self._store.close()
 
@@ -149,6 +165,7 @@ class Engine:
             self._turned_at = now
             self._drop_stuck(now)
             self._forget_points()
+        self.subqueries.advance()
         touched, self.collector.delivery.touched = self.collector.delivery.touched, set()
         waited_for = [shape for shape in touched if shape.waiting]
         if waited_for:
@@ -159,44 +176,61 @@ class Engine:
     def _commit(self) -> None:
         position = self.collector.delivery.position
         if self._is_dirty or position != self._committed:
+            for shape in self.subqueries.layers.take_dirty():
+                if shape.handle in self._kept:
+                    held = self.subqueries.layers.held(shape)
+                    self._make_ready(shape, {"subqueries": held.to_json()})
             self._store.commit(position)
             self._committed, self._is_dirty = position, False
 
+    def commit_now(self) -> None:
+        """All that was handed out, and nothing else: no transaction is open."""
+        self._is_dirty = True
+        self._commit()
+
     # What there was
 
-    def _recovered(self) -> ShapeLogCollector:
+    def _recover(self) -> None:
         found = self._store.recover()
-        collector = ShapeLogCollector(
-            self._store,
-            self._store.position or Lsn(0),
-            lambda shape, reason: self.drop(shape, reason, is_of_table=True),
-            lambda stream: self.on_new_version(stream),  # noqa: PLW0108 - it is set later
-        )
+        self.collector.begin_at(self._store.position or Lsn(0))
+        known: list[tuple[Shape, dict[str, Any] | None]] = []
         for handle, kept in found.items():
             try:
-                fields = json.loads(kept.definition_json)
+                fields, facts = json.loads(kept.definition_json), json.loads(kept.facts)
                 definition = ShapeDefinition.from_json(fields["definition"])
-                point = _point_from(json.loads(kept.facts))
             except Exception as error:  # whatever a version of ours has written: its clients fetch anew
                 logs.log_unexpected("the live lane", error)
                 continue
             slot = self.registry.new_slot()
             storage = self._store.open(handle, slot)
-            shape = Shape(handle, definition, slot, storage, hidden=fields["hidden"])
-            shape.state, shape.snapshot_started = "ready", True
-            shape.last_offset = storage.readable_offset
-            try:
-                collector.resume(shape, point)
-                self.registry.add(shape)
-            except Exception as error:  # the same: nobody can route its changes any more
-                logs.log_unexpected("the live lane", error)
-                collector.remove(shape)
-                self._clean(shape)
-                continue
-            if point is not None:
-                self._points[handle] = point
+            known.append((Shape(handle, definition, slot, storage, hidden=fields["hidden"]), facts))
+        for shape, facts in sorted(known, key=lambda each: depth(each[0].definition)):  # inner ones first
+            self._resume(shape, facts)
+        for shape in self.registry.all():
+            if shape.hidden and not self.registry.outer_of(shape):
+                self.drop(shape, "not needed")
         self._store.discard_unopened()
-        return collector
+
+    def _resume(self, shape: Shape, facts: dict[str, Any] | None) -> None:
+        shape.state, shape.snapshot_started = "ready", True
+        shape.last_offset = shape.storage.readable_offset
+        try:
+            if shape.has_subqueries:
+                assert facts is not None
+                self.collector.resume(shape, None)
+                held = HeldState.from_json(facts["subqueries"])
+                self.subqueries.resume(shape, self.registry.existing, held)
+                self._kept.add(shape.handle)
+            elif (point := _point_from(facts)) is not None:
+                self.collector.resume(shape, point)
+                self._points[shape.handle] = point
+            else:
+                self.collector.resume(shape, None)
+            self.registry.add(shape)
+        except Exception as error:  # as above: nobody can route its changes any more
+            logs.log_unexpected("the live lane", error)
+            self.collector.remove(shape)
+            self._clean(shape)
 
     # Changes: `ChangeHandler`
 
@@ -289,9 +323,9 @@ class Engine:
         return self._makers.submit(self._create, definition, hidden)
 
     def _create(self, definition: ShapeDefinition, hidden: bool) -> Shape:
-        for inner in inner_definitions(definition):
-            if self.registry.existing(inner) is None:
-                self._create(inner, True)
+        for atom in definition.where.subqueries if definition.where is not None else ():
+            inner = self.registry.existing(atom.definition) or self._create(atom.definition, True)
+            self._await_values(inner, atom.columns)
         handle, slot = self.registry.new_handle(definition), self.registry.new_slot()
         try:
             with self._opening:
@@ -302,6 +336,17 @@ class Engine:
         shape = Shape(handle, definition, slot, storage, hidden=hidden)
         return self.submit(lambda: self._begin(shape)).result()
 
+    def _await_values(self, inner: Shape, columns: tuple[str, ...]) -> None:
+        """Until what an inner shape selects is known."""
+        known = self.submit(lambda: self.subqueries.require(inner, columns)).result()
+        deadline = time.monotonic() + _VALUES_WITHIN_S
+        while not known.done():
+            if self._inbox.closed or time.monotonic() > deadline:
+                raise SnapshotProblem(503, TRY_AGAIN, 1)
+            wait([known], TURN_S)
+        if known.cancelled():
+            raise inner.error or SnapshotProblem(503, TRY_AGAIN, 1)
+
     def _begin(self, shape: Shape) -> Shape:
         existing = self.registry.existing(shape.definition)
         if existing is not None:
@@ -309,6 +354,11 @@ class Engine:
             self._clean(shape)
             return existing
         assert self.snapshots is not None, "given before anybody asks for a shape"
+        if shape.has_subqueries:
+            if not self.subqueries.layers.are_known(shape.definition):  # an inner shape has gone meanwhile
+                self._clean(shape)
+                raise SnapshotProblem(503, TRY_AGAIN, 1)
+            self._unsettled[shape.handle] = set()
         self._evict(len(self.registry) + 1 - self._limits.shapes_max)
         self.registry.add(shape)
         self.measures.created += 1
@@ -333,6 +383,8 @@ class Engine:
             self.publisher.forget(shape.definition.table)
         shape.state = "gone"
         self._points.pop(shape.handle, None)
+        self._unsettled.pop(shape.handle, None)
+        self._kept.discard(shape.handle)
         self.collector.remove(shape)
         self.collector.delivery.touched.add(shape)
         if self._begun.pop(shape.handle, None) is not None and self.snapshots is not None:
@@ -359,10 +411,17 @@ class Engine:
 
     def _keep(self, shape: Shape) -> None:
         """Over a restart, from the next commit on."""
-        point = self._points.get(shape.handle)
-        kept = {"definition": shape.definition.to_json(), "hidden": shape.hidden}
-        shape.storage.make_ready(json.dumps(kept), json.dumps(None if point is None else asdict(point)))
         self._is_dirty = True
+        if shape.has_subqueries:  # with what it holds then, which belongs to the commit
+            self._kept.add(shape.handle)
+            self.subqueries.layers.note_dirty(shape)
+        else:
+            point = self._points.get(shape.handle)
+            self._make_ready(shape, None if point is None else asdict(point))
+
+    def _make_ready(self, shape: Shape, facts: dict[str, Any] | None) -> None:
+        kept = {"definition": shape.definition.to_json(), "hidden": shape.hidden}
+        shape.storage.make_ready(json.dumps(kept), json.dumps(facts))
 
     def _forget_points(self) -> None:
         """Of snapshots that are kept, those that show nothing behind what is on disk."""
@@ -447,6 +506,9 @@ class Engine:
 
     def snapshot_started(self, shape: Shape) -> None:
         def started() -> None:
+            if shape.handle in self._unsettled:
+                self._unsettled[shape.handle].add("started")
+                return
             shape.snapshot_started = True
             self.collector.delivery.touched.add(shape)
 
@@ -457,16 +519,32 @@ class Engine:
             self._wake_readers([shape])
 
     def snapshot_completed(self, shape: Shape) -> None:
-        def completed() -> None:
-            begun = self._begun.pop(shape.handle, None)
-            if begun is None:
-                return
-            self.measures.snapshot_taken(time.monotonic() - begun)
-            shape.snapshot_started = True
-            self._keep(shape)
-            self.collector.delivery.touched.add(shape)
+        self._later(lambda: self._completed(shape))
 
-        self._later(completed)
+    def _completed(self, shape: Shape) -> None:
+        if shape.handle in self._unsettled:
+            self._unsettled[shape.handle].add("completed")
+            return
+        begun = self._begun.pop(shape.handle, None)
+        if begun is None:
+            return
+        self.measures.snapshot_taken(time.monotonic() - begun)
+        shape.snapshot_started = True
+        self._keep(shape)
+        self.collector.delivery.touched.add(shape)
+
+    def settled(self, shape: Shape) -> None:
+        """A shape with subqueries has what its snapshot lacks: now it can be read, and kept."""
+        told = self._unsettled.pop(shape.handle, set())
+        self._is_dirty = True
+        if "started" in told:
+            shape.snapshot_started = True
+            self.collector.delivery.touched.add(shape)
+        if "completed" in told:
+            self._completed(shape)
+
+    def not_usable(self, shape: Shape) -> None:
+        self._give_up(shape, SnapshotProblem(503, TRY_AGAIN, 1))
 
     def snapshot_failed(self, shape: Shape, problem: SnapshotProblem) -> None:
         self._later(lambda: self._give_up(shape, problem))

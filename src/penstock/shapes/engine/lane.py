@@ -3,6 +3,7 @@
     engine          everything that changes shapes (`engine`)
     replication     follows capture's tail (`replication_client`)
     reporter        tells capture how far the lane is
+    awaited         asks capture how far the source is, if a query's rows wait for that
     upkeep          shapes that nobody reads, compaction
     place           whether the shapes are still ours to write
     snapshots       a bounded pool that asks the source for rows (`pool`)
@@ -26,10 +27,11 @@ from penstock import logs
 from penstock.capture.remote import RemoteCapture
 from penstock.core.errors import PenstockError
 from penstock.shapes.engine.engine import Engine, Limits
-from penstock.shapes.engine.replication_client import PositionReporter, ReplicationClient
+from penstock.shapes.engine.replication_client import AwaitedPosition, PositionReporter, ReplicationClient
 from penstock.shapes.settings import ShapeSettings
 from penstock.shapes.shape import Shape
 from penstock.shapes.source.catalog import Catalog
+from penstock.shapes.source.moving import MoveIns
 from penstock.shapes.source.pool import Pools
 from penstock.shapes.source.publishing import TablePublisher
 from penstock.shapes.source.reconciler import SchemaReconciler, Verdict
@@ -68,6 +70,7 @@ class ShapeLane:
                 settings.stuck_after.total_seconds(),
             ),
             chunk_bytes=int(settings.chunk_bytes_threshold),
+            subquery_transactions_max=settings.subquery_buffer_max_transactions,
         )
         self.pools = Pools.open(settings)
         self.catalog = Catalog(self.pools.admin.connection)
@@ -88,8 +91,11 @@ class ShapeLane:
             settings.schema_check_every.total_seconds(),
         )
         self.engine.snapshots = InitialSnapshots(
-            self.pools, self._publisher, settings, self._reconciler.look_at
+            self.pools, self._publisher, settings, self._reconciler.look_at, self.engine.subqueries.headers
         )
+        self.engine.subqueries.moves = MoveIns(self.pools.queries, settings)
+        self._awaited = AwaitedPosition(capture, lambda: self.engine.collector.delivery.position)
+        self.engine.subqueries.on_wait = self._awaited.want
         self.engine.publisher = self._publisher
         self.engine.reconcile = self._reconciler.reconcile
         self.engine.on_new_version = self._reconciler.look_at
@@ -102,6 +108,7 @@ class ShapeLane:
         works = {
             "replication": self._client.run,
             "reporter": self._reporter.run,
+            "awaited": self._awaited.run,
             "upkeep": self._upkeep,
             "place": self._keep_place,
         }
@@ -120,6 +127,7 @@ class ShapeLane:
         """Everything that was handed out is on disk, and capture knows it, if it can be told."""
         self._stop.set()
         self._reporter.wake()
+        self._awaited.wake()
         self._reconciler.stop()
         self._publisher.close()
         self.engine.close()
@@ -157,7 +165,7 @@ class ShapeLane:
         enough = _COMPACT_CHUNKS * int(self._settings.chunk_bytes_threshold)
         for shape in self.engine.registry.all():
             files = shape.storage.files
-            if stop.is_set() or files.end - files.base < enough:
+            if stop.is_set() or shape.has_subqueries or files.end - files.base < enough:
                 continue
             try:
                 shape.storage.compact()

@@ -174,6 +174,11 @@ class ShapeRegistry:
         return stack
 
 
+def depth(definition: ShapeDefinition) -> int:
+    """How many shapes depend on one another in it."""
+    return 1 + max((depth(inner) for inner in inner_definitions(definition)), default=0)
+
+
 def inner_definitions(definition: ShapeDefinition) -> list[ShapeDefinition]:
     """The shapes that a definition's subqueries stand for, each once."""
     atoms = definition.where.subqueries if definition.where is not None else ()

@@ -39,6 +39,8 @@ from penstock.sources.postgres.connection import connect
 from penstock.sources.postgres.timelines import switch_point
 
 REPORT_EVERY_S = 1.0
+ASK_AFTER_S = 0.03  # by itself it mostly comes sooner
+ASK_AGAIN_S = 0.2
 _BACKOFF_S = (0.2, 10.0)
 _logger = structlog.get_logger("penstock.shapes")
 
@@ -199,3 +201,33 @@ class PositionReporter:
             pass  # the next term is joined, and told
         except SourceError as error:
             _logger.warning("position not reported", code=error.code, reason=error.message)
+
+
+class AwaitedPosition:
+    """Has capture ask where the source is, when somebody waits for a position and nothing happens there."""
+
+    def __init__(self, capture: RemoteCapture, position: Callable[[], Lsn]) -> None:
+        self._capture = capture
+        self._position = position
+        self._wanted = Lsn(0)
+        self._woken = threading.Event()
+
+    def want(self, position: Lsn) -> None:
+        """From any thread; returns at once."""
+        if position > self._wanted:
+            self._wanted = position
+            self._woken.set()
+
+    def wake(self) -> None:
+        self._woken.set()
+
+    def run(self, stop: threading.Event) -> None:
+        while not stop.is_set():
+            self._woken.wait()
+            self._woken.clear()
+            while not stop.wait(ASK_AFTER_S) and self._position() < (wanted := self._wanted):
+                try:
+                    self._capture.read_to(wanted)
+                    stop.wait(ASK_AGAIN_S)
+                except (CaptureAwayError, SourceError):
+                    stop.wait(REPORT_EVERY_S)  # the next term begins where the source is

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 from psycopg import sql
 
 from penstock.shapes.definition import ShapeDefinition
@@ -19,6 +20,7 @@ from penstock.shapes.rendering import row_line_kernels as kernels
 from penstock.shapes.rendering.renderer import key_prefix
 from penstock.shapes.shape import SnapshotPoint
 from penstock.shapes.source.sql import condition_of, output_text, select, value_text
+from penstock.sources.postgres.binary_values import text
 from penstock.sources.postgres.copy_binary import CopyBlock
 
 
@@ -35,7 +37,8 @@ class RowLines:
     """The query for rows of a shape, and what its fields become.
 
     `headers` are further ones that all rows have, `row_headers` an expression that gives each row's own: both
-    as JSON text that begins with a comma. Rows meet all `conditions`; None: the shape's own.
+    as JSON text that begins with a comma. Rows meet all `conditions`; None: the shape's own. `beside` names
+    columns that are asked for and are no part of the lines.
     """
 
     def __init__(
@@ -46,6 +49,7 @@ class RowLines:
         row_headers: sql.Composable | None = None,
         conditions: Sequence[sql.Composable] | None = None,
         rest: sql.Composable | None = None,
+        beside: Sequence[str] = (),
     ) -> None:
         card = definition.card
         fields = [value_text(card.column(name)) for name in definition.columns]
@@ -57,6 +61,9 @@ class RowLines:
             key.append(fields.index(field))
         if row_headers is not None:
             fields.append(row_headers)
+        self._line_fields = len(fields)
+        self._beside = tuple(beside)
+        fields += [output_text(card.column(name)) for name in beside]
         self.fields = len(fields)
         self.query = select(
             card, fields, condition_of(definition) if conditions is None else conditions, rest
@@ -78,9 +85,14 @@ class RowLines:
 
     def render(self, block: CopyBlock) -> Lines:
         ends, lines, key_ends, keys = kernels.render_lines(
-            block.raw, block.positions, self._columns, self._key, self._text, self._ends
+            block.raw, block.positions[: self._line_fields], self._columns, self._key, self._text, self._ends
         )
         return Lines(lines.tobytes(), ends, keys.tobytes(), key_ends)
+
+    def texts_beside(self, block: CopyBlock) -> dict[str, pa.StringArray]:
+        return {
+            name: text(block.column(self._line_fields + place)) for place, name in enumerate(self._beside)
+        }
 
 
 def _json(value: object) -> str:

@@ -1,14 +1,17 @@
-"""`MoveIns`: the rows that came into a shape because a subquery's values did, read from the source.
+"""`MoveIns`: rows that may come into a shape because a subquery's values did, read from the source.
 
 They are read like a first answer, in a transaction whose snapshot tells which changes they already show, and
-are marked as moved in. They come in blocks of lines with their keys; nothing is kept here.
+are marked as moved in. Whether they are in the shape is decided elsewhere, by the columns that come along.
+Only the shape's own table is read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from typing import NamedTuple
 
+import pyarrow as pa
 from psycopg import sql
 
 from penstock.shapes.definition import ShapeDefinition
@@ -18,9 +21,15 @@ from penstock.shapes.shape import SnapshotPoint
 from penstock.shapes.source.pool import QueryPool
 from penstock.shapes.source.present import PresentTables
 from penstock.shapes.source.problems import problem_of
-from penstock.shapes.source.row_reader import consistent, read_lines
-from penstock.shapes.source.sql import tables_read
+from penstock.shapes.source.row_reader import consistent, read_blocks
 from penstock.sources.postgres.connection import Connection
+
+
+class MovedRows(NamedTuple):
+    """Rows as lines without their own headers, and of each the columns that were asked for beside."""
+
+    lines: Lines
+    columns: dict[str, pa.StringArray]
 
 
 class MoveIns:
@@ -34,30 +43,29 @@ class MoveIns:
         self,
         definition: ShapeDefinition,
         condition: sql.Composable,
-        row_headers: sql.Composable | None,
+        columns: Sequence[str],
         on_point: Callable[[SnapshotPoint], None],
-        on_rows: Callable[[Lines], None],
+        on_rows: Callable[[MovedRows], None],
     ) -> Future[int]:
         """The rows that meet `condition`, which stands for the shape's own; done with how many there were.
 
-        `row_headers` is an expression for the headers of each row, such as `,"tags":["…"]`. Both are told in
-        the pool's thread: first the snapshot, then the rows. Fails with a `SnapshotProblem`.
+        Both are told in the pool's thread: first the snapshot, then the rows. Fails with a `SnapshotProblem`.
         """
 
         def work(connection: Connection) -> int:
             count = 0
             try:
-                with consistent(connection, tables_read(definition), self._lock_s) as point:
+                with consistent(connection, [definition.card], self._lock_s) as point:
                     rows = RowLines(
                         self._tables.definition(connection, definition),
                         headers=',"is_move_in":true',
-                        row_headers=row_headers,
                         conditions=[condition],
+                        beside=columns,
                     )
                     on_point(point)
-                    for lines in read_lines(connection, rows, self._first_data_s):
-                        count += len(lines.ends)
-                        on_rows(lines)
+                    for block in read_blocks(connection, rows.query, rows.fields, self._first_data_s):
+                        count += block.rows
+                        on_rows(MovedRows(rows.render(block), rows.texts_beside(block)))
             except Exception as error:
                 raise problem_of(error, definition.table) from error
             return count

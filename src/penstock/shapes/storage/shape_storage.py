@@ -89,7 +89,7 @@ class ShapeStorage:
 
     __slots__ = (
         "_chunk", "_closed", "_committed", "_files", "_hold", "_last_chunk_end", "_metadata", "_pieces",
-        "_snapshot", "_store", "buffered_since", "committed_bytes", "handle", "is_gone",
+        "_snapshot", "_store", "buffered_since", "committed_bytes", "handle", "is_gone", "is_kept",
         "last_persisted_offset", "last_persisted_txn_offset", "last_seen_offset", "last_seen_txn_offset",
         "named_in", "number", "on_snapshot_progress", "slot",
     )  # fmt: skip
@@ -101,6 +101,7 @@ class ShapeStorage:
         self.number = number  #: in the commit log
         self.slot = slot
         self.is_gone = False
+        self.is_kept = False  #: it was made ready before, so its snapshot is on disk
         self.last_seen_offset = self.last_seen_txn_offset = nothing
         self.last_persisted_offset = self.last_persisted_txn_offset = nothing
         self.on_snapshot_progress: Callable[[], None] | None = None
@@ -190,6 +191,7 @@ class ShapeStorage:
 
     def note_ready(self, metadata: Metadata) -> None:
         self._metadata = metadata
+        self.is_kept = True
 
     def note_committed(self, piece: Piece) -> None:
         self._committed += 1
@@ -283,6 +285,7 @@ class ShapeStorage:
     def restore_ready(self, snapshot: Extent, metadata: Metadata | None) -> None:
         """`metadata`: it is in the commit log alone."""
         self._snapshot, self._metadata = snapshot, metadata
+        self.is_kept = True
 
     # Reading: any thread.
 

@@ -22,10 +22,12 @@ in the engine's thread. A shape's first write, which makes its files, takes 0.4 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import shutil
 import threading
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -80,6 +82,7 @@ class ShapeStore:
         self._pending: list[tuple[ShapeStorage, Piece]] = []
         self._pending_bytes = 0
         self._ready: list[tuple[ShapeStorage, Metadata]] = []
+        self._is_together = False
         self.compacting = threading.Lock()  #: one at a time
 
     def recover(self) -> dict[str, RecoveredShape]:
@@ -175,6 +178,15 @@ class ShapeStore:
         """All that was appended since the last commit belongs to the source's changes up to `end`."""
         self._hand_over(end)
 
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """What is appended in here is durable with the commit that follows, or none of it is."""
+        self._is_together = True
+        try:
+            yield
+        finally:
+            self._is_together = False
+
     def begin_at(self, position: Lsn) -> None:
         """What comes is not what came before: `position` may lie below the last one. Shapes that are open
         have been given nothing yet."""
@@ -199,7 +211,7 @@ class ShapeStore:
     def pend(self, storage: ShapeStorage, piece: Piece) -> None:
         self._pending.append((storage, piece))
         self._pending_bytes += len(piece.records)
-        if self._pending_bytes >= _HAND_OVER_BYTES:
+        if self._pending_bytes >= _HAND_OVER_BYTES and not self._is_together:
             self._hand_over(0)
 
     def pend_ready(self, storage: ShapeStorage, metadata: Metadata) -> None:

@@ -256,7 +256,12 @@ class WriteLoop:
     def _sync_snapshots(self, commits: Sequence[Commit]) -> None:
         """What becomes ready must be on disk before a record says that it is: all at once, or if that
         fails, one by one, to find out which of them it is."""
-        ready = [storage for commit in commits for storage, _ in commit.ready if not storage.is_gone]
+        ready = [
+            storage
+            for commit in commits
+            for storage, _ in commit.ready
+            if not storage.is_gone and not storage.is_kept
+        ]
         if not ready:
             return
         try:

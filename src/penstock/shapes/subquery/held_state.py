@@ -1,0 +1,30 @@
+"""Which values of a shape are held, as it is kept with the shape over a crash: in the record of the commit
+log that has the items and the position it belongs to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.core.offset import LogOffset
+from penstock.shapes.subquery.values import Value
+
+Held = list[dict[Value, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class HeldState:
+    """`held` by subquery, with the transaction that activated each; `trigger`: where it is told behind."""
+
+    trigger: LogOffset
+    held: Held
+
+    def to_json(self) -> dict[str, Any]:
+        held = [[[list(value), xid] for value, xid in each.items()] for each in self.held]
+        return {"trigger": str(self.trigger), "held": held}
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> HeldState:
+        held = [{tuple(value): xid for value, xid in each} for each in fields["held"]]
+        return cls(LogOffset.parse(fields["trigger"]), held)

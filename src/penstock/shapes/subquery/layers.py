@@ -1,0 +1,559 @@
+"""`DependencyLayers`: shapes with subqueries, in the order in which they depend on one another.
+
+A fragment's changes are dealt with transaction by transaction where inner sets change, and in one go where
+they do not. In each transaction every shape's own changes come first, judged by what was before it. Then the
+sets change: those of inner shapes without subqueries, then, layer by layer, those of shapes that have some.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
+from typing import Protocol, TypeVar
+
+import numpy as np
+
+from penstock.core.offset import LogOffset
+from penstock.core.stream import StreamId
+from penstock.shapes.definition import ShapeDefinition
+from penstock.shapes.engine.consumer import Consumer, RoutedRows
+from penstock.shapes.engine.transactions import ChangeRows, TransactionFragment
+from penstock.shapes.shape import Shape, SnapshotPoint
+from penstock.shapes.storage import LogItems
+from penstock.shapes.subquery.held_state import HeldState
+from penstock.shapes.subquery.materializer import Materializer, below, read_values
+from penstock.shapes.subquery.moves import Flight, TooMuchError, begin_flight, splice, trigger_at
+from penstock.shapes.subquery.normal_form import NormalForm
+from penstock.shapes.subquery.outer import Flip, NullInSubqueryError, OuterShape, log_items
+from penstock.shapes.subquery.starting import Starting
+from penstock.shapes.subquery.values import Counts
+
+_WAITING_BYTES_MAX = 256 << 20
+_SET_BYTES_MAX = 1 << 30
+_T = TypeVar("_T")
+Changed = list[tuple[Materializer, Counts]]
+
+
+class LayersHost(Protocol):
+    """The engine, as this side knows it. All in its thread."""
+
+    @property
+    def last_tx(self) -> int: ...
+
+    def deliver(self, consumer: Consumer, items: LogItems) -> None: ...
+
+    def give_up(self, consumer: Consumer, reason: str, error: Exception | None = None) -> None:
+        """The shape goes, soon."""
+
+    def not_usable(self, shape: Shape) -> None:
+        """Its first snapshot cannot be used."""
+
+    def settled(self, shape: Shape) -> None:
+        """A new shape has all that its snapshot lacks."""
+
+    def note(self, consumer: Consumer) -> None:
+        """Whether it is special may have changed."""
+
+    def ask(self, outer: OuterShape, flight: Flight) -> None:
+        """Have rows queried; `advance` is called when they are there, `failed` if they will not be."""
+
+    def read(
+        self, job: Callable[[], _T], then: Callable[[_T], None], failed: Callable[[Exception], None]
+    ) -> None:
+        """Have it done elsewhere, and the outcome dealt with here."""
+
+
+class DependencyLayers:
+    """Belongs to the engine's thread."""
+
+    def __init__(self, host: LayersHost, stack_id: str, transactions_max: int) -> None:
+        self._host = host
+        self._stack_id = stack_id
+        self._transactions_max = transactions_max
+        self._outers: dict[int, OuterShape] = {}
+        self._starting: dict[int, Starting] = {}
+        self._flights: dict[int, Flight] = {}
+        self._materializers: dict[tuple[str, tuple[str, ...]], Materializer] = {}
+        self._by_slot: dict[int, list[Materializer]] = {}
+        self._consumers: dict[int, Consumer] = {}
+        self._unread: list[Materializer] = []
+        self._holding: set[int] = set()  # with values that are held and not asked for
+        self.is_open = False  # more is to come of what was handed in
+        self._rows: dict[int, list[RoutedRows]] = {}
+        self._changes: list[ChangeRows] = []
+        self._bytes = 0
+        self._dirty: set[int] = set()
+
+    @property
+    def is_used(self) -> bool:
+        return bool(self._materializers)
+
+    # Shapes
+
+    def require(self, consumer: Consumer, columns: tuple[str, ...]) -> Future[None]:
+        """Have an inner shape's values known; done when they are."""
+        key = consumer.shape.definition.identity, columns
+        found = self._materializers.get(key)
+        if found is None:
+            found = self._materializers[key] = self._materializer(consumer, columns)
+        return found.loaded
+
+    def _materializer(self, consumer: Consumer, columns: tuple[str, ...]) -> Materializer:
+        shape = consumer.shape
+        made = Materializer(shape, columns, form_of(shape.definition))
+        self._by_slot.setdefault(shape.slot, []).append(made)
+        self._unread.append(made)
+        self._consumers[shape.slot] = consumer
+        consumer.feeds_layers = True
+        self._host.note(consumer)
+        if shape.slot in self._outers:
+            self._outers[shape.slot].sinks.append(made)
+        return made
+
+    def restore_values(self, consumer: Consumer, columns: tuple[str, ...], position: int) -> None:
+        """The same for one that was there before a restart, at once."""
+        if not self.require(consumer, columns).done():
+            made = self._materializers[consumer.shape.definition.identity, columns]
+            storage = consumer.shape.storage
+            up_to = min(storage.last_seen_txn_offset, below(position))
+            self._unread.remove(made)
+            made.become_ready(read_values(storage, consumer.shape.definition, columns, made.form, up_to))
+
+    def are_known(self, definition: ShapeDefinition) -> bool:
+        """Whether the values of all its subqueries are."""
+        assert definition.where is not None
+        found = (
+            self._materializers.get((atom.definition.identity, atom.columns))
+            for atom in definition.where.subqueries
+        )
+        return all(each is not None and each.state == "ready" for each in found)
+
+    def add(self, consumer: Consumer, kept: HeldState | None = None) -> None:
+        """A shape with subqueries, whose values are known. With `kept` it was there before a restart."""
+        shape = consumer.shape
+        definition = shape.definition
+        form = form_of(definition)
+        assert form is not None
+        assert definition.where is not None
+        sets = [
+            self._materializers[atom.definition.identity, atom.columns]
+            for atom in definition.where.subqueries
+        ]
+        outer = OuterShape(consumer, form, sets, self.salt(shape))
+        outer.depth = 1 + max(
+            (self._outers[each.shape.slot].depth for each in sets if each.shape.slot in self._outers),
+            default=0,
+        )
+        for subquery, each in enumerate(sets):
+            each.dependents.append((outer, subquery))
+        self._outers[shape.slot] = outer
+        outer.sinks = list(self._by_slot.get(shape.slot, ()))
+        if kept is None:
+            self._starting[shape.slot] = Starting(outer.streams, self._host.last_tx)
+        else:
+            outer.held, outer.trigger = kept.held, kept.trigger
+            outer.note_held(self._host.last_tx)
+            self._note_held(outer)
+
+    def _note_held(self, outer: OuterShape) -> None:
+        if outer.has_held and outer.slot not in self._flights:
+            self._holding.add(outer.slot)
+        else:
+            self._holding.discard(outer.slot)
+
+    def salt(self, shape: Shape) -> str:
+        return self._stack_id + shape.handle
+
+    def remove(self, consumer: Consumer) -> None:
+        slot = consumer.shape.slot
+        self._starting.pop(slot, None)
+        self._flights.pop(slot, None)
+        self._dirty.discard(slot)
+        self._holding.discard(slot)
+        self._rows.pop(slot, None)
+        outer = self._outers.pop(slot, None)
+        for made in outer.materializers if outer is not None else ():
+            made.dependents = [each for each in made.dependents if each[0] is not outer]
+            if not made.dependents:
+                self._forget(made)
+        for made in list(self._by_slot.get(slot, ())):
+            self._forget(made)
+
+    def _forget(self, made: Materializer) -> None:
+        self._materializers.pop((made.shape.definition.identity, made.columns), None)
+        slot = made.shape.slot
+        rest = [each for each in self._by_slot.get(slot, ()) if each is not made]
+        if slot in self._outers:
+            self._outers[slot].sinks = rest
+        if rest:
+            self._by_slot[slot] = rest
+        else:
+            self._by_slot.pop(slot, None)
+            consumer = self._consumers.pop(slot, None)
+            if consumer is not None:
+                consumer.feeds_layers = False
+                self._host.note(consumer)
+        if made in self._unread:
+            self._unread.remove(made)
+        if not made.loaded.done():
+            made.loaded.cancel()
+
+    # Changes
+
+    def known(self, consumer: Consumer, point: SnapshotPoint, waiting: list[RoutedRows]) -> None:
+        """What a new shape's snapshot shows, and what was kept for it that is not in there."""
+        starting = self._starting[consumer.shape.slot]
+        starting.point = point
+        starting.rows = waiting + starting.rows
+
+    def process(self, fragment: TransactionFragment, rows: Mapping[int, list[RoutedRows]]) -> None:
+        """`rows`: by slot, the changes of inner shapes, and of the tables of shapes with subqueries."""
+        self.is_open = not fragment.is_last
+        for starting in self._starting.values():
+            for changes in fragment.changes:
+                starting.note(changes)
+        if not self._outers and not self._materializers:
+            return
+        self._changes += fragment.changes
+        for slot, found in rows.items():
+            self._rows.setdefault(slot, []).extend(found)
+            self._bytes += sum(each.changes.rows.nbytes for each in found)
+        if self._bytes > _WAITING_BYTES_MAX:
+            for slot in list(self._rows):
+                if slot in self._outers:
+                    self._give_up(self._outers[slot], "too much to keep")
+            self._rows.clear()
+        if fragment.is_last:
+            waiting, self._rows, self._bytes = self._rows, {}, 0
+            read, self._changes = self._changes, []
+            self._run(waiting, read)
+
+    def break_off(self, position: int) -> None:
+        """What was not finished comes again: to those that wait, too."""
+        self._rows, self._changes, self._bytes, self.is_open = {}, [], 0, False
+        for starting in self._starting.values():
+            starting.rows = [each.where(each.tx < position) for each in starting.rows]
+
+    def _run(self, rows: Mapping[int, list[RoutedRows]], changes: Sequence[ChangeRows]) -> None:
+        sets: dict[int, Changed] = {}
+        xids: dict[int, int] = {}
+        cuts: set[int] = set()
+        waiting: dict[int, _Cursor] = {}
+        for slot, found in rows.items():
+            outer = self._outers.get(slot)
+            if outer is None:
+                for made in self._by_slot.get(slot, ()):
+                    for routed in found:
+                        self._collect(made, routed, sets, xids)
+                continue
+            if slot in self._starting:
+                self._starting[slot].rows += found
+                continue
+            if slot in self._flights:
+                self._remember(outer, found)
+            waiting[slot] = _Cursor(found)
+            if outer.sinks:
+                for routed in found:
+                    xids.update(_ids(routed))
+                    cuts.update(_ids(routed))
+        for tx in sorted(cuts | set(sets)):
+            concerned = []
+            for slot, cursor in waiting.items():
+                if cursor.next_tx <= tx:
+                    outer = self._outers[slot]
+                    self._change(outer, cursor.up_to(tx))
+                    concerned.append(outer)
+            self._turn(tx, xids[tx], sets.get(tx, []), concerned, partial(_last_op, changes, tx))
+        for slot, cursor in waiting.items():
+            self._change(self._outers[slot], cursor.rest())
+            self._flush(self._outers[slot])
+
+    def _collect(
+        self, made: Materializer, routed: RoutedRows, sets: dict[int, Changed], xids: dict[int, int]
+    ) -> None:
+        if made.state == "waiting":
+            return
+        for tx, xid, counts in made.changes(routed):
+            if made.state == "reading":
+                made.do(lambda counts=counts: made.values.apply(counts))  # type: ignore[misc]
+            else:
+                sets.setdefault(tx, []).append((made, counts))
+                xids[tx] = xid
+
+    def _remember(self, outer: OuterShape, found: Iterable[RoutedRows]) -> None:
+        try:
+            for routed in found:
+                self._flights[outer.slot].remember(routed)
+        except TooMuchError:
+            self._give_up(outer, "too much to keep")
+
+    def _change(self, outer: OuterShape, found: Iterable[RoutedRows]) -> None:
+        try:
+            for routed in found:
+                outer.change(routed)
+        except Exception as error:
+            self._give_up(outer, "condition failed", error)
+
+    def _turn(
+        self,
+        tx: int,
+        xid: int,
+        changed: Changed,
+        concerned: Iterable[OuterShape],
+        last_op: Callable[[Collection[StreamId]], int],
+    ) -> None:
+        """Sets change at the end of a transaction, and with them what depends on them, layer by layer."""
+        queue = {outer.slot: outer for outer in concerned if outer.sinks}
+        order = [(outer.depth, slot) for slot, outer in queue.items()]
+        heapq.heapify(order)
+
+        def apply(made: Materializer, counts: Counts) -> None:
+            flips = made.values.flips(counts)
+            for outer, subquery in made.dependents if flips else ():
+                if outer.slot not in queue:
+                    queue[outer.slot] = outer
+                    heapq.heappush(order, (outer.depth, outer.slot))
+                try:
+                    outer.note_before(subquery, flips)
+                except NullInSubqueryError:
+                    self._give_up(outer, "null in a subquery")
+            made.values.apply(counts)
+            if made.values.bytes > _SET_BYTES_MAX:
+                self._host.give_up(self._consumers[made.shape.slot], "too many values")
+
+        for made, counts in changed:
+            apply(made, counts)
+        while order:
+            _, slot = heapq.heappop(order)
+            outer = queue[slot]
+            flips = outer.take_flips(tx, xid)
+            if slot in self._starting:
+                self._starting[slot].flips += flips
+                continue
+            self._tell(outer, flips, trigger_at(tx, last_op(outer.streams)), tx)
+            for sink in outer.sinks:
+                if sink.state == "ready" and sink.rows is not None and (counts := sink.rows.take()):
+                    apply(sink, counts)
+
+    def _tell(self, outer: OuterShape, flips: Sequence[Flip], trigger: LogOffset, tx: int) -> None:
+        if not flips:
+            return
+        patterns = outer.turn(flips, trigger)
+        outer.note_held(tx)
+        self._note_held(outer)
+        self._dirty.add(outer.slot)
+        if patterns:
+            self._flush(outer, event_follows=True)
+            event = outer.event("move-out", patterns, {flip.xid for flip in flips})
+            self._host.deliver(outer.consumer, log_items(outer.next_offset(trigger), [("e", b"", event)]))
+
+    def _flush(self, outer: OuterShape, *, event_follows: bool = False) -> None:
+        items = outer.flush(event_follows=event_follows)
+        if items is not None:
+            self._host.deliver(outer.consumer, items)
+
+    def _give_up(self, outer: OuterShape, reason: str, error: Exception | None = None) -> None:
+        self._host.give_up(outer.consumer, reason, error)
+
+    # What waits
+
+    def advance(self, position: int) -> None:
+        """Everything up to `position` was handed out, in whole: go on with what waited for that."""
+        for slot, starting in list(self._starting.items()):
+            if self._starting.get(slot) is not starting:
+                continue  # it went with another one
+            if starting.is_too_much:
+                self._give_up(self._outers[slot], "too much to keep")
+            elif starting.is_passed(position):
+                self._settle(self._outers[slot], starting)
+        for made in [each for each in self._unread if self._can_be_read(each)]:
+            self._unread.remove(made)
+            if made.state == "waiting":
+                self._begin_reading(made)
+        holding, self._holding = self._holding, set()
+        for slot in holding:
+            outer = self._outers[slot]
+            flight = self._flights[slot] = begin_flight(outer, self._host.last_tx, self._transactions_max)
+            self._host.ask(outer, flight)
+
+    def wanted(self) -> int:
+        """The position that is waited for; 0 if none is."""
+        points = [each.point for each in self._starting.values()]
+        points += [each.point for each in self._flights.values()]
+        return max((point.lsn for point in points if point is not None), default=0)
+
+    def _can_be_read(self, made: Materializer) -> bool:
+        consumer, slot = self._consumers[made.shape.slot], made.shape.slot
+        is_exact = slot not in self._starting if slot in self._outers else consumer.filter is None
+        return is_exact and consumer.state == "streaming" and made.shape.storage.snapshot_state == "complete"
+
+    def _begin_reading(self, made: Materializer) -> None:
+        up_to, shape = made.begin_reading(), made.shape
+
+        def done(found: object) -> None:
+            if self._materializers.get((shape.definition.identity, made.columns)) is made:
+                made.become_ready(found)  # type: ignore[arg-type]
+
+        def failed(error: Exception) -> None:
+            consumer = self._consumers.get(shape.slot)
+            if consumer is not None and consumer.shape is shape:
+                self._host.give_up(consumer, "error", error)
+
+        self._host.read(
+            lambda: read_values(shape.storage, shape.definition, made.columns, made.form, up_to), done, failed
+        )
+
+    def _settle(self, outer: OuterShape, starting: Starting) -> None:
+        """Its snapshot shows a first part of what was handed out: what follows that is news."""
+        del self._starting[outer.slot]
+        cut = starting.cut()
+        if cut is None or not self._were_quiet(outer, cut):
+            self._host.not_usable(outer.shape)
+            return
+        flips = [flip for flip in starting.flips if flip.tx > cut]
+        outer.overrides = {(flip.subquery, flip.value): flip.before for flip in reversed(flips)}
+        cursor = _Cursor(starting.rows)
+        by_tx: dict[int, list[Flip]] = {}
+        for flip in flips:
+            by_tx.setdefault(flip.tx, []).append(flip)
+        for tx, here in sorted(by_tx.items()):
+            self._change(outer, cursor.up_to(tx))
+            outer.overrides.update({(flip.subquery, flip.value): flip.after for flip in here})
+            last = _last_op([each.changes for each in starting.rows], tx, outer.streams)
+            self._tell(outer, here, trigger_at(tx, last), tx)
+        self._change(outer, cursor.rest())
+        outer.overrides = {}
+        self._flush(outer)
+        self._dirty.add(outer.slot)
+        self._host.settled(outer.shape)
+
+    def _were_quiet(self, outer: OuterShape, cut: int) -> bool:
+        """Whether the inner shapes were exact there: nothing was held."""
+        inner = (self._outers.get(made.shape.slot) for made in outer.materializers)
+        return all(each is None or (each.was_quiet_at(cut) and self._were_quiet(each, cut)) for each in inner)
+
+    # Rows that come in
+
+    def due(self, position: int) -> list[OuterShape]:
+        """Those whose rows are there and can be spliced in."""
+        return [
+            self._outers[slot]
+            for slot, flight in self._flights.items()
+            if flight.is_complete
+            and flight.point is not None
+            and flight.point.lsn <= position
+            and self._splice_tx(self._outers[slot]) + 1 < position
+        ]
+
+    def _splice_tx(self, outer: OuterShape) -> int:
+        """Where it is told: behind what it or a shape that depends on it has told, and, with a place left
+        between, which is where those resume who were sent that as events (correctness 45)."""
+        concerned, last = [outer], int(outer.trigger.tx)
+        while concerned:
+            each = concerned.pop()
+            last = max(last, int(each.shape.storage.last_seen_offset.tx))
+            concerned += [other for sink in each.sinks for other, _ in sink.dependents]
+        return last + 2
+
+    def splice(self, outer: OuterShape) -> int:
+        """Right after a commit, and in one with what is told of it (`held`). As which transaction; 0: as
+        none, nothing is left to be told."""
+        flight, tx = self._flights.pop(outer.slot), self._splice_tx(outer)
+        try:
+            items = splice(outer, flight, LogOffset(tx, 0))
+        except Exception as error:
+            self._give_up(outer, "error", error)
+            return 0
+        outer.note_held(self._host.last_tx)
+        self._note_held(outer)
+        self._dirty.add(outer.slot)
+        if items is None:
+            return 0
+        self._host.deliver(outer.consumer, items)
+        changed = [
+            (sink, counts)
+            for sink in outer.sinks
+            if sink.state == "ready" and sink.rows is not None and (counts := sink.rows.take())
+        ]
+        if changed:
+            self._turn(tx, 0, changed, (), lambda _streams: 0)
+        return tx
+
+    def failed(self, outer: OuterShape, flight: Flight) -> None:
+        """The rows did not come: they are asked for again with the next `advance`."""
+        if self._flights.get(outer.slot) is flight:
+            del self._flights[outer.slot]
+            self._note_held(outer)
+
+    def has_flight(self, outer: OuterShape, flight: Flight) -> bool:
+        return self._flights.get(outer.slot) is flight
+
+    # What is kept over a crash
+
+    def held(self, shape: Shape) -> HeldState:
+        """What to keep with a shape in the next commit."""
+        outer = self._outers[shape.slot]
+        return HeldState(outer.trigger, outer.held)
+
+    def note_dirty(self, shape: Shape) -> None:
+        """It is to be kept with the next commit."""
+        self._dirty.add(shape.slot)
+
+    def take_dirty(self) -> list[Shape]:
+        """Those of which something else is held than was kept."""
+        dirty = [self._outers[slot].shape for slot in self._dirty if slot not in self._starting]
+        self._dirty = {slot for slot in self._dirty if slot in self._starting}
+        return dirty
+
+
+def form_of(definition: ShapeDefinition) -> NormalForm | None:
+    where = definition.where
+    return NormalForm.of(where.condition.expression) if where is not None and where.subqueries else None
+
+
+class _Cursor:
+    """Changes of one table, given out up to one transaction after the other."""
+
+    def __init__(self, rows: Sequence[RoutedRows]) -> None:
+        self._rows = [each for each in rows if len(each.rows)]
+
+    @property
+    def next_tx(self) -> int:
+        if not self._rows:
+            return 1 << 62
+        first = self._rows[0]
+        return int(first.changes.tx[first.rows[0]])
+
+    def up_to(self, tx: int) -> list[RoutedRows]:
+        found = []
+        while self._rows:
+            first = self._rows[0]
+            count = int(np.searchsorted(first.changes.tx[first.rows], tx, side="right"))
+            if count:
+                found.append(RoutedRows(first.changes, first.rows[:count], first.actions[:count]))
+            if count < len(first.rows):
+                self._rows[0] = RoutedRows(first.changes, first.rows[count:], first.actions[count:])
+                break
+            self._rows.pop(0)
+        return found
+
+    def rest(self) -> list[RoutedRows]:
+        rows, self._rows = self._rows, []
+        return rows
+
+
+def _ids(routed: RoutedRows) -> dict[int, int]:
+    changes, rows = routed.changes, routed.rows
+    return dict(zip(changes.tx[rows].tolist(), changes.xid[rows].tolist(), strict=True))
+
+
+def _last_op(changes: Iterable[ChangeRows], tx: int, streams: Collection[StreamId]) -> int:
+    last = 0
+    for each in changes:
+        if each.stream in streams:
+            at = int(np.searchsorted(each.tx, tx, side="right")) - 1
+            if at >= 0 and each.tx[at] == tx:
+                last = max(last, int(each.op_index[at]))
+    return last

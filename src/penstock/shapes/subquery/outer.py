@@ -1,0 +1,349 @@
+"""`OuterShape`: which rows are in a shape with subqueries, and what its log is told of changes.
+
+It judges rows by the effective activity of values (the package says why that is right), renders changes with
+the headers that events need, and makes the events themselves. It asks nobody for anything: what it is given,
+in which order, is `layers`' business.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from penstock.core.offset import LogOffset
+from penstock.core.where import tree
+from penstock.core.where.evaluate import evaluate
+from penstock.shapes.engine.consumer import Consumer, RoutedRows
+from penstock.shapes.engine.transactions import DELETE as DELETED
+from penstock.shapes.engine.transactions import INSERT as INSERTED
+from penstock.shapes.engine.transactions import ChangeRows
+from penstock.shapes.rendering.assembly import assemble
+from penstock.shapes.rendering.renderer import DELETE, INSERT, UPDATE, Chosen, Renderer, render_keys
+from penstock.shapes.source.sql import tables_read
+from penstock.shapes.storage import LogItems
+from penstock.shapes.subquery import values
+from penstock.shapes.subquery.materializer import Materializer
+from penstock.shapes.subquery.normal_form import NormalForm
+from penstock.shapes.subquery.tags import Slots, Tags
+from penstock.shapes.subquery.values import Value
+
+_TXID_MASK = 0xFFFFFFFF
+_XIDS_MAX = 100  # that an event names
+Bools = npt.NDArray[np.bool_]
+
+
+class NullInSubqueryError(Exception):
+    """A null came into what NOT IN asks about, or left it: rows of any value are concerned."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """Of some rows: `active` has a line for each position; `values` those of subqueries."""
+
+    active: Bools
+    values: list[list[Value] | None]
+    inside: Bools
+
+    def of_row(self, row: int) -> tuple[list[Value | None], tuple[bool, ...]]:
+        own = [None if each is None else each[row] for each in self.values]
+        return own, tuple(self.active[:, row].tolist())
+
+
+@dataclass(frozen=True, slots=True)
+class Flip:
+    """The activity of a value as it was before a transaction, and is after it."""
+
+    tx: int
+    xid: int
+    subquery: int
+    value: Value
+    before: bool
+    after: bool
+
+
+class OuterShape:
+    """Belongs to the engine's thread."""
+
+    def __init__(
+        self, consumer: Consumer, form: NormalForm, materializers: Sequence[Materializer], salt: str
+    ) -> None:
+        self.consumer = consumer
+        self.shape = consumer.shape
+        self.form = form
+        self.materializers = materializers
+        self.tags = Tags(form, salt)
+        self.held: list[dict[Value, int]] = [{} for _ in materializers]  # with the transaction that did it
+        self.trigger = LogOffset.LAST_BEFORE_REAL  # of the newest value that is held
+        self.sinks: list[Materializer] = []  # of those whose subquery this shape is
+        self.overrides: dict[tuple[int, Value], bool] = {}
+        self._positions = form.subqueries
+        self._negated = {
+            atom.subquery: atom.negated for atom in form.positions if isinstance(atom, tree.InSubquery)
+        }
+        self._columns = sorted(
+            {column.name for atom in form.positions for column in tree.columns_in(atom)}
+            | {
+                column.name
+                for atom in form.positions
+                if isinstance(atom, tree.InSubquery)
+                for column in atom.columns
+            }
+        )
+        self.depth = 1
+        self.streams = frozenset(card.stream for card in tables_read(consumer.shape.definition))
+        self._held_since: int | None = None
+        self._emptied_at = 0
+        self._chosen: list[Chosen] = []
+        self._before: list[tuple[int, Value, bool]] = []
+
+    @property
+    def slot(self) -> int:
+        return self.shape.slot
+
+    @property
+    def columns(self) -> list[str]:
+        """That the condition reads."""
+        return self._columns
+
+    @property
+    def has_held(self) -> bool:
+        return any(self.held)
+
+    def note_held(self, tx: int) -> None:
+        """What is held may have changed, at that point of the stream."""
+        if self.has_held:
+            if self._held_since is None:
+                self._held_since = tx
+        elif self._held_since is not None:
+            self._held_since, self._emptied_at = None, tx
+
+    def was_quiet_at(self, tx: int) -> bool:
+        """Whether nothing was held when that transaction had been dealt with."""
+        return self._emptied_at <= tx and (self._held_since is None or self._held_since > tx)
+
+    # Rows
+
+    def is_active(self, subquery: int, value: Value) -> bool:
+        if value in self.held[subquery]:
+            return False
+        known = self.overrides.get((subquery, value))
+        return self._is_raw(subquery, value) if known is None else known
+
+    def _is_raw(self, subquery: int, value: Value) -> bool:
+        found = self.materializers[subquery].values
+        return found.is_active(value, negated=self._negated[subquery])
+
+    def judge(self, columns: Mapping[str, pa.StringArray], count: int) -> Judged:
+        active = np.zeros((len(self.form.positions), count), np.bool_)
+        found: list[list[Value] | None] = []
+        for position, atom in enumerate(self.form.positions):
+            if not isinstance(atom, tree.InSubquery):
+                answer = evaluate(atom, columns, count).fill_null(False)
+                active[position] = answer.to_numpy(zero_copy_only=False)
+                found.append(None)
+                continue
+            own = list(zip(*(columns[column.name].to_pylist() for column in atom.columns), strict=True))
+            known = {value: self.is_active(atom.subquery, value) for value in set(own)}
+            active[position] = np.fromiter((known[value] for value in own), np.bool_, count)
+            found.append(own)
+        return Judged(active, found, self.form.holds_for(active))
+
+    def judge_changes(self, changes: ChangeRows, rows: npt.NDArray[np.int32], *, new: bool) -> Judged:
+        side = changes.new if new else changes.old
+        taken = pa.array(rows)
+        return self.judge({name: side(name).take(taken) for name in self._columns}, len(rows))
+
+    def slots_of(self, judged: Judged, row: int) -> Slots:
+        return self.tags.slots([None if each is None else each[row] for each in judged.values])
+
+    def change(self, routed: RoutedRows) -> None:
+        """Its own table changed; told with the next `flush`."""
+        changes, rows = routed.changes, routed.rows
+        new = self.judge_changes(changes, rows, new=True)
+        old = self.judge_changes(changes, rows, new=False)
+        op = changes.op[rows]
+        after, before = new.inside & (op != DELETED), old.inside & (op != INSERTED)
+        concerned = np.flatnonzero(after | before)
+        if not len(concerned):
+            return
+        actions = np.where(after & before, UPDATE, np.where(after, INSERT, DELETE)).astype(np.uint8)
+        updated = after & before
+        moved = np.zeros(len(rows), np.bool_)
+        moved[updated] = (new.active[:, updated] != old.active[:, updated]).any(axis=0)
+        for mine, theirs in zip(new.values, old.values, strict=True):
+            if mine is not None and theirs is not None:
+                for row in np.flatnonzero(updated & ~moved).tolist():
+                    moved[row] = mine[row] != theirs[row]
+        renderer = Renderer(changes)
+        for kept in (concerned[moved[concerned]], concerned[~moved[concerned]]):
+            if len(kept):
+                unchanged_too = bool(moved[kept[0]])
+                rendered = renderer.render(
+                    self.consumer.view, rows[kept], actions[kept], keep_unchanged=unchanged_too
+                )
+                chosen = rendered.choose(
+                    np.full(len(kept), self.slot, np.int32), np.arange(len(kept), dtype=np.int32)
+                )
+                self._chosen.append(self._with_headers(chosen, kept, new, old))
+        self._tell_sinks(changes, rows[concerned], actions[concerned], concerned, new)
+
+    def _with_headers(self, chosen: Chosen, kept: npt.NDArray[np.intp], new: Judged, old: Judged) -> Chosen:
+        kinds = chosen.rendered.kind[chosen.items].tolist()
+        headers = []
+        for kind, row in zip(kinds, kept[chosen.choices].tolist(), strict=True):
+            if kind == ord("d"):
+                headers.append(b"")
+                continue
+            before = self.slots_of(old, row) if kind == ord("u") else None
+            headers.append(self.tags.headers(self.slots_of(new, row), new.active[:, row].tolist(), before))
+        return chosen.with_extra(pa.array(headers, pa.binary()))
+
+    def _tell_sinks(
+        self,
+        changes: ChangeRows,
+        rows: npt.NDArray[np.int32],
+        actions: npt.NDArray[np.uint8],
+        places: npt.NDArray[np.intp],
+        new: Judged,
+    ) -> None:
+        """Those who follow this shape's rows: keys, values, and what events need."""
+        if not self.sinks:
+            return
+        old_keys, new_keys = self.keys(changes, rows, new=False), self.keys(changes, rows, new=True)
+        for sink in self.sinks:
+            selected = _texts(changes, sink.columns, rows)
+            for number, place in enumerate(places.tolist()):
+                if actions[number] != INSERT:
+                    sink.do(_removed(sink, old_keys[number]))
+                if actions[number] != DELETE:
+                    slots, active = self.slots_of(new, place), new.active[:, place].tolist()
+                    sink.do(_put(sink, new_keys[number], selected[number], slots, active))
+
+    def keys(self, changes: ChangeRows, rows: npt.NDArray[np.int32], *, new: bool) -> list[bytes]:
+        side, taken = (changes.new if new else changes.old), pa.array(rows)
+        view = self.consumer.view
+        found: list[bytes] = render_keys(
+            view.stream, [side(name).take(taken) for name in view.key]
+        ).to_pylist()
+        return found
+
+    # Values
+
+    def note_before(self, subquery: int, flips: Iterable[Value]) -> None:
+        """These are about to come into what the subquery selects, or to go from it."""
+        flips = list(flips)
+        negated = self._negated[subquery]
+        if negated and any(None in value for value in flips):
+            raise NullInSubqueryError
+        self._before += [
+            (subquery, value, self._is_raw(subquery, value))
+            for value in values.affected(flips, negated=negated)
+        ]
+
+    def take_flips(self, tx: int, xid: int) -> list[Flip]:
+        """They have come or gone."""
+        before, self._before = self._before, []
+        flips = []
+        for subquery, value, was in before:
+            now = self._is_raw(subquery, value)
+            if was != now:
+                flips.append(Flip(tx, xid, subquery, value, was, now))
+        return flips
+
+    def turn(self, flips: Iterable[Flip], trigger: LogOffset) -> list[tuple[int, str]]:
+        """What became inactive is so, and is told by an event with these patterns; the rest is held."""
+        patterns = []
+        for flip in flips:
+            held = self.held[flip.subquery]
+            if flip.after:
+                held[flip.value] = flip.xid
+                self.trigger = max(self.trigger, trigger)
+            elif held.pop(flip.value, None) is None:
+                patterns += self.patterns(flip.subquery, flip.value)
+        return patterns
+
+    def patterns(self, subquery: int, value: Value) -> list[tuple[int, str]]:
+        return [(position, self.tags.slot(position, value)) for position in self._positions[subquery]]
+
+    # The log
+
+    def flush(self, *, event_follows: bool = False) -> LogItems | None:
+        """What was changed since; without a boundary if an event of the same transaction follows."""
+        if not self._chosen:
+            return None
+        assembled, self._chosen = assemble(self._chosen), []
+        for _, items in assembled.by_slot():
+            return replace(items, boundary=None) if event_follows else items
+        return None
+
+    def event(self, name: str, patterns: Sequence[tuple[int, str]], xids: Iterable[int]) -> bytes:
+        """As JSON; and to those who follow this shape's rows."""
+        for sink in self.sinks:
+            sink.do(_moved(sink, patterns, active=name == "move-in"))
+        shown = [{"pos": position, "value": slot} for position, slot in patterns]
+        txids = sorted({xid & _TXID_MASK for xid in xids if xid})[:_XIDS_MAX]
+        headers = {"event": name, "patterns": shown, "txids": txids}
+        return json.dumps({"headers": headers}, separators=(",", ":")).encode()
+
+    def next_offset(self, trigger: LogOffset) -> LogOffset:
+        """Where events that come of it go: after it, and after everything that is there."""
+        last = self.shape.storage.last_seen_offset
+        if last.tx < trigger.tx or last < trigger:
+            return trigger
+        return LogOffset(last.tx, last.op + 2)
+
+    def tell(
+        self, sink: Materializer, key: bytes, value: Value, slots: Slots, active: Sequence[bool]
+    ) -> None:
+        """A row was moved in."""
+        sink.do(_put(sink, key, value, slots, active))
+
+
+def log_items(offset: LogOffset, items: Sequence[tuple[str, bytes, bytes]]) -> LogItems:
+    """Items of the kinds, keys and JSON given, one after the other from there on; durable first."""
+    ops = np.arange(len(items), dtype=np.int64) + int(offset.op)
+    return LogItems(
+        tx=np.full(len(items), offset.tx, np.int64),
+        op=ops,
+        kind=np.array([ord(kind) for kind, _, _ in items], np.uint8),
+        key_ends=np.cumsum([len(key) for _, key, _ in items], dtype=np.int64),
+        keys=b"".join(key for _, key, _ in items),
+        json_ends=np.cumsum([len(text) for _, _, text in items], dtype=np.int64),
+        json=b"".join(text for _, _, text in items),
+        boundary=LogOffset(offset.tx, int(ops[-1])),
+        durable_first=True,
+    )
+
+
+def _texts(changes: ChangeRows, columns: Sequence[str], rows: npt.NDArray[np.int32]) -> list[Value]:
+    taken = pa.array(rows)
+    return list(zip(*(changes.new(name).take(taken).to_pylist() for name in columns), strict=True))
+
+
+def _put(sink: Materializer, key: bytes, value: Value, slots: Slots, active: Sequence[bool]):  # type: ignore[no-untyped-def]
+    def put() -> None:
+        assert sink.rows is not None
+        sink.rows.put(key, value, slots, active)
+
+    return put
+
+
+def _removed(sink: Materializer, key: bytes):  # type: ignore[no-untyped-def]
+    def removed() -> None:
+        assert sink.rows is not None
+        sink.rows.remove(key)
+
+    return removed
+
+
+def _moved(sink: Materializer, patterns: Sequence[tuple[int, str]], *, active: bool):  # type: ignore[no-untyped-def]
+    def moved() -> None:
+        assert sink.rows is not None
+        sink.rows.move(patterns, active=active)
+
+    return moved

@@ -1,0 +1,53 @@
+"""`Starting`: what a shape with subqueries waits for after its first snapshot, and whether that is of use."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from penstock.core.stream import StreamId
+from penstock.shapes.engine.consumer import RoutedRows
+from penstock.shapes.engine.transactions import ChangeRows
+from penstock.shapes.shape import SnapshotPoint
+from penstock.shapes.subquery.outer import Flip
+
+_FLIPS_MAX = 1_000_000
+
+
+@dataclass(slots=True)
+class Starting:
+    """`seen` are the transactions of all its tables, as they were handed out since it is there, which is
+    after `since_tx`."""
+
+    streams: Collection[StreamId]
+    since_tx: int
+    point: SnapshotPoint | None = None
+    rows: list[RoutedRows] = field(default_factory=list)
+    flips: list[Flip] = field(default_factory=list)
+    seen: dict[int, int] = field(default_factory=dict)
+
+    def note(self, changes: ChangeRows) -> None:
+        if changes.stream in self.streams:
+            firsts = np.concatenate(([0], np.flatnonzero(np.diff(changes.tx)) + 1))
+            self.seen.update(zip(changes.tx[firsts].tolist(), changes.xid[firsts].tolist(), strict=True))
+
+    @property
+    def is_too_much(self) -> bool:
+        return len(self.flips) > _FLIPS_MAX
+
+    def is_passed(self, position: int) -> bool:
+        """Whether all that the snapshot may show was handed out."""
+        return self.point is not None and self.point.lsn <= position
+
+    def cut(self) -> int | None:
+        """The last transaction that the snapshot shows, if it shows all before that one; else None."""
+        assert self.point is not None
+        order = sorted(self.seen)
+        shown = self.point.shows(np.array([self.seen[tx] for tx in order], np.uint64))
+        shown &= np.array(order, np.int64) < self.point.lsn
+        count = int(np.count_nonzero(shown))
+        if not shown[:count].all():
+            return None
+        return max(self.since_tx, order[count - 1] if count else 0)

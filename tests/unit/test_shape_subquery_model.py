@@ -1,0 +1,503 @@
+"""Shapes with subqueries against a model of a source: whatever commits, becomes visible, is asked and is lost
+in whatever order, what a client makes of a shape's snapshot and log is what its condition says."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, TypeVar
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.core.offset import LogOffset
+from penstock.core.position import Lsn
+from penstock.core.where import tree
+from penstock.shapes.definition import ShapeDefinition
+from penstock.shapes.engine.collector import ShapeLogCollector
+from penstock.shapes.engine.consumer import Consumer
+from penstock.shapes.engine.registry import inner_definitions
+from penstock.shapes.engine.transactions import MessageConverter
+from penstock.shapes.rendering.row_lines import Lines, snapshot_end
+from penstock.shapes.shape import Shape, SnapshotPoint
+from penstock.shapes.source.moving import MovedRows
+from penstock.shapes.storage import LogItems, ShapeStore
+from penstock.shapes.subquery.held_state import HeldState
+from penstock.shapes.subquery.layers import DependencyLayers, form_of
+from penstock.shapes.subquery.moves import Flight
+from penstock.shapes.subquery.outer import OuterShape
+from penstock.shapes.subquery.tags import Tags
+from tests.event_client import EventClient
+from tests.logged_changes import item
+from tests.subquery_model import (
+    COLUMNS,
+    START,
+    STREAMS,
+    ModelSource,
+    Row,
+    Tables,
+    defined,
+    pieces,
+    selected,
+    truth,
+)
+
+_T = TypeVar("_T")
+TEAM_A = "SELECT id FROM teams WHERE kind = 'a'"
+FLAGGED = "SELECT id FROM users WHERE flag = 'y'"
+OF_TEAM_A = f"SELECT id FROM users WHERE team IN ({TEAM_A})"
+CONDITIONS = {
+    "one": ("items", f"owner IN ({FLAGGED})"),
+    "with another": ("items", f"owner IN ({FLAGGED}) AND note = '1'"),
+    "either": ("items", f"owner IN ({FLAGGED}) OR note = '1'"),
+    "two columns": ("items", f"owner IN ({FLAGGED}) OR other IN ({TEAM_A})"),
+    "same subquery": ("items", f"owner IN ({FLAGGED}) AND other IN ({FLAGGED})"),
+    "two levels": ("items", f"owner IN ({OF_TEAM_A})"),
+    "two levels and one": ("items", f"owner IN ({OF_TEAM_A}) OR other IN ({FLAGGED}) AND note <> '2'"),
+    "negated": ("items", f"owner NOT IN ({FLAGGED})"),
+    "negated inside": ("items", f"owner IN (SELECT id FROM users WHERE team NOT IN ({TEAM_A}))"),
+    "negated outside": ("items", f"NOT (owner IN ({OF_TEAM_A}) AND note = '1')"),
+    "pairs": ("items", "(owner, other) IN (SELECT id, team FROM users)"),
+    "no pairs": (
+        "items",
+        "(owner, other) NOT IN (SELECT id, team FROM users WHERE flag = 'y' AND team IS NOT NULL)",
+    ),
+    "nullable": ("items", "owner IN (SELECT team FROM users)"),
+    "users": ("users", f"team IN ({TEAM_A})"),
+}
+
+
+@dataclass
+class Asked:
+    outer: OuterShape
+    flight: Flight
+    point: SnapshotPoint | None = None
+    rows: list[Row] = field(default_factory=list)
+
+
+class Engine:
+    """What the engine does for shapes with subqueries, one step at a time; a host of `DependencyLayers`."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.asked: list[Asked] = []
+        self.reads: list[Callable[[], None]] = []
+        self.shapes: dict[str, Shape] = {}
+        self.points: dict[str, SnapshotPoint] = {}
+        self.ready: set[str] = set()
+        self.settled_shapes: set[str] = set()
+        self.ended: dict[str, str] = {}
+        self._slots = 0
+        self.store = ShapeStore(directory)
+        found = self.store.recover()
+        self.position = Lsn(self.store.position or START)
+        self.collector = ShapeLogCollector(self.store, self.position, self.end)
+        self.layers = DependencyLayers(self, "stack", 50)
+        self.collector.layers = self.layers
+        for stream in STREAMS.values():  # else they are published first, when their writers have ended
+            self.collector._recent.begin(stream)
+        for kept in sorted(found.values(), key=lambda each: json.loads(each.facts)["depth"]):
+            self._resume(kept.handle, json.loads(kept.definition_json), json.loads(kept.facts))
+        self.store.discard_unopened()
+
+    def _resume(self, handle: str, fields: dict[str, Any], facts: dict[str, Any]) -> None:
+        shape = self._open(handle, ShapeDefinition.from_json(fields))
+        shape.last_offset = shape.storage.readable_offset
+        self.ready.add(handle)
+        self.settled_shapes.add(handle)
+        self.collector.resume(shape, SnapshotPoint(**{**facts["point"], "xip": tuple(facts["point"]["xip"])}))
+        self.points[handle] = SnapshotPoint(**{**facts["point"], "xip": tuple(facts["point"]["xip"])})
+        if facts["held"] is not None:
+            assert shape.definition.where is not None
+            for atom in shape.definition.where.subqueries:
+                inner = self.collector.consumer_of(self.existing(atom.definition))
+                assert inner is not None
+                self.layers.restore_values(inner, atom.columns, int(self.position))
+            consumer = self.collector.consumer_of(shape)
+            assert consumer is not None
+            self.layers.add(consumer, HeldState.from_json(facts["held"]))
+
+    def _open(self, handle: str, definition: ShapeDefinition) -> Shape:
+        slot = self._slots
+        self._slots += 1
+        shape = Shape(handle, definition, slot, self.store.open(handle, slot))
+        self.shapes[handle] = shape
+        return shape
+
+    def existing(self, definition: ShapeDefinition) -> Shape:
+        return next(each for each in self.shapes.values() if each.definition.identity == definition.identity)
+
+    def end(self, shape: Shape, reason: str) -> None:
+        if self.shapes.pop(shape.handle, None) is None:
+            return
+        self.ended[shape.handle] = reason
+        self.collector.remove(shape)
+        shape.state = "gone"
+        shape.storage.cleanup()
+        for outer in list(self.shapes.values()):
+            if any(
+                each.identity == shape.definition.identity for each in inner_definitions(outer.definition)
+            ):
+                self.end(outer, "dependency")
+
+    # LayersHost
+
+    @property
+    def last_tx(self) -> int:
+        return self.collector.delivery.last_tx
+
+    def deliver(self, consumer: Consumer, items: LogItems) -> None:
+        self.collector.deliver(consumer, items)
+
+    def give_up(self, consumer: Consumer, reason: str, error: Exception | None = None) -> None:
+        if error is not None:
+            raise error
+        self.collector.give_up(consumer, reason, error)
+
+    def not_usable(self, shape: Shape) -> None:
+        self.end(shape, "snapshot")
+
+    def settled(self, shape: Shape) -> None:
+        self.settled_shapes.add(shape.handle)
+
+    def note(self, consumer: Consumer) -> None:
+        self.collector.note(consumer)
+
+    def ask(self, outer: OuterShape, flight: Flight) -> None:
+        self.asked.append(Asked(outer, flight))
+
+    def read(self, job: Callable[[], _T], then: Callable[[_T], None], failed: object) -> None:
+        self.reads.append(lambda: then(job()))
+
+    # Shapes
+
+    def begin(self, definition: ShapeDefinition) -> Shape | None:
+        """None: an inner shape is not there yet."""
+        where = definition.where
+        for atom in where.subqueries if where is not None else ():
+            inner = next(
+                (s for s in self.shapes.values() if s.definition.identity == atom.definition.identity), None
+            )
+            if inner is None:
+                self.begin(atom.definition)
+                return None
+            consumer = self.collector.consumer_of(inner)
+            assert consumer is not None
+            self.layers.require(consumer, atom.columns)
+        if where is not None and where.subqueries and not self.layers.are_known(definition):
+            return None
+        shape = self._open(f"{self._slots}-{definition.identity[:6]}-{random.random()}", definition)
+        self.collector.add(shape)
+        return shape
+
+    def take_snapshot(self, shape: Shape, point: SnapshotPoint, tables: Tables) -> None:
+        if not self.collector.known(shape, point):
+            self.end(shape, "snapshot")
+            return
+        self.points[shape.handle] = point
+        writer = shape.storage.make_new_snapshot()
+        lines = [
+            line(shape, key, row, tables, self.layers.salt(shape))
+            for key, row in selected(shape.definition, tables).items()
+        ]
+        if lines:
+            writer.write(b"".join(lines), np.cumsum([len(each) for each in lines]))
+        writer.close(snapshot_end(point))
+
+    # Steps
+
+    def advance(self) -> None:
+        delivery = self.collector.delivery
+        if self.layers.is_open:
+            return
+        self.layers.advance(int(delivery.position))
+        delivery.settle()
+        for outer in self.layers.due(int(delivery.position)):
+            self.commit()
+            with self.store.together():
+                delivery.lsn.transaction(self.layers.splice(outer))
+                delivery.settle()
+                self.commit()
+        self.collector.end_broken()
+
+    def commit(self) -> None:
+        for shape in self.layers.take_dirty():
+            if shape.handle in self.ready:
+                self.ready.discard(shape.handle)
+        for shape in self.shapes.values():
+            if shape.handle in self.ready or shape.storage.snapshot_state != "complete":
+                continue
+            outer = form_of(shape.definition) is not None
+            if outer and shape.handle not in self.settled_shapes:
+                continue
+            held = self.layers.held(shape).to_json() if outer else None
+            facts = {
+                "point": asdict(self.points[shape.handle]),
+                "held": held,
+                "depth": depth(shape.definition),
+            }
+            shape.storage.make_ready(json.dumps(shape.definition.to_json()), json.dumps(facts))
+            self.ready.add(shape.handle)
+        self.store.commit(self.collector.delivery.position)
+
+    def crash(self) -> None:
+        self.store.loop._commits.clear()
+        self.store.close()
+
+
+def depth(definition: ShapeDefinition) -> int:
+    return 1 + max((depth(each) for each in inner_definitions(definition)), default=0)
+
+
+def line(shape: Shape, key: str, row: Row, tables: Tables, salt: str) -> bytes:
+    definition = shape.definition
+    headers = f'"operation":"insert","relation":["public","{definition.table.name}"]'
+    form = form_of(definition)
+    if form is not None:
+        assert definition.where is not None
+        whole = tables[definition.table.name][str(row["id"])]
+        values: list[Any] = []
+        active = []
+        for atom in form.positions:
+            values.append(
+                tuple(whole[column.name] for column in atom.columns)
+                if isinstance(atom, tree.InSubquery)
+                else None
+            )
+            active.append(truth(definition.where.condition, atom, [whole], tables)[0])
+        tags = Tags(form, salt)
+        headers += tags.headers(tags.slots(values), active).decode()
+    return f'{{"key":{json.dumps(key)},"value":{json.dumps(row)},"headers":{{{headers}}}}}\n'.encode()
+
+
+class Run:
+    def __init__(self, directory: Path, seed: int, names: list[str]) -> None:
+        self.chance = random.Random(seed)
+        self.source = ModelSource(self.chance)
+        self.directory = directory
+        self.engine = Engine(directory)
+        self.wanted = [defined(table, where) for table, where in (CONDITIONS[name] for name in names)]
+        self.snapshots: list[tuple[Shape, SnapshotPoint, Tables]] = []
+        self.registered: list[Shape] = []
+        self.done = 0
+
+    def begin(self) -> None:
+        self.source.begin()
+
+    def commit(self) -> None:
+        self.source.commit()
+
+    def show(self) -> None:
+        self.source.show()
+
+    def read(self, *, all_of_it: bool = False) -> None:
+        unread = self.source.unread
+        count = len(unread) if all_of_it else self.chance.randint(0, len(unread))
+        taken, self.source.unread = unread[:count], unread[count:]
+        end = taken[-1].tx + 50 if taken else 0
+        if count == len(unread):
+            end = self.source.lsn
+        if end <= self.engine.collector.delivery.position:
+            return
+        changes = [change for each in taken for change in each.changes]
+        for fragment in MessageConverter(self.chance.choice([300, 1 << 20])).fragments(
+            item(end, *pieces(changes))
+        ):
+            self.engine.collector.process(fragment)
+        self.engine.advance()
+
+    def create(self) -> None:
+        """Shapes that are not there, or whose inner ones are not, are begun."""
+        for definition in self.wanted:
+            if not any(
+                each.definition.identity == definition.identity for each in self.engine.shapes.values()
+            ):
+                self.engine.begin(definition)
+        self.registered = [
+            each
+            for each in self.engine.shapes.values()
+            if each.handle not in self.engine.points and not any(s[0] is each for s in self.snapshots)
+        ]
+
+    def look(self) -> None:
+        """A snapshot for a new shape, told later."""
+        for shape in self.registered:
+            self.snapshots.append((shape, *self.source.snapshot()))
+        self.registered = []
+
+    def know(self) -> None:
+        snapshots, self.snapshots = self.snapshots, []
+        for shape, point, tables in snapshots:
+            if shape.handle in self.engine.shapes:
+                self.engine.take_snapshot(shape, point, tables)
+        self.engine.advance()
+
+    def answer(self) -> None:
+        for asked in list(self.engine.asked):
+            if not self.engine.layers.has_flight(asked.outer, asked.flight):
+                self.engine.asked.remove(asked)
+            elif asked.point is None:
+                if self.chance.random() < 0.6:
+                    self._query(asked)
+            elif self.chance.random() < 0.6:
+                self.engine.asked.remove(asked)
+                self._complete(asked)
+        self.engine.advance()
+
+    def _query(self, asked: Asked) -> None:
+        asked.point, tables = self.source.snapshot()
+        outer, flight = asked.outer, asked.flight
+        table = outer.shape.definition.table
+        if self.engine.collector.has_missed(table, asked.point, flight.since_tx):
+            self.engine.asked.remove(asked)
+            self.engine.layers.failed(outer, flight)
+            return
+        flight.point = asked.point
+        for row in tables[table.name].values():
+            for atom in outer.form.positions:
+                if isinstance(atom, tree.InSubquery):
+                    value = tuple(row[column.name] for column in atom.columns)
+                    if value in flight.values[atom.subquery]:
+                        asked.rows.append(row)
+                        break
+
+    def _complete(self, asked: Asked) -> None:
+        outer = asked.outer
+        name = outer.shape.definition.table.name
+        content, keys = [], []
+        for row in asked.rows:
+            key = f'"public"."{name}"/"{row["id"]}"'
+            shown = {column: row[column] for column in outer.shape.definition.columns}
+            content.append(
+                f'{{"key":{json.dumps(key)},"value":{json.dumps(shown)},"headers":{{"operation":"insert","is_move_in":true}}}}\n'.encode()
+            )
+            keys.append(key.encode())
+        lines = Lines(
+            b"".join(content), np.cumsum([len(each) for each in content], dtype=np.int64),
+            b"".join(keys), np.cumsum([len(each) for each in keys], dtype=np.int64),
+        )  # fmt: skip
+        columns = {
+            column.name: pa.array([row[column.name] for row in asked.rows], pa.string())
+            for column in COLUMNS[name]
+        }
+        if asked.rows:
+            asked.flight.answer.append(MovedRows(lines, columns))
+        asked.flight.is_complete = True
+
+    def drop(self) -> None:
+        """A shape goes, and is begun anew later."""
+        there = [each for each in self.engine.shapes.values() if form_of(each.definition) is not None]
+        if there:
+            self.engine.end(self.chance.choice(there), "dropped")
+            self.engine.collector.end_broken()
+
+    def load(self) -> None:
+        reads, self.engine.reads = self.engine.reads, []
+        for each in reads:
+            with suppress(FileNotFoundError):  # it has gone meanwhile
+                each()
+        self.engine.advance()
+
+    def flush(self) -> None:
+        self.engine.commit()
+        self.engine.store.loop.turn()
+
+    def crash(self) -> None:
+        """What was not made durable is gone; it is read again."""
+        # By the time it runs again, whoever committed before can be seen.
+        self.source.show(all_of_them=True)
+        self.engine.crash()
+        self.engine = Engine(self.directory)
+        self.snapshots, self.registered = [], []
+        everything = self.source.all_transactions
+        self.source.unread = [each for each in everything if each.tx >= self.engine.position]
+
+    def settle(self) -> None:
+        """Until nothing is left to be done."""
+        source, engine = self.source, self.engine
+        while source.running:
+            source.commit()
+        for _ in range(200):
+            source.show(all_of_them=True)
+            self.read(all_of_it=True)
+            for step in (self.create, self.look, self.know, self.load, self.answer, self.flush):
+                step()
+            there = {
+                each.definition.identity for each in engine.shapes.values() if each.handle in engine.ready
+            }
+            is_quiet = not engine.asked and not any(o.has_held for o in engine.layers._outers.values())
+            if is_quiet and all(each.identity in there for each in self.wanted):
+                return
+        raise AssertionError("it does not come to an end")
+
+    def _followed(self, shape: Shape) -> EventClient:
+        client = EventClient()
+        number = 0
+        while (chunk := shape.storage.snapshot_chunk(number)) is not None:
+            client.take(json.loads(b"[" + b"".join(chunk.blocks()) + b"]"))
+            number += 1
+        stream = shape.storage.get_log_stream(LogOffset.LAST_BEFORE_REAL, shape.storage.last_seen_txn_offset)
+        client.take(json.loads(b"[" + b"".join(stream) + b"]"))
+        return client
+
+    def check(self) -> None:
+        for shape in self.engine.shapes.values():
+            client = self._followed(shape)
+            assert client.rows == selected(shape.definition, self.source.committed), shape.definition.where
+
+
+WEIGHTS = {
+    "begin": 4,
+    "commit": 5,
+    "show": 3,
+    "read": 5,
+    "create": 3,
+    "look": 3,
+    "know": 3,
+    "load": 3,
+    "answer": 6,
+    "flush": 2,
+    "drop": 1,
+}
+STEPS = [step for step, weight in WEIGHTS.items() for _ in range(weight)]
+
+
+def play(seed: int, names: list[str], steps: int, *, crashes: bool) -> Run:
+    chance = random.Random(seed)
+    with TemporaryDirectory() as directory:
+        run = Run(Path(directory), seed, names)
+        try:
+            if chance.random() < 0.7:
+                run.settle()
+            for _ in range(steps):
+                step = chance.choice(STEPS + ["crash"] * crashes)
+                getattr(run, step)()
+            run.settle()
+            run.check()
+        finally:
+            run.engine.crash()
+        return run
+
+
+@pytest.mark.parametrize("name", CONDITIONS)
+def test_a_shape_is_what_its_condition_says(name: str) -> None:
+    for seed in range(3):
+        play(seed, [name], 60, crashes=True)
+
+
+@settings(max_examples=15)
+@given(
+    st.integers(0, 1 << 32), st.lists(st.sampled_from(list(CONDITIONS)), min_size=2, max_size=4, unique=True)
+)
+def test_shapes_that_share_their_subqueries_are_what_their_conditions_say(
+    seed: int, names: list[str]
+) -> None:
+    play(seed, sorted(names), 80, crashes=bool(seed % 2))
