@@ -36,13 +36,12 @@ from penstock.shapes.subquery.moves import Flight
 from penstock.shapes.subquery.outer import OuterShape
 from penstock.shapes.subquery.tags import Tags
 from tests.event_client import EventClient
-from tests.logged_changes import item
+from tests.logged_changes import Row, item
 from tests.subquery_model import (
     COLUMNS,
     START,
     STREAMS,
     ModelSource,
-    Row,
     Tables,
     defined,
     pieces,
