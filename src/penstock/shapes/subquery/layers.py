@@ -14,6 +14,7 @@ from functools import partial
 from typing import Protocol, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from penstock.core.offset import LogOffset
 from penstock.core.stream import StreamId
@@ -81,9 +82,7 @@ class DependencyLayers:
         self._unread: list[Materializer] = []
         self._holding: set[int] = set()  # with values that are held and not asked for
         self.is_open = False  # more is to come of what was handed in
-        self._rows: dict[int, list[RoutedRows]] = {}
-        self._changes: list[ChangeRows] = []
-        self._bytes = 0
+        self._item = _Item()
         self._dirty: set[int] = set()
 
     @property
@@ -172,7 +171,7 @@ class DependencyLayers:
         self._flights.pop(slot, None)
         self._dirty.discard(slot)
         self._holding.discard(slot)
-        self._rows.pop(slot, None)
+        self._item.rows.pop(slot, None)
         outer = self._outers.pop(slot, None)
         for made in outer.materializers if outer is not None else ():
             made.dependents = [each for each in made.dependents if each[0] is not outer]
@@ -214,40 +213,35 @@ class DependencyLayers:
         for starting in self._starting.values():
             for changes in fragment.changes:
                 starting.note(changes)
-        if not self._outers and not self._materializers:
+        if not self.is_used:
             return
-        self._changes += fragment.changes
+        self._item.note(fragment.changes)
         for slot, found in rows.items():
-            self._rows.setdefault(slot, []).extend(found)
-            self._bytes += sum(each.changes.rows.nbytes for each in found)
-        if self._bytes > _WAITING_BYTES_MAX:
-            for slot in list(self._rows):
-                if slot in self._outers:
-                    self._give_up(self._outers[slot], "too much to keep")
-            self._rows.clear()
+            if slot in self._outers:
+                self._item.hold(slot, found)
+            else:
+                for made in self._by_slot.get(slot, ()):
+                    self._item.count(made, found)
+        if self._item.bytes > _WAITING_BYTES_MAX:
+            for slot in self._item.rows:
+                self._give_up(self._outers[slot], "too much to keep")
+            self._item.rows, self._item.bytes = {}, 0
         if fragment.is_last:
-            waiting, self._rows, self._bytes = self._rows, {}, 0
-            read, self._changes = self._changes, []
-            self._run(waiting, read)
+            item, self._item = self._item, _Item()
+            self._run(item)
 
     def break_off(self, position: int) -> None:
         """What was not finished comes again: to those that wait, too."""
-        self._rows, self._changes, self._bytes, self.is_open = {}, [], 0, False
+        self._item, self.is_open = _Item(), False
         for starting in self._starting.values():
             starting.rows = [each.where(each.tx < position) for each in starting.rows]
 
-    def _run(self, rows: Mapping[int, list[RoutedRows]], changes: Sequence[ChangeRows]) -> None:
-        sets: dict[int, Changed] = {}
-        xids: dict[int, int] = {}
-        cuts: set[int] = set()
+    def _run(self, item: _Item) -> None:
+        sets, xids = self._sets_changed(item)
         waiting: dict[int, _Cursor] = {}
-        for slot, found in rows.items():
-            outer = self._outers.get(slot)
-            if outer is None:
-                for made in self._by_slot.get(slot, ()):
-                    for routed in found:
-                        self._collect(made, routed, sets, xids)
-                continue
+        cuts = set(sets)
+        for slot, found in item.rows.items():
+            outer = self._outers[slot]
             if slot in self._starting:
                 self._starting[slot].rows += found
                 continue
@@ -258,29 +252,29 @@ class DependencyLayers:
                 for routed in found:
                     xids.update(_ids(routed))
                     cuts.update(_ids(routed))
-        for tx in sorted(cuts | set(sets)):
+        for tx in sorted(cuts):
             concerned = []
             for slot, cursor in waiting.items():
                 if cursor.next_tx <= tx:
                     outer = self._outers[slot]
                     self._change(outer, cursor.up_to(tx))
                     concerned.append(outer)
-            self._turn(tx, xids[tx], sets.get(tx, []), concerned, partial(_last_op, changes, tx))
+            self._turn(tx, xids[tx], sets.get(tx, []), concerned, partial(item.last_op, tx))
         for slot, cursor in waiting.items():
             self._change(self._outers[slot], cursor.rest())
             self._flush(self._outers[slot])
 
-    def _collect(
-        self, made: Materializer, routed: RoutedRows, sets: dict[int, Changed], xids: dict[int, int]
-    ) -> None:
-        if made.state == "waiting":
-            return
-        for tx, xid, counts in made.changes(routed):
-            if made.state == "reading":
-                made.do(lambda counts=counts: made.values.apply(counts))  # type: ignore[misc]
-            else:
+    def _sets_changed(self, item: _Item) -> tuple[dict[int, Changed], dict[int, int]]:
+        """What inner shapes without subqueries select, and the ids of the transactions that changed it."""
+        sets: dict[int, Changed] = {}
+        xids: dict[int, int] = {}
+        for made, tx, xid, counts in item.counts:
+            if made.state == "ready":
                 sets.setdefault(tx, []).append((made, counts))
                 xids[tx] = xid
+            else:
+                made.do(partial(made.values.apply, counts))
+        return sets, xids
 
     def _remember(self, outer: OuterShape, found: Iterable[RoutedRows]) -> None:
         try:
@@ -334,7 +328,7 @@ class DependencyLayers:
                 continue
             self._tell(outer, flips, trigger_at(tx, last_op(outer.streams)), tx)
             for sink in outer.sinks:
-                if sink.state == "ready" and sink.rows is not None and (counts := sink.rows.take()):
+                if counts := sink.take():
                     apply(sink, counts)
 
     def _tell(self, outer: OuterShape, flips: Sequence[Flip], trigger: LogOffset, tx: int) -> None:
@@ -414,15 +408,15 @@ class DependencyLayers:
             return
         flips = [flip for flip in starting.flips if flip.tx > cut]
         outer.overrides = {(flip.subquery, flip.value): flip.before for flip in reversed(flips)}
-        cursor = _Cursor(starting.rows)
+        cursor, own = _Cursor(starting.rows), _Item()
+        own.note([each.changes for each in starting.rows])
         by_tx: dict[int, list[Flip]] = {}
         for flip in flips:
             by_tx.setdefault(flip.tx, []).append(flip)
         for tx, here in sorted(by_tx.items()):
             self._change(outer, cursor.up_to(tx))
             outer.overrides.update({(flip.subquery, flip.value): flip.after for flip in here})
-            last = _last_op([each.changes for each in starting.rows], tx, outer.streams)
-            self._tell(outer, here, trigger_at(tx, last), tx)
+            self._tell(outer, here, trigger_at(tx, own.last_op(tx, outer.streams)), tx)
         self._change(outer, cursor.rest())
         outer.overrides = {}
         self._flush(outer)
@@ -472,11 +466,7 @@ class DependencyLayers:
         if items is None:
             return 0
         self._host.deliver(outer.consumer, items)
-        changed = [
-            (sink, counts)
-            for sink in outer.sinks
-            if sink.state == "ready" and sink.rows is not None and (counts := sink.rows.take())
-        ]
+        changed = [(sink, counts) for sink in outer.sinks if (counts := sink.take())]
         if changed:
             self._turn(tx, 0, changed, (), lambda _streams: 0)
         return tx
@@ -513,6 +503,40 @@ def form_of(definition: ShapeDefinition) -> NormalForm | None:
     return NormalForm.of(where.condition.expression) if where is not None and where.subqueries else None
 
 
+class _Item:
+    """What was handed in of an item of the tail, until all of it was: rows of shapes with subqueries, what
+    became of the values of inner shapes, and which operation of each transaction was the last."""
+
+    def __init__(self) -> None:
+        self.rows: dict[int, list[RoutedRows]] = {}
+        self.counts: list[tuple[Materializer, int, int, Counts]] = []
+        self.bytes = 0
+        self._last: list[tuple[StreamId, npt.NDArray[np.int64], npt.NDArray[np.int64]]] = []
+
+    def note(self, changes: Iterable[ChangeRows]) -> None:
+        for each in changes:
+            if len(each):
+                lasts = np.concatenate((np.flatnonzero(np.diff(each.tx)), [len(each) - 1]))
+                self._last.append((each.stream, each.tx[lasts].copy(), each.op_index[lasts].copy()))
+
+    def hold(self, slot: int, found: list[RoutedRows]) -> None:
+        self.rows.setdefault(slot, []).extend(found)
+        self.bytes += sum(each.changes.rows.nbytes for each in found)
+
+    def count(self, made: Materializer, found: list[RoutedRows]) -> None:
+        if made.state != "waiting":
+            self.counts += [(made, *each) for routed in found for each in made.changes(routed)]
+
+    def last_op(self, tx: int, streams: Collection[StreamId]) -> int:
+        last = 0
+        for stream, txs, ops in self._last:
+            if stream in streams:
+                at = int(np.searchsorted(txs, tx))
+                if at < len(txs) and txs[at] == tx:
+                    last = max(last, int(ops[at]))
+        return last
+
+
 class _Cursor:
     """Changes of one table, given out up to one transaction after the other."""
 
@@ -547,13 +571,3 @@ class _Cursor:
 def _ids(routed: RoutedRows) -> dict[int, int]:
     changes, rows = routed.changes, routed.rows
     return dict(zip(changes.tx[rows].tolist(), changes.xid[rows].tolist(), strict=True))
-
-
-def _last_op(changes: Iterable[ChangeRows], tx: int, streams: Collection[StreamId]) -> int:
-    last = 0
-    for each in changes:
-        if each.stream in streams:
-            at = int(np.searchsorted(each.tx, tx, side="right")) - 1
-            if at >= 0 and each.tx[at] == tx:
-                last = max(last, int(each.op_index[at]))
-    return last

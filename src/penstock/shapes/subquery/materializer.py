@@ -35,10 +35,6 @@ _LAST_OPERATION = 1 << 60
 State = Literal["waiting", "reading", "ready"]
 
 
-class Pattern(tuple[int, str]):
-    """A position, and the slot of rows there."""
-
-
 class RowSet:
     """The rows of a shape with subqueries, as a client keeps them; `changes` of values since `take`."""
 
@@ -132,6 +128,25 @@ class Materializer:
             call()
         elif self.state == "reading":
             self._meanwhile.append(call)
+
+    def put(self, key: bytes, value: Value, slots: Slots, active: Sequence[bool]) -> None:
+        """Of a shape with subqueries: it has got this row, or it is another now."""
+        self.do(lambda: self._kept_rows.put(key, value, slots, active))
+
+    def remove(self, key: bytes) -> None:
+        self.do(lambda: self._kept_rows.remove(key))
+
+    def move(self, patterns: Sequence[tuple[int, str]], *, active: bool) -> None:
+        self.do(lambda: self._kept_rows.move(patterns, active=active))
+
+    def take(self) -> Counts:
+        """What became of the values since; nothing before it is ready."""
+        return self.rows.take() if self.state == "ready" and self.rows is not None else {}
+
+    @property
+    def _kept_rows(self) -> RowSet:
+        assert self.rows is not None, "of a shape without subqueries no rows are kept"
+        return self.rows
 
     def begin_reading(self) -> LogOffset:
         """From now on what changes is kept; up to where the log is to be read."""

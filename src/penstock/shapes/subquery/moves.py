@@ -151,10 +151,10 @@ def _fetched_items(
             continue
         line = lines.content[int(lines.ends[row - 1]) if row else 0 : int(lines.ends[row])]
         slots, active = outer.slots_of(after, row), after.active[:, row].tolist()
-        text = line.removesuffix(_LINE_END) + outer.tags.headers(slots, active) + CLOSE_BYTES
+        text = line.removesuffix(_LINE_END) + outer.tags.headers(slots, active) + CLOSE
         for sink in outer.sinks:
             value = tuple(part.columns[name][row].as_py() for name in sink.columns)
-            outer.tell(sink, key, value, slots, active)
+            sink.put(key, value, slots, active)
         found.append(("i", key, text))
     return found
 
@@ -175,12 +175,9 @@ def _patched_items(outer: OuterShape, routed: RoutedRows, before: Judged) -> lis
         slots, active = outer.slots_of(after, place), after.active[:, place].tolist()
         for sink in outer.sinks:
             value = tuple(changes.new(name)[int(rows[number])].as_py() for name in sink.columns)
-            outer.tell(sink, key, value, slots, active)
-        found.append(("i", key, text + _IS_MOVE_IN + outer.tags.headers(slots, active) + CLOSE_BYTES))
+            sink.put(key, value, slots, active)
+        found.append(("i", key, text + _IS_MOVE_IN + outer.tags.headers(slots, active) + CLOSE))
     return found
-
-
-CLOSE_BYTES = bytes(CLOSE)
 
 
 def trigger_at(tx: int, last_op: int) -> LogOffset:

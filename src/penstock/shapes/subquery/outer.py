@@ -49,10 +49,6 @@ class Judged:
     values: list[list[Value] | None]
     inside: Bools
 
-    def of_row(self, row: int) -> tuple[list[Value | None], tuple[bool, ...]]:
-        own = [None if each is None else each[row] for each in self.values]
-        return own, tuple(self.active[:, row].tolist())
-
 
 @dataclass(frozen=True, slots=True)
 class Flip:
@@ -219,10 +215,10 @@ class OuterShape:
             selected = _texts(changes, sink.columns, rows)
             for number, place in enumerate(places.tolist()):
                 if actions[number] != INSERT:
-                    sink.do(_removed(sink, old_keys[number]))
+                    sink.remove(old_keys[number])
                 if actions[number] != DELETE:
                     slots, active = self.slots_of(new, place), new.active[:, place].tolist()
-                    sink.do(_put(sink, new_keys[number], selected[number], slots, active))
+                    sink.put(new_keys[number], selected[number], slots, active)
 
     def keys(self, changes: ChangeRows, rows: npt.NDArray[np.int32], *, new: bool) -> list[bytes]:
         side, taken = (changes.new if new else changes.old), pa.array(rows)
@@ -284,7 +280,7 @@ class OuterShape:
     def event(self, name: str, patterns: Sequence[tuple[int, str]], xids: Iterable[int]) -> bytes:
         """As JSON; and to those who follow this shape's rows."""
         for sink in self.sinks:
-            sink.do(_moved(sink, patterns, active=name == "move-in"))
+            sink.move(patterns, active=name == "move-in")
         shown = [{"pos": position, "value": slot} for position, slot in patterns]
         txids = sorted({xid & _TXID_MASK for xid in xids if xid})[:_XIDS_MAX]
         headers = {"event": name, "patterns": shown, "txids": txids}
@@ -296,12 +292,6 @@ class OuterShape:
         if last.tx < trigger.tx or last < trigger:
             return trigger
         return LogOffset(last.tx, last.op + 2)
-
-    def tell(
-        self, sink: Materializer, key: bytes, value: Value, slots: Slots, active: Sequence[bool]
-    ) -> None:
-        """A row was moved in."""
-        sink.do(_put(sink, key, value, slots, active))
 
 
 def log_items(offset: LogOffset, items: Sequence[tuple[str, bytes, bytes]]) -> LogItems:
@@ -323,27 +313,3 @@ def log_items(offset: LogOffset, items: Sequence[tuple[str, bytes, bytes]]) -> L
 def _texts(changes: ChangeRows, columns: Sequence[str], rows: npt.NDArray[np.int32]) -> list[Value]:
     taken = pa.array(rows)
     return list(zip(*(changes.new(name).take(taken).to_pylist() for name in columns), strict=True))
-
-
-def _put(sink: Materializer, key: bytes, value: Value, slots: Slots, active: Sequence[bool]):  # type: ignore[no-untyped-def]
-    def put() -> None:
-        assert sink.rows is not None
-        sink.rows.put(key, value, slots, active)
-
-    return put
-
-
-def _removed(sink: Materializer, key: bytes):  # type: ignore[no-untyped-def]
-    def removed() -> None:
-        assert sink.rows is not None
-        sink.rows.remove(key)
-
-    return removed
-
-
-def _moved(sink: Materializer, patterns: Sequence[tuple[int, str]], *, active: bool):  # type: ignore[no-untyped-def]
-    def moved() -> None:
-        assert sink.rows is not None
-        sink.rows.move(patterns, active=active)
-
-    return moved
