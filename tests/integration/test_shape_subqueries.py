@@ -93,6 +93,8 @@ def test_shapes_follow_what_their_subqueries_select(live: LiveLane) -> None:
         database.execute(change)
         for where, shape in shapes.items():
             wait_until_equal(shape, database, where)
+    tracker = live.lane.engine.collector.delivery.tracker
+    wait_until(lambda: tracker.is_level, "all that was told to be on disk")
 
 
 def fresh(database: Database, table: str) -> str:

@@ -31,7 +31,8 @@ from penstock.shapes.shape import Shape, SnapshotPoint
 from penstock.shapes.source.moving import MovedRows
 from penstock.shapes.storage import LogItems, ShapeStore
 from penstock.shapes.subquery.held_state import HeldState
-from penstock.shapes.subquery.layers import DependencyLayers, form_of
+from penstock.shapes.subquery.layers import DependencyLayers
+from penstock.shapes.subquery.members import form_of
 from penstock.shapes.subquery.moves import Flight
 from penstock.shapes.subquery.outer import OuterShape
 from penstock.shapes.subquery.tags import Tags

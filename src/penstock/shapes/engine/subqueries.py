@@ -25,7 +25,8 @@ from penstock.shapes.source.problems import schema_changed
 from penstock.shapes.storage import LogItems, ShapeStore
 from penstock.shapes.subquery.candidates import condition_of
 from penstock.shapes.subquery.held_state import HeldState
-from penstock.shapes.subquery.layers import DependencyLayers, form_of
+from penstock.shapes.subquery.layers import DependencyLayers
+from penstock.shapes.subquery.members import form_of
 from penstock.shapes.subquery.moves import BYTES_MAX, Flight
 from penstock.shapes.subquery.outer import OuterShape
 from penstock.shapes.subquery.tags import header_sql

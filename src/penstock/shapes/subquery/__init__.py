@@ -39,4 +39,8 @@ read from the inner shapes' snapshots and logs below X. Held values are kept wit
 of positions up to the durable one, and asked for again. Splices are committed alone, in one record with what
 is held afterwards, and right after a commit; so a splice is either there with its consequences or not at
 all, and what is replayed from X is evaluated as it was before, and dropped by its offsets where it is known.
+
+One thing is taken for granted there, as for first snapshots: that a transaction which was handed out before a
+crash can be seen by a query after the restart. It cannot for as long as its commit waits for a synchronous
+standby; `RecentTransactions`, which tells of such, begins anew with the process.
 """

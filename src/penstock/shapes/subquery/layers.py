@@ -11,22 +11,20 @@ import heapq
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import Protocol, TypeVar
-
-import numpy as np
-import numpy.typing as npt
+from typing import TypeVar
 
 from penstock.core.offset import LogOffset
 from penstock.core.stream import StreamId
 from penstock.shapes.definition import ShapeDefinition
 from penstock.shapes.engine.consumer import Consumer, RoutedRows
-from penstock.shapes.engine.transactions import ChangeRows, TransactionFragment
+from penstock.shapes.engine.transactions import TransactionFragment
 from penstock.shapes.shape import Shape, SnapshotPoint
-from penstock.shapes.storage import LogItems
 from penstock.shapes.subquery.held_state import HeldState
+from penstock.shapes.subquery.host import LayersHost
+from penstock.shapes.subquery.item import Cursor, Item, ids
 from penstock.shapes.subquery.materializer import Materializer, below, read_values
+from penstock.shapes.subquery.members import Members
 from penstock.shapes.subquery.moves import Flight, TooMuchError, begin_flight, splice, trigger_at
-from penstock.shapes.subquery.normal_form import NormalForm
 from penstock.shapes.subquery.outer import Flip, NullInSubqueryError, OuterShape, log_items
 from penstock.shapes.subquery.starting import Starting
 from penstock.shapes.subquery.values import Counts
@@ -37,35 +35,6 @@ _T = TypeVar("_T")
 Changed = list[tuple[Materializer, Counts]]
 
 
-class LayersHost(Protocol):
-    """The engine, as this side knows it. All in its thread."""
-
-    @property
-    def last_tx(self) -> int: ...
-
-    def deliver(self, consumer: Consumer, items: LogItems) -> None: ...
-
-    def give_up(self, consumer: Consumer, reason: str, error: Exception | None = None) -> None:
-        """The shape goes, soon."""
-
-    def not_usable(self, shape: Shape) -> None:
-        """Its first snapshot cannot be used."""
-
-    def settled(self, shape: Shape) -> None:
-        """A new shape has all that its snapshot lacks."""
-
-    def note(self, consumer: Consumer) -> None:
-        """Whether it is special may have changed."""
-
-    def ask(self, outer: OuterShape, flight: Flight) -> None:
-        """Have rows queried; `advance` is called when they are there, `failed` if they will not be."""
-
-    def read(
-        self, job: Callable[[], _T], then: Callable[[_T], None], failed: Callable[[Exception], None]
-    ) -> None:
-        """Have it done elsewhere, and the outcome dealt with here."""
-
-
 class DependencyLayers:
     """Belongs to the engine's thread."""
 
@@ -73,84 +42,43 @@ class DependencyLayers:
         self._host = host
         self._stack_id = stack_id
         self._transactions_max = transactions_max
-        self._outers: dict[int, OuterShape] = {}
+        self._members = Members(host.note)
+        self._outers = self._members.outers
         self._starting: dict[int, Starting] = {}
         self._flights: dict[int, Flight] = {}
-        self._materializers: dict[tuple[str, tuple[str, ...]], Materializer] = {}
-        self._by_slot: dict[int, list[Materializer]] = {}
-        self._consumers: dict[int, Consumer] = {}
-        self._unread: list[Materializer] = []
         self._holding: set[int] = set()  # with values that are held and not asked for
         self.is_open = False  # more is to come of what was handed in
-        self._item = _Item()
+        self._item = Item()
         self._dirty: set[int] = set()
 
     @property
     def is_used(self) -> bool:
-        return bool(self._materializers)
+        return self._members.has_any
 
     # Shapes
 
     def require(self, consumer: Consumer, columns: tuple[str, ...]) -> Future[None]:
-        """Have an inner shape's values known; done when they are."""
-        key = consumer.shape.definition.identity, columns
-        found = self._materializers.get(key)
-        if found is None:
-            found = self._materializers[key] = self._materializer(consumer, columns)
-        return found.loaded
-
-    def _materializer(self, consumer: Consumer, columns: tuple[str, ...]) -> Materializer:
-        shape = consumer.shape
-        made = Materializer(shape, columns, form_of(shape.definition))
-        self._by_slot.setdefault(shape.slot, []).append(made)
-        self._unread.append(made)
-        self._consumers[shape.slot] = consumer
-        consumer.feeds_layers = True
-        self._host.note(consumer)
-        if shape.slot in self._outers:
-            self._outers[shape.slot].sinks.append(made)
-        return made
+        """Have an inner shape's values known; done when they are, cancelled if it goes."""
+        return self._members.require(consumer, columns).loaded
 
     def restore_values(self, consumer: Consumer, columns: tuple[str, ...], position: int) -> None:
         """The same for one that was there before a restart, at once."""
-        if not self.require(consumer, columns).done():
-            made = self._materializers[consumer.shape.definition.identity, columns]
+        made = self._members.require(consumer, columns)
+        if made.state == "waiting":
             storage = consumer.shape.storage
             up_to = min(storage.last_seen_txn_offset, below(position))
-            self._unread.remove(made)
+            self._members.unread.remove(made)
             made.become_ready(read_values(storage, consumer.shape.definition, columns, made.form, up_to))
 
     def are_known(self, definition: ShapeDefinition) -> bool:
         """Whether the values of all its subqueries are."""
-        assert definition.where is not None
-        found = (
-            self._materializers.get((atom.definition.identity, atom.columns))
-            for atom in definition.where.subqueries
-        )
-        return all(each is not None and each.state == "ready" for each in found)
+        return self._members.are_ready(definition)
 
     def add(self, consumer: Consumer, kept: HeldState | None = None) -> None:
         """A shape with subqueries, whose values are known. With `kept` it was there before a restart."""
-        shape = consumer.shape
-        definition = shape.definition
-        form = form_of(definition)
-        assert form is not None
-        assert definition.where is not None
-        sets = [
-            self._materializers[atom.definition.identity, atom.columns]
-            for atom in definition.where.subqueries
-        ]
-        outer = OuterShape(consumer, form, sets, self.salt(shape))
-        outer.depth = 1 + max(
-            (self._outers[each.shape.slot].depth for each in sets if each.shape.slot in self._outers),
-            default=0,
-        )
-        for subquery, each in enumerate(sets):
-            each.dependents.append((outer, subquery))
-        self._outers[shape.slot] = outer
-        outer.sinks = list(self._by_slot.get(shape.slot, ()))
+        outer = self._members.add(consumer, self.salt(consumer.shape))
         if kept is None:
-            self._starting[shape.slot] = Starting(outer.streams, self._host.last_tx)
+            self._starting[outer.slot] = Starting(outer.streams, self._host.last_tx)
         else:
             outer.held, outer.trigger = kept.held, kept.trigger
             outer.note_held(self._host.last_tx)
@@ -163,6 +91,7 @@ class DependencyLayers:
             self._holding.discard(outer.slot)
 
     def salt(self, shape: Shape) -> str:
+        """What hashes of its values are made with."""
         return self._stack_id + shape.handle
 
     def remove(self, consumer: Consumer) -> None:
@@ -172,32 +101,7 @@ class DependencyLayers:
         self._dirty.discard(slot)
         self._holding.discard(slot)
         self._item.rows.pop(slot, None)
-        outer = self._outers.pop(slot, None)
-        for made in outer.materializers if outer is not None else ():
-            made.dependents = [each for each in made.dependents if each[0] is not outer]
-            if not made.dependents:
-                self._forget(made)
-        for made in list(self._by_slot.get(slot, ())):
-            self._forget(made)
-
-    def _forget(self, made: Materializer) -> None:
-        self._materializers.pop((made.shape.definition.identity, made.columns), None)
-        slot = made.shape.slot
-        rest = [each for each in self._by_slot.get(slot, ()) if each is not made]
-        if slot in self._outers:
-            self._outers[slot].sinks = rest
-        if rest:
-            self._by_slot[slot] = rest
-        else:
-            self._by_slot.pop(slot, None)
-            consumer = self._consumers.pop(slot, None)
-            if consumer is not None:
-                consumer.feeds_layers = False
-                self._host.note(consumer)
-        if made in self._unread:
-            self._unread.remove(made)
-        if not made.loaded.done():
-            made.loaded.cancel()
+        self._members.remove(slot)
 
     # Changes
 
@@ -220,25 +124,25 @@ class DependencyLayers:
             if slot in self._outers:
                 self._item.hold(slot, found)
             else:
-                for made in self._by_slot.get(slot, ()):
+                for made in self._members.of_slot(slot):
                     self._item.count(made, found)
         if self._item.bytes > _WAITING_BYTES_MAX:
             for slot in self._item.rows:
                 self._give_up(self._outers[slot], "too much to keep")
             self._item.rows, self._item.bytes = {}, 0
         if fragment.is_last:
-            item, self._item = self._item, _Item()
+            item, self._item = self._item, Item()
             self._run(item)
 
     def break_off(self, position: int) -> None:
         """What was not finished comes again: to those that wait, too."""
-        self._item, self.is_open = _Item(), False
+        self._item, self.is_open = Item(), False
         for starting in self._starting.values():
             starting.rows = [each.where(each.tx < position) for each in starting.rows]
 
-    def _run(self, item: _Item) -> None:
+    def _run(self, item: Item) -> None:
         sets, xids = self._sets_changed(item)
-        waiting: dict[int, _Cursor] = {}
+        waiting: dict[int, Cursor] = {}
         cuts = set(sets)
         for slot, found in item.rows.items():
             outer = self._outers[slot]
@@ -247,11 +151,11 @@ class DependencyLayers:
                 continue
             if slot in self._flights:
                 self._remember(outer, found)
-            waiting[slot] = _Cursor(found)
+            waiting[slot] = Cursor(found)
             if outer.sinks:
                 for routed in found:
-                    xids.update(_ids(routed))
-                    cuts.update(_ids(routed))
+                    xids.update(ids(routed))
+                    cuts.update(ids(routed))
         for tx in sorted(cuts):
             concerned = []
             for slot, cursor in waiting.items():
@@ -264,7 +168,7 @@ class DependencyLayers:
             self._change(self._outers[slot], cursor.rest())
             self._flush(self._outers[slot])
 
-    def _sets_changed(self, item: _Item) -> tuple[dict[int, Changed], dict[int, int]]:
+    def _sets_changed(self, item: Item) -> tuple[dict[int, Changed], dict[int, int]]:
         """What inner shapes without subqueries select, and the ids of the transactions that changed it."""
         sets: dict[int, Changed] = {}
         xids: dict[int, int] = {}
@@ -315,7 +219,7 @@ class DependencyLayers:
                     self._give_up(outer, "null in a subquery")
             made.values.apply(counts)
             if made.values.bytes > _SET_BYTES_MAX:
-                self._host.give_up(self._consumers[made.shape.slot], "too many values")
+                self._host.give_up(self._members.consumers[made.shape.slot], "too many values")
 
         for made, counts in changed:
             apply(made, counts)
@@ -362,8 +266,8 @@ class DependencyLayers:
                 self._give_up(self._outers[slot], "too much to keep")
             elif starting.is_passed(position):
                 self._settle(self._outers[slot], starting)
-        for made in [each for each in self._unread if self._can_be_read(each)]:
-            self._unread.remove(made)
+        for made in [each for each in self._members.unread if self._can_be_read(each)]:
+            self._members.unread.remove(made)
             if made.state == "waiting":
                 self._begin_reading(made)
         holding, self._holding = self._holding, set()
@@ -379,7 +283,7 @@ class DependencyLayers:
         return max((point.lsn for point in points if point is not None), default=0)
 
     def _can_be_read(self, made: Materializer) -> bool:
-        consumer, slot = self._consumers[made.shape.slot], made.shape.slot
+        consumer, slot = self._members.consumers[made.shape.slot], made.shape.slot
         is_exact = slot not in self._starting if slot in self._outers else consumer.filter is None
         return is_exact and consumer.state == "streaming" and made.shape.storage.snapshot_state == "complete"
 
@@ -387,11 +291,11 @@ class DependencyLayers:
         up_to, shape = made.begin_reading(), made.shape
 
         def done(found: object) -> None:
-            if self._materializers.get((shape.definition.identity, made.columns)) is made:
+            if made in self._members.of_slot(shape.slot):
                 made.become_ready(found)  # type: ignore[arg-type]
 
         def failed(error: Exception) -> None:
-            consumer = self._consumers.get(shape.slot)
+            consumer = self._members.consumers.get(shape.slot)
             if consumer is not None and consumer.shape is shape:
                 self._host.give_up(consumer, "error", error)
 
@@ -408,7 +312,7 @@ class DependencyLayers:
             return
         flips = [flip for flip in starting.flips if flip.tx > cut]
         outer.overrides = {(flip.subquery, flip.value): flip.before for flip in reversed(flips)}
-        cursor, own = _Cursor(starting.rows), _Item()
+        cursor, own = Cursor(starting.rows), Item()
         own.note([each.changes for each in starting.rows])
         by_tx: dict[int, list[Flip]] = {}
         for flip in flips:
@@ -496,78 +400,3 @@ class DependencyLayers:
         dirty = [self._outers[slot].shape for slot in self._dirty if slot not in self._starting]
         self._dirty = {slot for slot in self._dirty if slot in self._starting}
         return dirty
-
-
-def form_of(definition: ShapeDefinition) -> NormalForm | None:
-    where = definition.where
-    return NormalForm.of(where.condition.expression) if where is not None and where.subqueries else None
-
-
-class _Item:
-    """What was handed in of an item of the tail, until all of it was: rows of shapes with subqueries, what
-    became of the values of inner shapes, and which operation of each transaction was the last."""
-
-    def __init__(self) -> None:
-        self.rows: dict[int, list[RoutedRows]] = {}
-        self.counts: list[tuple[Materializer, int, int, Counts]] = []
-        self.bytes = 0
-        self._last: list[tuple[StreamId, npt.NDArray[np.int64], npt.NDArray[np.int64]]] = []
-
-    def note(self, changes: Iterable[ChangeRows]) -> None:
-        for each in changes:
-            if len(each):
-                lasts = np.concatenate((np.flatnonzero(np.diff(each.tx)), [len(each) - 1]))
-                self._last.append((each.stream, each.tx[lasts].copy(), each.op_index[lasts].copy()))
-
-    def hold(self, slot: int, found: list[RoutedRows]) -> None:
-        self.rows.setdefault(slot, []).extend(found)
-        self.bytes += sum(each.changes.rows.nbytes for each in found)
-
-    def count(self, made: Materializer, found: list[RoutedRows]) -> None:
-        if made.state != "waiting":
-            self.counts += [(made, *each) for routed in found for each in made.changes(routed)]
-
-    def last_op(self, tx: int, streams: Collection[StreamId]) -> int:
-        last = 0
-        for stream, txs, ops in self._last:
-            if stream in streams:
-                at = int(np.searchsorted(txs, tx))
-                if at < len(txs) and txs[at] == tx:
-                    last = max(last, int(ops[at]))
-        return last
-
-
-class _Cursor:
-    """Changes of one table, given out up to one transaction after the other."""
-
-    def __init__(self, rows: Sequence[RoutedRows]) -> None:
-        self._rows = [each for each in rows if len(each.rows)]
-
-    @property
-    def next_tx(self) -> int:
-        if not self._rows:
-            return 1 << 62
-        first = self._rows[0]
-        return int(first.changes.tx[first.rows[0]])
-
-    def up_to(self, tx: int) -> list[RoutedRows]:
-        found = []
-        while self._rows:
-            first = self._rows[0]
-            count = int(np.searchsorted(first.changes.tx[first.rows], tx, side="right"))
-            if count:
-                found.append(RoutedRows(first.changes, first.rows[:count], first.actions[:count]))
-            if count < len(first.rows):
-                self._rows[0] = RoutedRows(first.changes, first.rows[count:], first.actions[count:])
-                break
-            self._rows.pop(0)
-        return found
-
-    def rest(self) -> list[RoutedRows]:
-        rows, self._rows = self._rows, []
-        return rows
-
-
-def _ids(routed: RoutedRows) -> dict[int, int]:
-    changes, rows = routed.changes, routed.rows
-    return dict(zip(changes.tx[rows].tolist(), changes.xid[rows].tolist(), strict=True))

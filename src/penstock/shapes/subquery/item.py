@@ -1,0 +1,84 @@
+"""An item of the tail as shapes with subqueries get it: collected, then dealt with by transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.core.stream import StreamId
+from penstock.shapes.engine.consumer import RoutedRows
+from penstock.shapes.engine.transactions import ChangeRows
+from penstock.shapes.subquery.materializer import Materializer
+from penstock.shapes.subquery.values import Counts
+
+
+class Item:
+    """What was handed in of an item of the tail, until all of it was: rows of shapes with subqueries, what
+    became of the values of inner shapes, and which operation of each transaction was the last."""
+
+    def __init__(self) -> None:
+        self.rows: dict[int, list[RoutedRows]] = {}
+        self.counts: list[tuple[Materializer, int, int, Counts]] = []
+        self.bytes = 0
+        self._last: list[tuple[StreamId, npt.NDArray[np.int64], npt.NDArray[np.int64]]] = []
+
+    def note(self, changes: Iterable[ChangeRows]) -> None:
+        for each in changes:
+            if len(each):
+                lasts = np.concatenate((np.flatnonzero(np.diff(each.tx)), [len(each) - 1]))
+                self._last.append((each.stream, each.tx[lasts].copy(), each.op_index[lasts].copy()))
+
+    def hold(self, slot: int, found: list[RoutedRows]) -> None:
+        self.rows.setdefault(slot, []).extend(found)
+        self.bytes += sum(each.changes.rows.nbytes for each in found)
+
+    def count(self, made: Materializer, found: list[RoutedRows]) -> None:
+        if made.state != "waiting":
+            self.counts += [(made, *each) for routed in found for each in made.changes(routed)]
+
+    def last_op(self, tx: int, streams: Collection[StreamId]) -> int:
+        last = 0
+        for stream, txs, ops in self._last:
+            if stream in streams:
+                at = int(np.searchsorted(txs, tx))
+                if at < len(txs) and txs[at] == tx:
+                    last = max(last, int(ops[at]))
+        return last
+
+
+class Cursor:
+    """Changes of one table, given out up to one transaction after the other."""
+
+    def __init__(self, rows: Sequence[RoutedRows]) -> None:
+        self._rows = [each for each in rows if len(each.rows)]
+
+    @property
+    def next_tx(self) -> int:
+        if not self._rows:
+            return 1 << 62
+        first = self._rows[0]
+        return int(first.changes.tx[first.rows[0]])
+
+    def up_to(self, tx: int) -> list[RoutedRows]:
+        found = []
+        while self._rows:
+            first = self._rows[0]
+            count = int(np.searchsorted(first.changes.tx[first.rows], tx, side="right"))
+            if count:
+                found.append(RoutedRows(first.changes, first.rows[:count], first.actions[:count]))
+            if count < len(first.rows):
+                self._rows[0] = RoutedRows(first.changes, first.rows[count:], first.actions[count:])
+                break
+            self._rows.pop(0)
+        return found
+
+    def rest(self) -> list[RoutedRows]:
+        rows, self._rows = self._rows, []
+        return rows
+
+
+def ids(routed: RoutedRows) -> dict[int, int]:
+    changes, rows = routed.changes, routed.rows
+    return dict(zip(changes.tx[rows].tolist(), changes.xid[rows].tolist(), strict=True))
