@@ -193,3 +193,50 @@ def test_shapes_and_what_they_hold_outlive_the_lane(server: EmbeddedPostgres, tm
             for where, shape in shapes.items():
                 assert shape is not None
                 wait_until_equal(shape, database, where)
+
+
+ODD = """
+CREATE TYPE mood AS ENUM ('so', 'so-so');
+CREATE TABLE odd_inner (
+    id int PRIMARY KEY, a text, b boolean, c timestamptz, d bigint, e uuid, f mood, g bytea
+);
+CREATE TABLE odd (LIKE odd_inner INCLUDING ALL, n int);
+INSERT INTO odd_inner VALUES
+    (1, 'a/"b"\\ü{}%', true, '2024-02-29 12:00:00.5+02', -1, gen_random_uuid(), 'so', '\\x00ff'),
+    (2, '', false, '0044-03-15 00:00+00 BC', 9223372036854775807, gen_random_uuid(), 'so-so', ''),
+    (3, NULL, NULL, NULL, NULL, NULL, NULL, NULL);
+INSERT INTO odd SELECT id, a, b, c, d, e, f, g, 1 FROM odd_inner;
+INSERT INTO odd SELECT 10 + id, a, NULL, c, NULL, e, f, g, 1 FROM odd_inner;
+"""
+
+
+def test_values_of_all_kinds_are_told_alike_by_snapshots_changes_and_moves(live: LiveLane) -> None:
+    database = live.database
+    database.execute(ODD)
+    one = [f"{column} IN (SELECT {column} FROM odd_inner)" for column in "abcdefg"]
+    two = "(a, d) IN (SELECT a, d FROM odd_inner WHERE id > 0)"
+    shape = live.ready("odd", where=" OR ".join([*one, two]))
+
+    def tags() -> dict[str, dict[str, list[str]]]:
+        """By key, the last that were told by an insert, by a move and by an update."""
+        found: dict[str, dict[str, list[str]]] = {}
+        for item in items_of(shape):
+            headers = item["headers"]
+            if "tags" in headers:
+                kind = "move" if headers.get("is_move_in") else headers["operation"]
+                found.setdefault(item["key"], {})[kind] = headers["tags"]
+        return found
+
+    def keys() -> set[str]:
+        return {f'"public"."odd"/"{n}"' for n in (1, 2, 11, 12)}
+
+    wait_until(lambda: set(tags()) == keys(), "the first rows")
+    database.execute("UPDATE odd SET n = 2")
+    wait_until(lambda: all("update" in each for each in tags().values()), "the updates")
+    database.execute("CREATE TABLE odd_kept AS TABLE odd_inner; DELETE FROM odd_inner")
+    wait_until(lambda: shape.state == "gone" or followed(shape) == {}, "all to move out")
+    database.execute("INSERT INTO odd_inner TABLE odd_kept")
+    wait_until(lambda: all("move" in each for each in tags().values()), "all to move in")
+    for told in tags().values():
+        assert told["insert"] == told["update"] == told["move"]
+    assert set(followed(shape)) == keys()
