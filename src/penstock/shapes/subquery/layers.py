@@ -230,7 +230,10 @@ class DependencyLayers:
             if slot in self._starting:
                 self._starting[slot].flips += flips
                 continue
-            self._tell(outer, flips, trigger_at(tx, last_op(outer.streams)), tx)
+            try:
+                self._tell(outer, flips, trigger_at(tx, last_op(outer.streams)), tx)
+            except Exception as error:
+                self._give_up(outer, "error", error)
             for sink in outer.sinks:
                 if counts := sink.take():
                     apply(sink, counts)
