@@ -29,7 +29,7 @@ from penstock.shapes.engine.transactions import MessageConverter
 from penstock.shapes.rendering.row_lines import Lines, snapshot_end
 from penstock.shapes.shape import Shape, SnapshotPoint
 from penstock.shapes.source.moving import MovedRows
-from penstock.shapes.storage import LogItems, ShapeStore
+from penstock.shapes.storage import LogItems, ShapeStore, store
 from penstock.shapes.subquery.held_state import HeldState
 from penstock.shapes.subquery.layers import DependencyLayers
 from penstock.shapes.subquery.members import form_of
@@ -248,8 +248,10 @@ class Engine:
             self.ready.add(shape.handle)
         self.store.commit(self.collector.delivery.position)
 
-    def crash(self) -> None:
-        self.store.loop._commits.clear()
+    def crash(self, chance: random.Random) -> None:
+        """Of what was handed over, a first part is durable."""
+        commits = self.store.loop._commits
+        del commits[chance.randint(0, len(commits)) :]
         self.store.close()
 
 
@@ -406,6 +408,10 @@ class Run:
                 each()
         self.engine.advance()
 
+    def write(self) -> None:
+        """What was handed over is durable, though its commit may still be to come."""
+        self.engine.store.loop.turn()
+
     def flush(self) -> None:
         self.engine.commit()
         self.engine.store.loop.turn()
@@ -414,7 +420,7 @@ class Run:
         """What was not made durable is gone; it is read again."""
         # By the time it runs again, whoever committed before can be seen.
         self.source.show(all_of_them=True)
-        self.engine.crash()
+        self.engine.crash(self.chance)
         self.engine = Engine(self.directory)
         self.snapshots, self.registered = [], []
         everything = self.source.all_transactions
@@ -465,9 +471,16 @@ WEIGHTS = {
     "load": 3,
     "answer": 6,
     "flush": 2,
+    "write": 2,
     "drop": 1,
 }
 STEPS = [step for step, weight in WEIGHTS.items() for _ in range(weight)]
+
+
+@pytest.fixture(autouse=True)
+def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commits come in several parts, between which a crash may fall."""
+    monkeypatch.setattr(store, "_HAND_OVER_BYTES", 400)
 
 
 def play(seed: int, names: list[str], steps: int, *, crashes: bool) -> Run:
@@ -483,7 +496,7 @@ def play(seed: int, names: list[str], steps: int, *, crashes: bool) -> Run:
             run.settle()
             run.check()
         finally:
-            run.engine.crash()
+            run.engine.crash(chance)
         return run
 
 
