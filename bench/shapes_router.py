@@ -20,11 +20,11 @@ import pyarrow as pa
 from rich.console import Console
 
 from bench.comparison import Figure
+from penstock.capture.transactions import ChangeRows
 from penstock.core.schema import SourceColumn, TableSchema
 from penstock.core.stream import StreamId
 from penstock.core.where import Condition
 from penstock.log import columns as log_columns
-from penstock.shapes.engine.transactions import ChangeRows
 from penstock.shapes.routing.router import EventRouter
 
 INDEXED_SHAPES, SCANNED_SHAPES = 10_000, 1_000

@@ -8,10 +8,10 @@ from typing import Any
 
 import pyarrow as pa
 
+from penstock.capture.transactions import ChangeRows
 from penstock.core.schema import SourceColumn, TableSchema
 from penstock.core.stream import StreamId
 from penstock.log import columns as log_columns
-from penstock.shapes.engine.transactions import ChangeRows
 from penstock.shapes.rendering.renderer import INSERT
 
 Row = dict[str, str | None]

@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import pyarrow as pa
 
@@ -50,7 +51,7 @@ CARDS = {
 }
 
 
-def defined(table: str, where: str, **given: str) -> ShapeDefinition:
+def defined(table: str, where: str, **given: Any) -> ShapeDefinition:
     return define(DefinitionRequest(f"public.{table}", where=where, **given), CARDS.get)
 
 

@@ -15,13 +15,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.capture.transactions import MessageConverter
 from penstock.core.offset import LogOffset
 from penstock.core.position import Lsn
 from penstock.core.schema import SourceColumn
 from penstock.shapes.definition import ShapeDefinition
 from penstock.shapes.engine.collector import ShapeLogCollector
 from penstock.shapes.engine.consumer import RecentTransactions, RoutedRows, WaitingChanges
-from penstock.shapes.engine.transactions import MessageConverter
 from penstock.shapes.shape import Shape, SnapshotPoint
 from penstock.shapes.storage import ShapeStore
 from tests.logged_changes import COLUMNS, TABLE, Logged, Row, definition, item, piece

@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 
 from penstock.capture.spec import Started
+from penstock.capture.transactions import MessageConverter
 from penstock.core.offset import LogOffset
 from penstock.core.position import Lsn
 from penstock.core.schema import SourceColumn
 from penstock.shapes.engine.collector import ShapeLogCollector
 from penstock.shapes.engine.engine import Engine, Limits
-from penstock.shapes.engine.transactions import MessageConverter
 from penstock.shapes.shape import Shape, SnapshotListener, SnapshotPoint, SnapshotProblem
 from penstock.shapes.source.catalog import CardColumn
 from penstock.shapes.source.reconciler import compare

@@ -1,18 +1,20 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from penstock.capture import continuity
+from penstock.capture.continuity import Followed
+from penstock.capture.position_reporter import PositionReporter
 from penstock.capture.spec import Started
 from penstock.core.errors import CaptureAwayError
 from penstock.core.position import Lsn
-from penstock.shapes.engine import replication_client
 from penstock.shapes.engine.lsn_tracker import LsnTracker
-from penstock.shapes.engine.registry import Stack
-from penstock.shapes.engine.replication_client import PositionReporter, ReplicationClient
+from penstock.shapes.engine.replication_client import ReplicationClient
 
 
 def started(**changed: Any) -> Started:
@@ -29,32 +31,33 @@ def started(**changed: Any) -> Started:
 
 
 @pytest.mark.parametrize(
-    ("stack", "found", "switch", "reason"),
+    ("before", "found", "switch", "reason"),
     [
-        (Stack("s", "7411", 1), started(), None, ""),
-        (Stack("s"), started(slot_created=True), None, ""),
-        (Stack("s", "7000", 1), started(), None, "another server"),
-        (Stack("s", "7411", 1), started(slot_created=True), None, "a new slot"),
-        (Stack("s", "7411", 1), started(timeline=2), Lsn(100), ""),
-        (Stack("s", "7411", 1), started(timeline=2), Lsn(99), "another timeline"),
-        (Stack("s", "7411", 2), started(timeline=1), None, "another timeline"),
+        (Followed("7411", 1), started(), None, ""),
+        (None, started(slot_created=True), None, ""),
+        (Followed("7000", 1), started(), None, "another server"),
+        (Followed("7411", 1), started(slot_created=True), None, "a new slot"),
+        (Followed("7411", 1), started(timeline=2), Lsn(100), ""),
+        (Followed("7411", 1), started(timeline=2), Lsn(99), "another timeline"),
+        (Followed("7411", 2), started(timeline=1), None, "another timeline"),
     ],
 )
 def test_changes_are_followed_on_only_if_they_go_on_from_ours(
-    monkeypatch: pytest.MonkeyPatch, stack: Stack, found: Started, switch: Lsn | None, reason: str
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    before: Followed | None,
+    found: Started,
+    switch: Lsn | None,
+    reason: str,
 ) -> None:
     class Session:
         def __enter__(self) -> None: ...
         def __exit__(self, *_: object) -> None: ...
 
-    monkeypatch.setattr(replication_client, "connect", lambda *_, **__: Session())
-    monkeypatch.setattr(replication_client, "switch_point", lambda *_: switch)
-    handler = cast(Any, SimpleNamespace(stack=stack))
-    client = ReplicationClient(
-        cast(Any, None), cast(Any, None), "", handler, lambda *_: None, lambda _epoch: None
-    )
+    monkeypatch.setattr(continuity, "connect", lambda *_, **__: Session())
+    monkeypatch.setattr(continuity, "switch_point", lambda *_: switch)
 
-    assert client._is_another(found, Lsn(100)) == reason
+    assert continuity.why_not_on(found, before, Lsn(100), "", tmp_path) == reason
 
 
 class Told:
@@ -116,7 +119,7 @@ def test_a_term_of_another_server_is_followed_after_everything_has_begun_anew() 
     order: list[str] = []
 
     class Handler:
-        stack = Stack("s", "7000", 1)
+        stack = Followed("7000", 1)
 
         def __getattr__(self, name: str) -> Any:
             def asked(*_: object) -> object:

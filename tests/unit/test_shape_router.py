@@ -14,13 +14,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.capture.transactions import ChangeRows
 from penstock.core.schema import SourceColumn, TableSchema
 from penstock.core.stream import StreamId
 from penstock.core.where import Condition, tree
 from penstock.core.where.arrays import flat, print_array
 from penstock.core.where.kinds import ArrayOf, Kind
 from penstock.log import columns as log_columns
-from penstock.shapes.engine.transactions import ChangeRows
 from penstock.shapes.routing import clauses as clauses_module
 from penstock.shapes.routing import index as router_index
 from penstock.shapes.routing.clauses import Clauses

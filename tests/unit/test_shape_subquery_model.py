@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.capture.transactions import MessageConverter
 from penstock.core.offset import LogOffset
 from penstock.core.position import Lsn
 from penstock.core.where import tree
@@ -25,7 +26,6 @@ from penstock.shapes.definition import ShapeDefinition
 from penstock.shapes.engine.collector import ShapeLogCollector
 from penstock.shapes.engine.consumer import Consumer
 from penstock.shapes.engine.registry import inner_definitions
-from penstock.shapes.engine.transactions import MessageConverter
 from penstock.shapes.rendering.row_lines import Lines, snapshot_end
 from penstock.shapes.shape import Shape, SnapshotPoint
 from penstock.shapes.source.moving import MovedRows

@@ -23,13 +23,13 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock import logs
+from penstock.capture.transactions import ChangeRows, TableVersion, TransactionFragment
 from penstock.core.position import Lsn
 from penstock.core.stream import StreamId
 from penstock.shapes.engine.consumer import Consumer, Doubt, RecentTransactions, RoutedRows, WaitingChanges
 from penstock.shapes.engine.delivery import Delivery
 from penstock.shapes.engine.slot_table import SlotTable
 from penstock.shapes.engine.table_changes import can_read, shown_columns, truncates, without_old_row
-from penstock.shapes.engine.transactions import ChangeRows, TableVersion, TransactionFragment
 from penstock.shapes.rendering.renderer import Chosen, Renderer, View, distinct
 from penstock.shapes.routing.router import EventRouter
 from penstock.shapes.shape import Shape, SnapshotPoint

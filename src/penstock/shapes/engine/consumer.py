@@ -27,10 +27,10 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from penstock.capture.transactions import ChangeRows
 from penstock.core.offset import LogOffset
 from penstock.core.stream import StreamId
 from penstock.ledger.flush_tracker import align_offset_to_txn_boundary
-from penstock.shapes.engine.transactions import ChangeRows
 from penstock.shapes.rendering.renderer import View
 from penstock.shapes.shape import Shape, SnapshotPoint
 

@@ -14,13 +14,13 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from penstock.capture.transactions import TransactionFragment
 from penstock.core.offset import LogOffset
 from penstock.core.position import Lsn
 from penstock.ledger.flush_tracker import FlushTracker
 from penstock.shapes.engine.consumer import Consumer
 from penstock.shapes.engine.lsn_tracker import LsnTracker
 from penstock.shapes.engine.slot_table import SlotTable
-from penstock.shapes.engine.transactions import TransactionFragment
 from penstock.shapes.rendering.assembly import assemble
 from penstock.shapes.rendering.renderer import Chosen
 from penstock.shapes.shape import Shape

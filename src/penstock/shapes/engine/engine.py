@@ -30,6 +30,7 @@ import structlog
 
 from penstock import logs
 from penstock.capture.spec import Started
+from penstock.capture.transactions import TransactionFragment
 from penstock.core.position import Lsn
 from penstock.core.stream import StreamId
 from penstock.metrics import Sample
@@ -39,7 +40,6 @@ from penstock.shapes.engine.inbox import Inbox, Task
 from penstock.shapes.engine.measures import ShapeMeasures
 from penstock.shapes.engine.registry import ShapeRegistry, Stack, depth
 from penstock.shapes.engine.subqueries import Subqueries
-from penstock.shapes.engine.transactions import TransactionFragment
 from penstock.shapes.shape import Shape, SnapshotPoint, SnapshotProblem, SnapshotSource
 from penstock.shapes.source.publishing import TablePublisher
 from penstock.shapes.storage import ShapeStore

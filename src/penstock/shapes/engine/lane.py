@@ -24,10 +24,11 @@ from pathlib import Path
 import structlog
 
 from penstock import logs
+from penstock.capture.position_reporter import PositionReporter
 from penstock.capture.remote import RemoteCapture
 from penstock.core.errors import PenstockError
 from penstock.shapes.engine.engine import Engine, Limits
-from penstock.shapes.engine.replication_client import AwaitedPosition, PositionReporter, ReplicationClient
+from penstock.shapes.engine.replication_client import AwaitedPosition, ReplicationClient
 from penstock.shapes.settings import ShapeSettings
 from penstock.shapes.shape import Shape
 from penstock.shapes.source.catalog import Catalog

@@ -6,8 +6,8 @@ import time
 from collections import Counter
 
 from penstock import metrics
+from penstock.capture.transactions import TransactionFragment
 from penstock.metrics import Sample
-from penstock.shapes.engine.transactions import TransactionFragment
 
 
 class ShapeMeasures:

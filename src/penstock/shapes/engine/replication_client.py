@@ -5,12 +5,7 @@ changes that the shapes were made from, and the tail is followed from where the 
 error. Capture that is away is waited for, while readers are served what there is; a source that cannot be
 reached is tried again.
 
-What the engine has is not part of what comes now, and every shape is made anew (correctness 43), if
-
-- the server is another one, by its system identifier;
-- its timeline branched off before our position: the same positions mean something else there;
-- the slot is new, so changes may have come and gone before it;
-- the change log does not reach back to our position any more.
+What the engine has may not be part of what comes now (`capture.continuity`): then every shape is made anew.
 
 Fragments are handed in one after the other and wait for room: a slow engine slows this thread, nobody else.
 """
@@ -25,20 +20,18 @@ from typing import Protocol
 
 import structlog
 
+from penstock.capture.continuity import Followed, why_not_on
+from penstock.capture.position_reporter import REPORT_EVERY_S
 from penstock.capture.remote import RemoteCapture
 from penstock.capture.spec import Started
 from penstock.capture.tail_reader import TailReader
+from penstock.capture.transactions import MessageConverter, TransactionFragment
 from penstock.core.backoff import pause_s
 from penstock.core.errors import CaptureAwayError, PositionGoneError, SourceError
 from penstock.core.position import Lsn
-from penstock.log.reader import ChangeLog
 from penstock.shapes.engine.registry import Stack
-from penstock.shapes.engine.transactions import MessageConverter, TransactionFragment
 from penstock.shapes.shape import SnapshotProblem
-from penstock.sources.postgres.connection import connect
-from penstock.sources.postgres.timelines import switch_point
 
-REPORT_EVERY_S = 1.0
 ASK_AFTER_S = 0.03  # by itself it mostly comes sooner
 ASK_AGAIN_S = 0.2
 _BACKOFF_S = (0.2, 10.0)
@@ -113,7 +106,7 @@ class ReplicationClient:
         if after is None:
             after = head
             self._handler.start_over(head, "")
-        elif reason := self._is_another(started, after) or self._is_gone(started, after):
+        elif reason := self._why_not_on(started, after):
             after = head
             self._handler.start_over(head, reason)
         self._handler.read_from(started, head)
@@ -124,26 +117,10 @@ class ReplicationClient:
                 if not self._handler.hand_in(fragment):
                     return
 
-    def _is_another(self, started: Started, position: Lsn) -> str:
-        """Why these are not the changes that we have followed up to `position`; empty if they are."""
+    def _why_not_on(self, started: Started, after: Lsn) -> str:
         stack = self._handler.stack
-        if not stack.system_id:
-            return ""
-        if stack.system_id != started.system_id:
-            return "another server"
-        if started.slot_created:
-            return "a new slot"
-        if stack.timeline != started.timeline:
-            with connect(self._source_url, application_name="penstock shapes", replication=True) as source:
-                switch = switch_point(source, stack.timeline, started.timeline)
-            if switch is None or position > switch:
-                return "another timeline"
-        return ""
-
-    def _is_gone(self, started: Started, position: Lsn) -> str:
-        """Asked before anybody is told that we follow: what was served then could lack changes for good."""
-        begins = ChangeLog(self._log_directory).start() or started.slot_position
-        return f"the change log begins at {begins}" if position < begins else ""
+        before = Followed(stack.system_id, stack.timeline) if stack.system_id else None
+        return why_not_on(started, before, after, self._source_url, self._log_directory)
 
     def _start_over(self, reason: str) -> None:
         try:
@@ -151,56 +128,6 @@ class ReplicationClient:
             self._handler.start_over(self._capture.progress().position, reason)
         except CaptureAwayError:
             return  # the next term finds the same
-
-
-class PositionReporter:
-    """Tells capture how far the lane is, about once a second, and anew after each join.
-
-    Not before it is known that the term's changes go on from what the lane has: positions of another server
-    mean nothing here, and capture takes a lower one for no news until the next join.
-    """
-
-    def __init__(self, capture: RemoteCapture, position: Callable[[], Lsn | None]) -> None:
-        self._capture = capture
-        self._position = position
-        self._epoch: Lsn | None = None
-        self._joined = threading.Event()
-        self._joins = 0
-        self._told: tuple[int, Lsn] | None = None
-
-    def joined(self) -> None:
-        """Capture does not know any more how far the lane is."""
-        self._joins += 1
-        self.wake()
-
-    def followed(self, epoch: Lsn) -> None:
-        """The engine's position is one of this term's."""
-        self._epoch = epoch
-        self.wake()
-
-    def wake(self) -> None:
-        self._joined.set()
-
-    def run(self, stop: threading.Event) -> None:
-        while not stop.is_set():
-            self._joined.wait(REPORT_EVERY_S)
-            self._joined.clear()
-            self.report()
-
-    def report(self) -> None:
-        """If there is news. What is told after a join counts for that join only if it was read after it."""
-        if self._epoch is None or self._capture.epoch != self._epoch:
-            return
-        joins, position = self._joins, self._position()
-        if position is None or self._told == (joins, position):
-            return
-        try:
-            self._capture.acknowledge(self._capture.lane, position)
-            self._told = joins, position
-        except CaptureAwayError:
-            pass  # the next term is joined, and told
-        except SourceError as error:
-            _logger.warning("position not reported", code=error.code, reason=error.message)
 
 
 class AwaitedPosition:

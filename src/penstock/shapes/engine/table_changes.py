@@ -10,8 +10,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from penstock.capture.transactions import INSERT, OLD_FULL, TRUNCATE, ChangeRows, TableVersion
 from penstock.shapes.definition import ShapeDefinition
-from penstock.shapes.engine.transactions import INSERT, OLD_FULL, TRUNCATE, ChangeRows, TableVersion
 from penstock.shapes.source.reconciler import columns_used
 
 

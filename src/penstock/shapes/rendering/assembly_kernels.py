@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from penstock.compiling import compiled
-from penstock.shapes.rendering.text_kernels import Bytes, Indices, Ints, copy_bytes
+from penstock.text_kernels import Bytes, Indices, Ints, copy_bytes
 
 #: What becomes of an item: it is not written, or has nothing, the end, or the end of a last one behind it.
 SKIP, OPEN, CLOSED, CLOSED_LAST = range(4)

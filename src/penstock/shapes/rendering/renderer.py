@@ -34,8 +34,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from penstock.capture.transactions import ChangeRows
 from penstock.core.stream import StreamId
-from penstock.shapes.engine.transactions import ChangeRows
 from penstock.shapes.rendering import renderer_kernels as kernels
 from penstock.shapes.rendering.assembly_kernels import choose_items, distinct_changes
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from penstock.compiling import compiled
-from penstock.shapes.rendering.text_kernels import (
+from penstock.text_kernels import (
     LONGEST_ESCAPE,
     QUOTE,
     Bytes,

@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from penstock.capture.transactions import DELETE, INSERT, UPDATE, ChangeRows
 from penstock.core.where import columns, tree
 from penstock.core.where.evaluate import evaluate
 from penstock.core.where.kinds import Kind
-from penstock.shapes.engine.transactions import DELETE, INSERT, UPDATE, ChangeRows
 from penstock.shapes.routing.operands import is_number, sortable
 
 _NO_BYTES = np.empty(0, np.uint8)

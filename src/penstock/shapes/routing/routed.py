@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from penstock.shapes.engine.transactions import DELETE, INSERT, UPDATE
+from penstock.capture.transactions import DELETE, INSERT, UPDATE
 from penstock.shapes.routing import index_kernels as router_kernels
 from penstock.shapes.routing import program_kernels
 from penstock.shapes.routing.clauses import Clauses

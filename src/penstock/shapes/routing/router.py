@@ -22,9 +22,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from penstock.capture.transactions import ChangeRows
 from penstock.core.stream import StreamId
 from penstock.core.where import Condition
-from penstock.shapes.engine.transactions import ChangeRows
 from penstock.shapes.routing.clauses import Clauses
 from penstock.shapes.routing.images import Images
 from penstock.shapes.routing.index import EqualityIndex, Keys, plan

@@ -7,9 +7,9 @@ from collections.abc import Collection, Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from penstock.capture.transactions import ChangeRows
 from penstock.core.stream import StreamId
 from penstock.shapes.engine.consumer import RoutedRows
-from penstock.shapes.engine.transactions import ChangeRows
 from penstock.shapes.subquery.materializer import Materializer
 from penstock.shapes.subquery.values import Counts
 

@@ -13,11 +13,11 @@ from concurrent.futures import Future
 from functools import partial
 from typing import TypeVar
 
+from penstock.capture.transactions import TransactionFragment
 from penstock.core.offset import LogOffset
 from penstock.core.stream import StreamId
 from penstock.shapes.definition import ShapeDefinition
 from penstock.shapes.engine.consumer import Consumer, RoutedRows
-from penstock.shapes.engine.transactions import TransactionFragment
 from penstock.shapes.shape import Shape, SnapshotPoint
 from penstock.shapes.subquery.held_state import HeldState
 from penstock.shapes.subquery.host import LayersHost

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from penstock.capture.transactions import DELETE
+from penstock.capture.transactions import INSERT as INSERTED
 from penstock.core.offset import LogOffset
 from penstock.shapes.engine.consumer import RoutedRows, SnapshotFilter
-from penstock.shapes.engine.transactions import DELETE
-from penstock.shapes.engine.transactions import INSERT as INSERTED
 from penstock.shapes.rendering.assembly import CLOSE
 from penstock.shapes.rendering.renderer import INSERT, Renderer
 from penstock.shapes.rendering.row_lines import snapshot_end

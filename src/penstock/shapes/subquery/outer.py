@@ -15,13 +15,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from penstock.capture.transactions import DELETE as DELETED
+from penstock.capture.transactions import INSERT as INSERTED
+from penstock.capture.transactions import ChangeRows
 from penstock.core.offset import LogOffset
 from penstock.core.where import tree
 from penstock.core.where.evaluate import evaluate
 from penstock.shapes.engine.consumer import Consumer, RoutedRows
-from penstock.shapes.engine.transactions import DELETE as DELETED
-from penstock.shapes.engine.transactions import INSERT as INSERTED
-from penstock.shapes.engine.transactions import ChangeRows
 from penstock.shapes.rendering.assembly import assemble
 from penstock.shapes.rendering.renderer import DELETE, INSERT, UPDATE, Chosen, Renderer, render_keys
 from penstock.shapes.source.sql import tables_read

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from penstock.capture.transactions import ChangeRows
 from penstock.core.stream import StreamId
 from penstock.shapes.engine.consumer import RoutedRows
-from penstock.shapes.engine.transactions import ChangeRows
 from penstock.shapes.shape import SnapshotPoint
 from penstock.shapes.subquery.outer import Flip
 

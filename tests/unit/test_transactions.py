@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from penstock.capture.tail_items import Transactions
 from penstock.capture.tail_reader import first_change
+from penstock.capture.transactions import DELETE, INSERT, TRUNCATE, UPDATE, ChangeRows, MessageConverter
 from penstock.core.position import Lsn
-from penstock.shapes.engine.transactions import DELETE, INSERT, TRUNCATE, UPDATE, ChangeRows, MessageConverter
 from tests.logged_changes import COLUMNS, Logged, item, piece
 
 
