@@ -48,7 +48,7 @@ venv: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt scripts/has-java
 	@test -n "$(PYTHON)" || { echo "Penstock needs Python 3.11 or later; none was found. Set PYTHON=/path/to/python."; exit 1; }
 	@test -x $(BIN)/python || { echo "making $(VENV) with $(PYTHON)"; "$(PYTHON)" -m venv $(VENV); }
-	@if scripts/has-java; then extras=demo,dev,shapes; else extras=demo,dev,java,shapes; echo "no Java 17 or later found: installing a runtime into $(VENV)"; fi; \
+	@if scripts/has-java; then extras=demo,dev,kafka,kinesis,shapes; else extras=demo,dev,java,kafka,kinesis,shapes; echo "no Java 17 or later found: installing a runtime into $(VENV)"; fi; \
 		$(PIP_INSTALL) --upgrade pip; \
 		echo "installing penstock[$$extras] into $(VENV) (a few minutes the first time)"; \
 		$(PIP_INSTALL) --editable ".[$$extras]"; \

@@ -132,6 +132,18 @@ class StaleLookupError(CommitConflictError):
     code = "stale_lookup"
 
 
+class TargetError(DestinationError):
+    """A stream's target cannot be reached or takes nothing at the moment; it is tried again."""
+
+    code = "target"
+
+
+class StaleTermError(DestinationError):
+    """A later leader has written to the target: this one writes nothing more."""
+
+    code = "stale_term"
+
+
 class StorageError(PenstockError):
     """A local write failed: disk full, no permission."""
 

@@ -1,0 +1,77 @@
+"""What the lane needs of whoever publishes, and what a target is asked to remember.
+
+A target holds events and a `Standing`: how far it has everything, of which source, written by which term.
+Where it can, it takes both at once (`CommitTarget`); where it cannot, what lies behind the standing is read
+back (`RecordTarget`). A standing is the end of whole transactions, never anything in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol
+
+from penstock.core.position import Lsn
+from penstock.streams.events import Batch
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """Who publishes: `epoch` grows with each leader; `identity` names the pipeline's lane, whoever leads."""
+
+    identity: str
+    epoch: Lsn
+    system_id: str
+    timeline: int
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What a target holds: everything up to `position`, and of loads what `loads` says."""
+
+    position: Lsn
+    epoch: Lsn
+    system_id: str
+    timeline: int
+    loads: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self) | {"format": 1, "position": str(self.position), "epoch": str(self.epoch)}
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Standing:
+        return cls(
+            Lsn.parse(fields["position"]),
+            Lsn.parse(fields["epoch"]),
+            fields["system_id"],
+            fields["timeline"],
+            fields.get("loads", {}),
+        )
+
+
+class Publisher(Protocol):
+    """Used by one thread, but for `standing` and `stop`."""
+
+    def open(self, term: Term) -> Standing | None:
+        """Shut out earlier terms, then say what the target holds: None, if nothing of this lane.
+
+        A `StaleTermError` if a later term has written. Called once per term, before anything else.
+        """
+
+    def begin(self, standing: Standing) -> None:
+        """Go on from there: written down, if it is not what the target holds."""
+
+    def publish(self, batch: Batch) -> None:
+        """Take it, in order; waits for room. Raises what has failed with any batch before."""
+
+    @property
+    def standing(self) -> Standing:
+        """What the target is known to hold now."""
+
+    def drain(self, within_s: float) -> bool:
+        """Wait until everything that was taken is at the target; whether it is."""
+
+    def stop(self) -> None:
+        """From any thread: nothing more is sent, and whoever waits is let go (with `StoppedError`)."""
+
+    def close(self) -> None: ...
