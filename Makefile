@@ -29,8 +29,10 @@ PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3 python; d
 # The first variable pins what is installed, the second what builds it.
 PIP_INSTALL := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 \
 	$(BIN)/python -m pip install --quiet
-# One worker per core, each with servers and a Spark session of its own.
-PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
+# Each worker has servers and a Spark session of its own, and waits for them a third of its time: one more than
+# there are cores.
+WORKERS := $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 3 ? cores + 1 : 4)))
+PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 CHECK ?=
 # What `make iceberg` runs; the other modules are left to ALL=1, which takes about as long as `make test slow`.
 ICEBERG := strict_cdc incremental resync pause rebuild toast

@@ -26,7 +26,6 @@ from tests.chaos.databases import new_database
 from tests.chaos.matrix import (
     FOLLOWING,
     FULL,
-    LEVEL,
     LOADING,
     REFRESHING,
     SEED,
@@ -210,7 +209,7 @@ def _assert_struck(ended: Ended, rule: str) -> None:
     [
         ("parquet", "log.file_write"),
         ("parquet", "destination.file_write"),
-        ("iceberg", "destination.file_write"),
+        pytest.param("iceberg", "destination.file_write", marks=pytest.mark.slow),
     ],
     indirect=["following"],
 )
@@ -226,7 +225,8 @@ def test_a_full_disk_is_a_clear_error_and_loses_nothing(
     source.compare(following)
 
 
-@pytest.mark.parametrize("following", ["parquet"] if LEVEL == "short" else list(DESTINATIONS), indirect=True)
+@pytest.mark.slow
+@pytest.mark.parametrize("following", list(DESTINATIONS), indirect=True)
 def test_the_command_itself_recovers_and_leaves_nothing_running(
     source: Source, following: PipelineUnderTest
 ) -> None:

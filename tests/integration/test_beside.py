@@ -92,16 +92,8 @@ def has_table(pipeline: PipelineUnderTest, stream: str) -> bool:
         return False
 
 
-@pytest.mark.parametrize(
-    "place",
-    [
-        "cdc.committed",
-        *(
-            pytest.param(f"cdc.{each}", marks=pytest.mark.slow)
-            for each in ("prepared", "moved", "acknowledged")
-        ),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["cdc.committed", "cdc.prepared", "cdc.moved", "cdc.acknowledged"])
 def test_a_kill_in_a_round_beside_a_load_loses_nothing(
     tables: Database, make: MakePipeline, place: str
 ) -> None:

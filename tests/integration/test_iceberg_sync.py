@@ -177,7 +177,7 @@ def test_an_incremental_stream_compares_rows_by_columns_and_not_by_their_names(
     assert not [note for note in pipeline.notes if "loaded again" in note]
 
 
-@pytest.mark.parametrize("in_a_round", [False, True])
+@pytest.mark.parametrize("in_a_round", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_table_that_was_rolled_back_past_a_load_is_loaded_again(
     database: Database, make: MakePipeline, monkeypatch: pytest.MonkeyPatch, in_a_round: bool
 ) -> None:
@@ -282,7 +282,8 @@ def lose_history(pipeline: PipelineUnderTest, stream: str) -> None:
     table.updateProperties().set("of", "others").commit()
 
 
-@pytest.mark.parametrize("all_streams", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("all_streams", [False, True])
 def test_a_table_whose_history_cannot_be_told_is_loaded_anew_in_its_place(
     database: Database, make: MakePipeline, all_streams: bool
 ) -> None:

@@ -103,7 +103,7 @@ def past_the_log(database: Database, slot: str) -> None:
     database.execute("SELECT pg_replication_slot_advance(%s, pg_current_wal_flush_lsn())", (slot,))
 
 
-@pytest.mark.parametrize("what", ["moved", "dropped"])
+@pytest.mark.parametrize("what", ["moved", pytest.param("dropped", marks=pytest.mark.slow)])
 def test_a_log_that_only_renewable_lanes_need_is_begun_anew_when_the_slot_is_not_where_it_was(
     shop: Database, tmp_path: Path, what: str
 ) -> None:

@@ -155,7 +155,8 @@ def test_a_snapshot_of_a_replica_shows_exactly_what_commits_before_its_position(
         assert shown == (before, sums[before])
 
 
-@pytest.mark.parametrize("method", ["ctid", pytest.param("key", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["ctid", "key"])
 def test_tables_loaded_from_a_lagging_replica_equal_the_source_while_everybody_writes(
     database: Database, standby: EmbeddedPostgres, at_replica: MakePipeline, method: str
 ) -> None:

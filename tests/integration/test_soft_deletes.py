@@ -166,7 +166,7 @@ def change_at_random(database: Database, chance: random.Random, names: list[str]
     ("make", "of_tables", "of_streams"),
     [
         ("parquet", {}, {}),
-        ("iceberg", {"upserts": "merge_on_read"}, {}),
+        pytest.param("iceberg", {"upserts": "merge_on_read"}, {}, marks=pytest.mark.slow),
         pytest.param("iceberg", {"upserts": "copy_on_write"}, {}, marks=pytest.mark.slow),
         pytest.param("iceberg", {"format_version": 3}, {}, marks=pytest.mark.slow),
         pytest.param("iceberg", {}, PARTITIONED, marks=pytest.mark.slow),

@@ -438,6 +438,7 @@ def test_key_ranges_load_and_resume_exactly(database: Database, make: MakePipeli
     assert_append_is_history(database.url, "public.ap", pipeline.path("public.ap"), one_moment=False)
 
 
+@pytest.mark.slow
 def test_a_resumed_load_by_pages_equals_the_source(database: Database, make: MakePipeline) -> None:
     database.execute("CREATE TABLE up (id int PRIMARY KEY, v int)")
     database.execute("INSERT INTO up SELECT i, 0 FROM generate_series(1, 20000) AS i; ANALYZE up")
