@@ -50,7 +50,9 @@ venv: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt scripts/has-java
 	@test -n "$(PYTHON)" || { echo "Penstock needs Python 3.11 or later; none was found. Set PYTHON=/path/to/python."; exit 1; }
 	@test -x $(BIN)/python || { echo "making $(VENV) with $(PYTHON)"; "$(PYTHON)" -m venv $(VENV); }
-	@if scripts/has-java; then extras=demo,dev,kafka,kinesis,shapes; else extras=demo,dev,java,kafka,kinesis,shapes; echo "no Java 17 or later found: installing a runtime into $(VENV)"; fi; \
+	@extras=demo,dev,kafka,kinesis,shapes; \
+		scripts/has-java || { extras=$$extras,java; echo "no Java 17 or later found: installing a runtime into $(VENV)"; }; \
+		command -v npm > /dev/null || { extras=$$extras,node; echo "no Node found: installing it into $(VENV)"; }; \
 		$(PIP_INSTALL) --upgrade pip; \
 		echo "installing penstock[$$extras] into $(VENV) (a few minutes the first time)"; \
 		$(PIP_INSTALL) --editable ".[$$extras]"; \

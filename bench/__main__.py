@@ -16,6 +16,10 @@ shapes-sync     a first sync of 1 M rows against `COPY (SELECT to_json …)`, an
 shapes-fanout   a change to 1,000 clients that poll against a bare server that pushes the same bytes
 shapes-memory   per idle shape, of a large DELETE; changes made durable for 10,000 shapes; the slot's lag
 
+streams-kafka    rows to Kafka, in transactions, against `pg_recvlogical`; from a write to a consumer at 1,000
+                 changes a second; memory
+streams-kinesis  rows to a Kinesis emulator against a bare PutRecords loop; CPU where Kinesis costs nothing
+
 iceberg-load, iceberg-changes, iceberg-tables: the same into Iceberg tables, the first two against Parquet's.
 
 Method. One embedded Postgres, fsync off, on the machine that also runs Penstock, so both share its cores.
@@ -47,6 +51,8 @@ from bench import (
     shapes_memory,
     shapes_router,
     shapes_sync,
+    streams_kafka,
+    streams_kinesis,
     tables,
     tail,
     upserts,
@@ -62,14 +68,16 @@ NAMES = (
     "capture", "tail", "load", "changes", "tables",
     "iceberg-load", "iceberg-changes", "iceberg-tables", "upserts",
     "shapes-router", "shapes-latency", "shapes-sync", "shapes-fanout", "shapes-memory",
+    "streams-kafka", "streams-kinesis",
 )  # fmt: skip
 #: Those for which no Spark session is started.
-WITHOUT_SPARK = {"capture", "tail", *(name for name in NAMES if name.startswith("shapes-"))}
+WITHOUT_SPARK = {"capture", "tail", *(name for name in NAMES if name.startswith(("shapes-", "streams-")))}
 _SHAPES = {
     "shapes-latency": shapes_latency.measure,
     "shapes-fanout": shapes_fanout.measure,
     "shapes-memory": shapes_memory.measure,
 }
+_STREAMS = {"streams-kafka": streams_kafka.compare, "streams-kinesis": streams_kinesis.compare}
 
 
 def main() -> int:
@@ -137,6 +145,13 @@ class Benchmarks:
             self.comparisons += compared
             self.figures += found
         self._shapes(names)
+        for name in names:
+            if name in _STREAMS:
+                comparison, found = _STREAMS[name](
+                    self._server, self._change_rows, self._rounds, self._directory, self._console
+                )
+                self.comparisons.append(comparison)
+                self.figures += found
 
     def _shapes(self, names: Sequence[str]) -> None:
         place = (self._directory, self._console)

@@ -23,7 +23,7 @@ from pydantic.fields import FieldInfo
 from penstock.cli.failure import exit_codes
 from penstock.cli.main import app
 from penstock.config import Config
-from penstock.config.unavailable import LATER_DESTINATIONS, LATER_LANES, LATER_SOURCES
+from penstock.config.unavailable import LATER_DESTINATIONS, LATER_SOURCES
 from penstock.core.errors import PenstockError
 from penstock.failpoints import FAILPOINTS
 from penstock.metrics import METRICS
@@ -60,7 +60,6 @@ def configuration() -> str:
     later = {
         "`source.type`": LATER_SOURCES,
         "`destination.type`": LATER_DESTINATIONS,
-        "`lanes`": LATER_LANES,
     }
     sections += [
         "## Not there yet",
@@ -133,7 +132,7 @@ def _type(annotation: Any) -> str:
     return _type(next(inner for inner in arguments if inner is not type(None)))
 
 
-_DURATIONS = (("d", 86400), ("h", 3600), ("m", 60), ("s", 1))
+_DURATIONS = (("d", 86400), ("h", 3600), ("m", 60), ("s", 1), ("ms", 0.001))
 
 
 def _default(field: FieldInfo) -> str:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import hypothesis
@@ -23,6 +23,9 @@ import structlog
 from psycopg import sql
 
 from penstock.sources.postgres.embedded import EmbeddedPostgres
+
+if TYPE_CHECKING:
+    from tests.kafka_server import KafkaServer
 
 # A first call may compile for seconds, and the machine may be busy: time proves nothing here.
 hypothesis.settings.register_profile("penstock", deadline=None, print_blob=True)
@@ -112,6 +115,15 @@ def logs_of_its_own() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def server() -> Iterator[EmbeddedPostgres]:
     with EmbeddedPostgres() as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaServer]:
+    """One broker for the tests of a worker: each names topics and lanes of its own."""
+    from tests.kafka_server import KafkaServer
+
+    with KafkaServer(tmp_path_factory.mktemp("kafka"), secured=True) as running:
         yield running
 
 

@@ -45,6 +45,10 @@ class EventFollower:
 
     def stop(self) -> None:
         self._stop.set()
+        self.cut()
+
+    def cut(self) -> None:
+        """Its connection breaks, as it may; it comes again with what it has."""
         if self._socket is not None:
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)

@@ -42,6 +42,9 @@ ICEBERG = "tests/integration/test_iceberg_sync.py::"
 LETTERS = "tests/integration/test_dead_letters.py::"
 STREAMED = "tests/integration/test_streamed.py::"
 KILLED = "tests/chaos/test_kill.py::test_killed_while_following_it_ends_with_every_value_right"
+COMMIT_PUBLISHER = "tests/unit/test_commit_publisher.py::test_each_event_is_there_once_and_in_order"
+RECORD_PUBLISHER = "tests/unit/test_record_publisher.py::test_each_event_is_there_once_and_in_order"
+STREAMS_KILLED = "tests/chaos/test_streams.py::test_killed_while_following_each_change_is_there_once"
 
 COMMIT = "            if not self._commit(work, outcome):\n                continue\n"
 REACH_COMMITTED = '            failpoints.reach("cdc.committed")\n'
@@ -214,8 +217,8 @@ MUTANTS = (
     Mutant(
         "do not look whether the table was rewritten between chunks",
         "lake/load_task.py",
-        "        if _file_node(connection, task.leaf_oid) != task.chunk.filenode:\n",
-        "        if _file_node(connection, task.leaf_oid) < 0:\n",
+        "        if file_node(connection, task.leaf_oid) != task.chunk.filenode:\n",
+        "        if file_node(connection, task.leaf_oid) < 0:\n",
         (TRAPS + "test_a_table_rewritten_between_chunks_is_loaded_again",),
         "VACUUM",
     ),
@@ -229,14 +232,14 @@ MUTANTS = (
     ),
     Mutant(
         "keep a row that an update takes out of the filter",
-        "lake/filtering.py",
-        "    goes_out = (op == UPDATE) & ~new_inside & maybe_before\n",
-        "    goes_out = np.zeros(len(op), np.bool_)\n",
+        "core/row_filter.py",
+        "    found[updates & ~new_inside & maybe_before] = DELETE\n",
+        "",
         (FILTERING + "test_an_upsert_table_holds_the_rows_inside",),
     ),
     Mutant(
         "take a condition that is unknown for true",
-        "lake/filtering.py",
+        "core/row_filter.py",
         ".fill_null(False)",
         ".fill_null(True)",
         (FILTERING + "test_an_upsert_table_holds_the_rows_inside",),
@@ -325,6 +328,43 @@ MUTANTS = (
         '    return following(base, epoch, kind="fence") if base.epoch < epoch else None\n',
         "    return None\n",
         ("tests/unit/test_parquet_table.py",),
+    ),
+    Mutant(
+        "streams: a transaction holds the position of the one before",
+        "streams/kafka/target.py",
+        "            return {ALONE: (WHOLE, Mark(number, standing, ahead,",
+        "            return {ALONE: (WHOLE, Mark(number, self._last or standing, ahead,",
+        (STREAMS_KILLED,),
+        "kafka_committed",
+    ),
+    Mutant(
+        "streams: the position passes dead letters before they are on disk",
+        "streams/commit_writer.py",
+        "                    self._write_letters()\n                    self._target.commit(standing)\n",
+        "                    self._target.commit(standing)\n                    self._write_letters()\n",
+        (COMMIT_PUBLISHER,),
+    ),
+    Mutant(
+        "streams: later events of a blocked key are sent",
+        "streams/blocked_keys.py",
+        "        if not (keys := self._keys.get(events.stream)):\n",
+        "        if not (keys := self._keys.get(events.stream)) or keys:\n",
+        (COMMIT_PUBLISHER,),
+    ),
+    Mutant(
+        "streams: a call whose answer was lost is sent again without looking",
+        "streams/record_call.py",
+        "                missing = np.setdiff1d(rows[self._missing(events)], list(failed))\n",
+        "                missing = np.setdiff1d(rows, list(failed))\n",
+        (RECORD_PUBLISHER,),
+    ),
+    Mutant(
+        "streams: what was sent before a crash is not looked for",
+        "streams/record_call.py",
+        "                found = _true_rows(self._target.is_there(parcel.events))\n",
+        "                found = _NO_ROWS\n",
+        (STREAMS_KILLED,),
+        "record_sent",
     ),
 )
 

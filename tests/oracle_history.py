@@ -98,10 +98,11 @@ class Change:
     at: datetime.datetime  # when it was made; at the destination: when it was committed
     xid: str = ""  # of the source's transaction; not known at the destination
     unchanged: frozenset[str] = frozenset()
+    number: int = 0  # in the source's own list, of all tables
 
 
 @dataclass(frozen=True)
-class _Layout:
+class Layout:
     columns: tuple[str, ...]
     key: tuple[str, ...]
 
@@ -132,10 +133,7 @@ def assert_append_is_history(url: str, table: str, path: Path | str, *, one_mome
     `one_moment=False` is for a load that was resumed: each key has a moment of its own then.
     Returns the number of changes.
     """
-    relation = relation_of(table)
-    with psycopg.connect(url, options=OPTIONS, autocommit=True) as connection:
-        layout = _Layout(tuple(columns_of(connection, relation)), primary_key(connection, relation))
-        audit = _audited(connection, table, layout)
+    layout, audit = audited(url, table)
     loaded, changes = _appended(Path(path), layout)
     expected, found = layout.by_key(audit), layout.by_key(changes)
     found_truncates = [change for change in changes if change.op == "t"]
@@ -162,28 +160,43 @@ def assert_append_is_history(url: str, table: str, path: Path | str, *, one_mome
     return len(changes)
 
 
-def _audited(connection: psycopg.Connection[Any], table: str, layout: _Layout) -> list[Change]:
+def audited(url: str, table: str) -> tuple[Layout, list[Change]]:
+    """What the source has written down of a table's changes, in order per key."""
+    relation = relation_of(table)
+    with psycopg.connect(url, options=OPTIONS, autocommit=True) as connection:
+        layout = Layout(tuple(columns_of(connection, relation)), primary_key(connection, relation))
+        return layout, _audited(connection, table, layout)
+
+
+def audit_end(url: str) -> int:
+    """The number of the last change that is written down, of any table."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        (row,) = connection.execute("SELECT coalesce(max(seq), 0) FROM oracle.audit").fetchall()
+    return int(row[0])
+
+
+def _audited(connection: psycopg.Connection[Any], table: str, layout: Layout) -> list[Change]:
     rows = connection.execute(
-        "SELECT op, old, new, xid, at FROM oracle.audit WHERE relation = %s ORDER BY seq", (table,)
+        "SELECT op, old, new, xid, at, seq FROM oracle.audit WHERE relation = %s ORDER BY seq", (table,)
     ).fetchall()
     changes: list[Change] = []
-    for op, old, new, xid, at in rows:
+    for op, old, new, xid, at, number in rows:
         if op == "t":
-            changes.append(Change("t", (), at, xid))
+            changes.append(Change("t", (), at, xid, number=number))
         elif op == "d":
-            changes.append(Change("d", layout.key_of(old), at, xid))
+            changes.append(Change("d", layout.key_of(old), at, xid, number=number))
         elif op == "u" and layout.key_of(old) == layout.key_of(new):
             same = (name for name, a, b in zip(layout.columns, old, new, strict=True) if a == b)
-            changes.append(Change("u", tuple(new), at, xid, frozenset(same)))
+            changes.append(Change("u", tuple(new), at, xid, frozenset(same), number))
         else:
             if op == "u":
-                changes.append(Change("d", layout.key_of(old), at, xid))
+                changes.append(Change("d", layout.key_of(old), at, xid, number=number))
             same = (name for name, a, b in zip(layout.columns, old or [], new, strict=False) if a == b)
-            changes.append(Change("i", tuple(new), at, xid, frozenset(same)))
+            changes.append(Change("i", tuple(new), at, xid, frozenset(same), number))
     return changes
 
 
-def _appended(path: Path, layout: _Layout) -> tuple[dict[Row, list[Row]], list[Change]]:
+def _appended(path: Path, layout: Layout) -> tuple[dict[Row, list[Row]], list[Change]]:
     """Loaded rows by key, and changes in the order of their offsets."""
     table = read_parquet(path).sort_by([("_tx", "ascending"), ("_op_index", "ascending")])
     rows = zip(*(print_column(table.column(name)) for name in layout.columns), strict=True)
@@ -203,7 +216,7 @@ def _appended(path: Path, layout: _Layout) -> tuple[dict[Row, list[Row]], list[C
     return loaded, changes
 
 
-def _difference(layout: _Layout, history: list[Change], got: list[Change], loaded: list[Row]) -> str:
+def _difference(layout: Layout, history: list[Change], got: list[Change], loaded: list[Row]) -> str:
     """What is wrong with one key: `history` as it happened, `got` and `loaded` as the table has it."""
     if len(got) > len(history):
         return f"has {len(got)} changes, but only {len(history)} were made"
@@ -238,7 +251,7 @@ def _no_common_moment(
     return problems
 
 
-def _replay(layout: _Layout, loaded: dict[Row, list[Row]], changes: list[Change]) -> list[Row]:
+def _replay(layout: Layout, loaded: dict[Row, list[Row]], changes: list[Change]) -> list[Row]:
     """The table that the changes lead to. Unchanged values are those of the row before, under its old key."""
     state = {key: rows[-1] for key, rows in loaded.items()}
     left: Row | None = None  # the row that the delete just before took away: of a key change, its old half

@@ -179,6 +179,22 @@ class ShapeServer(Endpoint):
         wait_until(partial(all_gone, [process]), f"{name} to be gone")
         return process.pid
 
+    def kill_and_await(self, name: Process) -> None:
+        """The same, and wait until it was started again. Killed as often as one likes: SIGHUP tells the
+        supervisor that somebody looks after it."""
+        killed = self.kill(name)
+
+        def started() -> bool:
+            self.process.send_signal(signal.SIGHUP)
+            return any(process.pid != killed for process in self.running(name))
+
+        wait_until(started, f"{name} to be started again", START_TIMEOUT_S)
+
+    def failures(self) -> list[str]:
+        """What it said of processes that ended by themselves."""
+        text = self.log.read_text(errors="replace")
+        return [line for line in text.splitlines() if "ended with exit code" in line]
+
     def running(self, name: Process) -> list[psutil.Process]:
         """The processes of that name: none while one is started again."""
         found = []

@@ -169,8 +169,8 @@ class KeptShapes:
         assert self.loop is not None
         self.loop.call_soon_threadsafe(shape.wake)
 
-    def append(self, shape: Shape, tx: int, items: Sequence[dict[str, Any]]) -> None:
-        """A transaction's items, for readers at once."""
+    def append(self, shape: Shape, tx: int, items: Sequence[dict[str, Any]], *, waits: bool = False) -> None:
+        """A transaction's items, for readers at once; or for none, since they are not durable."""
         texts = [json.dumps(each).encode() for each in items]
         count = len(texts)
         shape.storage.append_to_log(
@@ -183,9 +183,11 @@ class KeptShapes:
                 json_ends=np.cumsum([len(text) for text in texts]).astype(np.int64),
                 json=b"".join(texts),
                 boundary=LogOffset(tx, 2 * (count - 1)),
+                durable_first=waits,
             )
         )
-        self.store.commit(Lsn(tx + 1))
+        if not waits:
+            self.store.commit(Lsn(tx + 1))
         shape.last_offset = shape.storage.readable_offset
         self.global_last_seen_lsn = max(self.global_last_seen_lsn, tx)
         self.wake(shape)
@@ -209,7 +211,7 @@ class NoSubsets:
     def __init__(self) -> None:
         self.asked: list[Any] = []
 
-    def read(self, definition: ShapeDefinition, subset: Any) -> Future[Any]:
+    def read(self, definition: ShapeDefinition, subset: Any, shape: Shape) -> Future[Any]:
         self.asked.append(subset)
         done: Future[Any] = Future()
         done.set_result(self)

@@ -75,11 +75,11 @@ class Workload:
         self._stopping = threading.Event()
         print(f"workload seed {self.seed}")
 
-    def setup(self, rows: int = 1000) -> Self:
-        """The tables, `rows` orders and about as many rows in the others, the audit of append tables."""
+    def setup(self, rows: int = 1000, audited: Sequence[str] = APPEND) -> Self:
+        """The tables, `rows` orders and about as many rows in the others, and the audit."""
         with psycopg.connect(self.url, options=OPTIONS, autocommit=True) as connection:
             connection.execute(SCHEMA.encode())
-            install_audit(self.url, APPEND)
+            install_audit(self.url, audited)
             connection.execute("SELECT setseed(%s)", ((self.seed % 1000) / 1000,))
             for statement in INITIAL_ROWS:
                 connection.execute(statement.encode(), {"rows": rows, "few": max(rows // 20, 20)})

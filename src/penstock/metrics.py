@@ -99,5 +99,29 @@ SHAPE_LAG_SECONDS = _gauge(
 SHAPE_SNAPSHOTS = _counter("shape_snapshots", "Snapshots that were taken for new shapes.")
 SHAPE_SNAPSHOT_SECONDS = _counter("shape_snapshot_seconds", "From a shape being asked for to its last row.")
 
+# Said by the stream lanes
+STREAM_LANE_EVENTS = _counter("stream_lane_events", "Events that were given to the target.", "lane", "stream")
+STREAM_LANE_BYTES = _counter("stream_lane_bytes", "Bytes of keys and values that were given to it.", "lane")
+STREAM_LANE_FRESHNESS_SECONDS = _gauge(
+    "stream_lane_freshness_seconds",
+    "From commit at the source to the target having it, of the oldest change in the newest batch.",
+    "lane",
+)
+STREAM_PUBLISHES = _counter("stream_publishes", "Commits to the target, or calls of it.", "lane")
+STREAM_PUBLISH_SECONDS = _counter("stream_publish_seconds", "Time that commits or calls took.", "lane")
+STREAM_PUBLISHED = _counter("stream_published_events", "Events that the target has confirmed.", "lane")
+STREAM_RETRIES = _counter("stream_retries", "Commits, calls or events that were tried again.", "lane")
+STREAM_IN_FLIGHT = _gauge("stream_in_flight_events", "Events on their way to the target.", "lane")
+STREAM_IN_FLIGHT_BYTES = _gauge("stream_in_flight_bytes", "Bytes of them, keys and values.", "lane")
+STREAM_DEAD_LETTERS = _gauge(
+    "stream_dead_letters", "Events that the target refused, and those behind them.", "lane", "stream", "code"
+)
+STREAM_BLOCKED_KEYS = _gauge("stream_blocked_keys", "Keys whose events join their dead letters.", "lane")
+STREAM_UNPROVEN = _counter(
+    "stream_unproven_events", "Events of which nobody can tell whether the target has them.", "lane", "reason"
+)
+STREAM_LANE_PAUSED = _gauge("stream_lane_paused", "1 while somebody has paused the lane.", "lane")
+STREAM_LANE_LOADING = _gauge("stream_lane_loading", "Streams whose rows are being loaded.", "lane")
+
 METRICS: tuple[Metric, ...] = tuple(value for value in globals().values() if isinstance(value, Metric))
 BY_NAME = {metric.name: metric for metric in METRICS}

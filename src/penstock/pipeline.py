@@ -52,6 +52,7 @@ from penstock.sources.postgres.connection import connect
 from penstock.sources.postgres.finding import Finding
 from penstock.sources.postgres.publication import PublicationManager
 from penstock.sources.postgres.slots import drop_slot, read_slot
+from penstock.streams.checking import check_lanes
 from penstock.supervisor.asking import running_status
 from penstock.sync import Sync
 
@@ -91,7 +92,7 @@ class Pipeline:
             publication_mode=source.publication_mode,
             replica_url=source.replica_url.get_secret_value() if source.replica_url is not None else None,
         )
-        return [*findings, *not_found, *self._check_state()]
+        return [*findings, *not_found, *self._check_state(), *check_lanes(self.config)]
 
     def _wanted(self) -> tuple[list[StreamConfig], list[Finding]]:
         """The streams that are there, by name, and what to say about those that are not.

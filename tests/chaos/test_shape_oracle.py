@@ -1,8 +1,10 @@
 """Shapes with generated conditions against the source's own answers, while processes are killed.
 
-Clients follow each shape by long polls or server-sent events. After every batch of transactions, each client
-must have exactly the rows that the same condition selects at the source; nothing may be told twice or of a
-row that is not there; and nobody may have to begin anew.
+Clients follow each shape by long polls or server-sent events; their connections break now and then. After
+every batch of transactions, each client must have exactly the rows that the same condition selects at the
+source; nothing may be told twice or of a row that is not there; and nobody may have to begin anew.
+
+How much of it: see `SIZES`, by `PENSTOCK_CHAOS` as for the rest of chaos; or
 
     PENSTOCK_ORACLE_SEED      what is generated (printed)
     PENSTOCK_ORACLE_SHAPES    how many shapes
@@ -13,15 +15,16 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from typing import Self
 
 import psycopg
 import pytest
 
 from penstock.sources.postgres.embedded import EmbeddedPostgres
+from tests.chaos.matrix import LEVEL
 from tests.conftest import Database, new_database, wait_until
 from tests.event_client import Row
 from tests.event_follower import EventFollower
@@ -29,13 +32,15 @@ from tests.serving import ShapeServer
 
 pytestmark = [pytest.mark.chaos, pytest.mark.integration]
 
+#: Shapes and batches.
+SIZES = {"short": (12, 4), "once": (40, 12), "full": (100, 24)}
 SEED = int(os.environ.get("PENSTOCK_ORACLE_SEED", "0")) or random.SystemRandom().randrange(1 << 30)
-SHAPES = int(os.environ.get("PENSTOCK_ORACLE_SHAPES", "12"))
-BATCHES = int(os.environ.get("PENSTOCK_ORACLE_BATCHES", "4"))
-#: The supervisor leaves a process alone that ends five times in a short while.
-KILL_EVERY = max(2, BATCHES // 6)
+SHAPES = int(os.environ.get("PENSTOCK_ORACLE_SHAPES", "0")) or SIZES[LEVEL][0]
+BATCHES = int(os.environ.get("PENSTOCK_ORACLE_BATCHES", "0")) or SIZES[LEVEL][1]
+KILL_EVERY = 2  # batches
+CUT = 0.2  # of the clients, in each batch
 WRITERS = 3
-WAIT_S = 60.0
+WAIT_S = 120.0
 LEVELS = 4
 IDS = 12
 
@@ -81,8 +86,10 @@ class Conditions:
 
     def _subquery(self, level: int, depth: int) -> str:
         chance = self._chance
-        column = chance.choice(["parent", "other"]) if level == 4 else "parent"
         negated = "NOT " if chance.random() < 0.25 else ""
+        if level < 4 and chance.random() < 0.2:  # whose rows may have a null there
+            return f"id {negated}IN (SELECT parent FROM level_{level + 1} WHERE {self._plain(level + 1)})"
+        column = chance.choice(["parent", "other"]) if level == 4 else "parent"
         where = self._of(level - 1, depth - 1) if depth > 1 else self._plain(level - 1)
         if level == 4 and chance.random() < 0.1:
             return f"(parent, other) {negated}IN (SELECT id, id FROM level_3 WHERE {where})"
@@ -172,32 +179,52 @@ def as_printed(rows: dict[str, Row]) -> dict[str, Row]:
     }
 
 
-@contextmanager
-def following(port: int, chance: random.Random) -> Iterator[list[tuple[str, str, EventFollower]]]:
-    found: list[tuple[str, str, EventFollower]] = []
-    begun: list[EventFollower] = []
-    conditions = Conditions(chance)
-    try:
-        while len(found) < SHAPES:
-            table, where = conditions.any()
-            follower = EventFollower(port, {"table": table, "where": where}, sse=chance.random() < 0.5)
-            begun.append(follower)
-            follower.start()
-            wait_until(
-                lambda follower=follower: follower.is_up_to_date or follower.refused or follower.problem,  # type: ignore[misc]
-                f"a first answer for {where}",
-                WAIT_S,
-            )
-            if follower.refused is not None:
-                assert "polarity" in follower.refused, (where, follower.refused)
-                continue
-            found.append((table, where, follower))
-        yield found
-    finally:
-        for follower in begun:
+class Followers:
+    """Clients of shapes with random conditions, each in a thread of its own."""
+
+    def __init__(self, port: int, chance: random.Random) -> None:
+        self._port = port
+        self._chance = chance
+        self._conditions = Conditions(chance)
+        self._begun: list[EventFollower] = []
+        self.all: list[tuple[str, str, EventFollower]] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for follower in self._begun:
             follower.stop()
-        for follower in begun:
+        for follower in self._begun:
             follower.join()
+
+    def start(self, count: int) -> None:
+        """All at once, and others for those whose conditions are refused."""
+        while len(self.all) < count:
+            begun = [self._start() for _ in range(count - len(self.all))]
+            for table, where, follower in begun:
+                wait_until(partial(_has_answer, follower), f"a first answer for {where}", WAIT_S)
+                if follower.refused is None:
+                    self.all.append((table, where, follower))
+                else:
+                    assert "polarity" in follower.refused, (where, follower.refused)
+
+    def _start(self) -> tuple[str, str, EventFollower]:
+        table, where = self._conditions.any()
+        sse = self._chance.random() < 0.5
+        follower = EventFollower(self._port, {"table": table, "where": where}, sse=sse)
+        self._begun.append(follower)
+        follower.start()
+        return table, where, follower
+
+    def cut_some(self) -> None:
+        for _, _, follower in self.all:
+            if self._chance.random() < CUT:
+                follower.cut()
+
+
+def _has_answer(follower: EventFollower) -> bool:
+    return follower.is_up_to_date or follower.refused is not None or follower.problem is not None
 
 
 def test_each_client_has_what_its_condition_selects_whatever_is_killed(
@@ -210,17 +237,20 @@ def test_each_client_has_what_its_condition_selects_whatever_is_killed(
         writes = Writes(database, chance)
         writes.batch(60)
         shapes.wait_until_active()
-        with following(shapes.port, chance) as followers:
+        with Followers(shapes.port, chance) as followers:
+            followers.start(SHAPES)
             for batch in range(BATCHES):
                 if batch % KILL_EVERY == KILL_EVERY - 1:
                     writes.batch(chance.randint(1, 8))
-                    shapes.kill("shapes" if batch // KILL_EVERY % 2 == 0 else "capture")
+                    shapes.kill_and_await("shapes" if batch // KILL_EVERY % 2 == 0 else "capture")
+                followers.cut_some()
                 writes.batch(chance.randint(5, 30))
-                for table, where, follower in followers:
+                for table, where, follower in followers.all:
                     _wait_until_same(database, table, where, follower)
-            refetches = sum(follower.refetches for _, _, follower in followers)
+            refetches = sum(follower.refetches for _, _, follower in followers.all)
             print(f"must-refetch: {refetches}")
             assert refetches == 0
+            assert shapes.failures() == []
 
 
 def _wait_until_same(database: Database, table: str, where: str, follower: EventFollower) -> None:

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shlex
+import sqlite3
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
 import yaml
 
 from penstock import Pipeline
 from penstock.config import Config
+from penstock.core.errors import StaleTermError
+from penstock.core.position import Lsn
+from penstock.core.stream import StreamId
+from penstock.streams.events import Events
+from penstock.streams.publisher import Standing, Term
 from tests.conftest import Database, with_password
 from tests.serving import ShapeServer
 
@@ -82,6 +92,8 @@ def test_the_pages_have_examples_of_every_kind() -> None:
         "sql least",
         "yaml least",
         "yaml shapes",
+        "yaml streams",
+        "python target",
         "sql auto",
         "sql refresh",
         "sql shapes",
@@ -93,6 +105,44 @@ def test_a_pipeline_file_with_the_live_lane_is_one(tmp_path: Path) -> None:
     lane = Config.load(tmp_path / "penstock.yaml", {"PGPASSWORD": "x", "SHAPE_SECRET": "y"}).lanes.shapes
     assert lane is not None
     assert (lane.port, lane.insecure) == (3000, False)
+
+
+def test_a_pipeline_file_with_stream_lanes_is_one(tmp_path: Path) -> None:
+    (tmp_path / "penstock.yaml").write_text(only("yaml streams"))
+    environment = {"PGPASSWORD": "x", "KAFKA_PASSWORD": "y", "MASK_SALT": "z"}
+    lanes = Config.load(tmp_path / "penstock.yaml", environment).lanes.streams
+    assert list(lanes) == ["kafka", "kinesis", "file"]
+
+
+def test_the_target_that_the_guide_adds_holds_every_event_once(tmp_path: Path) -> None:
+    names: dict[str, Any] = {}
+    exec(only("python target"), names)
+    made = Events(
+        StreamId("public", "orders"),
+        "shop.public.orders",
+        np.array([5, 6]),
+        np.array([0, 0]),
+        np.frombuffer(b"cu", np.uint8),
+        np.array([1, 2]),
+        pa.array([b"[1]", b"[1]"], pa.binary()),
+        pa.array([b"{}", None], pa.binary()),
+    )
+    first = names["SqliteTarget"](tmp_path / "events.sqlite")
+    assert first.open(Term("shop", Lsn(1), "system", 1)) is None
+    first.write(made)
+    first.commit(Standing(Lsn(7), Lsn(1), "system", 1))
+    first.write(made)
+    first.abort()
+    second = names["SqliteTarget"](tmp_path / "events.sqlite")
+    held = second.open(Term("shop", Lsn(2), "system", 1))
+    assert held is not None
+    assert held.position == Lsn(7)
+    with pytest.raises(StaleTermError):
+        first.write(made)
+    for target in (first, second):
+        target.close()
+    with contextlib.closing(sqlite3.connect(tmp_path / "events.sqlite")) as database:
+        assert database.execute("SELECT tx, op, kind FROM events").fetchall() == [(5, 0, "c"), (6, 0, "u")]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -21,12 +21,18 @@ from penstock import metrics
 from penstock.metrics import BY_NAME, METRICS
 from tests.conftest import Database, wait_until
 from tests.running import Instance, flushed_position, free_port, instances, is_acknowledged
+from tests.stream_lane import events_of
 from tests.traps import MakePipeline
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-#: Only of a server that limits what a slot may keep (`max_slot_wal_keep_size`).
-OF_LIMITED_SERVERS = {metrics.SAFE_WAL_BYTES.name}
+#: Only of a server that limits what a slot may keep (`max_slot_wal_keep_size`), of a target that has refused
+#: something, and of Kinesis.
+ONLY_OF_OTHERS = {
+    metrics.SAFE_WAL_BYTES.name,
+    metrics.STREAM_DEAD_LETTERS.name,
+    metrics.STREAM_UNPROVEN.name,
+}
 
 
 @pytest.fixture
@@ -38,6 +44,7 @@ def instance(database: Database, make: MakePipeline) -> Iterator[Instance]:
         lanes={
             "lake": {"every": "1s"},
             "shapes": {"port": free_port(), "host": "127.0.0.1", "insecure": True},
+            "file": {"path": "./changes.ndjson", "execution": "inline"},
         },
         log={"seal_every": "1s"},
         checkpoint={"interval": "1s"},
@@ -73,6 +80,9 @@ def test_somebody_who_watches_is_told_every_number_and_no_secret(
         lambda: is_acknowledged(database.url, slot, position), "the change to be in the table"
     )
 
+    sent = [event["value"]["op"] for event in events_of(instance.file.with_name("changes.ndjson"))]
+    assert sent == ["r"] * 100 + ["u"] * 10, "the source is acknowledged when the stream has it too"
+
     lanes = yaml.safe_load(instance.file.read_text())["lanes"]
     with urllib.request.urlopen(
         f"http://127.0.0.1:{lanes['shapes']['port']}/v1/shape?table=orders&offset=-1"
@@ -80,7 +90,7 @@ def test_somebody_who_watches_is_told_every_number_and_no_secret(
         handle = answer.headers["electric-handle"]
     subprocess.run(penstock(instance, "shapes", "drop", handle), check=True)
 
-    expected = {metric.name for metric in METRICS} - OF_LIMITED_SERVERS
+    expected = {metric.name for metric in METRICS} - ONLY_OF_OTHERS
     told: set[str] = set()
 
     def is_all_told() -> bool:
@@ -106,7 +116,7 @@ def test_somebody_who_watches_is_told_every_number_and_no_secret(
         subprocess.run(penstock(instance, "--json", "status"), capture_output=True, check=True).stdout
     )
     assert document["running"]["health"] == {"live": True, "ready": True, "role": "leading", "reasons": []}
-    assert [lane["lane"] for lane in document["running"]["lanes"]] == ["lake", "shapes"]
+    assert [lane["lane"] for lane in document["running"]["lanes"]] == ["file", "lake", "shapes"]
     assert _watched(instance, until="public.orders") == 0
 
     password = database.server.password

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterator
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from penstock.shapes.engine import collector
 from penstock.shapes.shape import Shape
+from penstock.shapes.source.subset import SubsetReader, SubsetRequest, define_subset
+from penstock.shapes.subquery import layers
 from penstock.sources.postgres.embedded import EmbeddedPostgres
 from tests.conftest import Database, new_database, wait_until
 from tests.event_client import EventClient
@@ -118,13 +123,116 @@ def test_a_truncated_inner_table_ends_the_shape(live: LiveLane) -> None:
     wait_until_gone(shape)
 
 
-def test_a_null_among_what_not_in_asks_about_ends_the_shape(live: LiveLane) -> None:
+def ids(rows: dict[str, dict[str, Any]]) -> set[str]:
+    return {row["id"] for row in rows.values()}
+
+
+def test_a_null_among_what_not_in_asks_about_takes_all_rows_until_it_goes(live: LiveLane) -> None:
     where = fresh(live.database, "nulled").replace(" IN ", " NOT IN ")
     shape = live.ready("nulled", where=where)
-    live.database.execute("INSERT INTO nulled_owners VALUES (100, NULL)")
-    wait_until_gone(shape)
-    again = live.ready("nulled", where=where)
-    assert followed(again) == {}
+    assert ids(followed(shape)) == {"6", "7", "8", "9"}
+    for change, expected in (
+        ("INSERT INTO nulled_owners VALUES (100, NULL)", set()),
+        ("INSERT INTO nulled VALUES (10, NULL), (11, 'x')", set()),
+        ("DELETE FROM nulled_owners WHERE id = 100 OR id = 3", {"3", "6", "7", "8", "9", "11"}),
+        ("UPDATE nulled_owners SET name = NULL WHERE id = 1", set()),
+        ("DELETE FROM nulled_owners", {str(n) for n in range(1, 12)}),
+    ):
+        live.database.execute(change)
+        wait_until(lambda expected=expected: ids(followed(shape)) == expected, change)  # type: ignore[misc]
+    assert shape.state == "ready"
+
+
+def test_a_value_that_goes_and_comes_in_one_transaction_has_not_moved(
+    live: LiveLane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape = live.ready("rocked", where=fresh(live.database, "rocked"))
+    monkeypatch.setattr(collector, "_PORTION_BYTES", 1)  # as if each row were a large one
+    live.database.execute(
+        "UPDATE rocked_owners SET name = 'x' WHERE id = 2; "
+        "UPDATE rocked_owners SET name = 'o/2' WHERE id = 2; "
+        "DELETE FROM rocked WHERE id = 3"
+    )
+    wait_until(lambda: ids(followed(shape)) == {"1", "2", "4", "5"}, "the row to be deleted")
+    live.database.execute("INSERT INTO rocked_owners VALUES (6, 'o/6')")
+    wait_until(lambda: ids(followed(shape)) == {"1", "2", "4", "5", "6"}, "the row that comes in")
+    assert [item["headers"]["event"] for item in items_of(shape) if "event" in item["headers"]] == ["move-in"]
+
+
+def test_a_subquery_that_decides_nothing_harms_nobody(live: LiveLane) -> None:
+    where = fresh(live.database, "idle")
+    live.database.execute("CREATE TABLE idle_other (id int PRIMARY KEY)")
+    shape = live.ready("idle", where=f"{where} OR {where} AND id IN (SELECT id FROM idle_other)")
+    live.database.execute("INSERT INTO idle_other VALUES (1)")
+    live.database.execute("INSERT INTO idle_owners VALUES (6, 'o/6')")
+    wait_until(lambda: ids(followed(shape)) == {"1", "2", "3", "4", "5", "6"}, "the rows that come in")
+
+
+def test_what_a_transaction_changes_is_kept_once_for_all_shapes(
+    live: LiveLane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where = fresh(live.database, "bulky")
+    shapes = [live.ready("bulky", where=f"{where} AND id > {n}") for n in range(8)]
+    monkeypatch.setattr(layers, "_WAITING_BYTES_MAX", 4 << 20)  # of which the change takes a good part
+    live.database.execute(
+        "UPDATE bulky SET owner = 'o/1'; INSERT INTO bulky SELECT n, repeat('x', 900) "
+        "FROM generate_series(10, 1000) AS n"
+    )
+    for n, shape in enumerate(shapes):
+        expected = {str(i) for i in range(n + 1, 10)}
+        wait_until(lambda s=shape, e=expected: s.state == "gone" or ids(followed(s)) == e, "all to be told")  # type: ignore[misc]
+        assert shape.state == "ready"
+
+
+def test_a_shape_ends_if_too_much_comes_before_its_rows(
+    live: LiveLane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape = live.ready("slow", where=fresh(live.database, "slow"))
+    subqueries = live.lane.engine.subqueries
+    with monkeypatch.context() as patched:
+        patched.setattr(subqueries.layers, "_transactions_max", 3)
+        patched.setattr(subqueries.moves, "read", lambda *_asked: Future())
+        live.database.execute("INSERT INTO slow_owners VALUES (6, 'o/6')")
+        for number in range(10, 15):
+            live.database.execute(f"INSERT INTO slow VALUES ({number}, 'o/1')")
+        wait_until_gone(shape)
+    again = live.ready("slow", where="owner IN (SELECT name FROM slow_owners)")
+    assert ids(followed(again)) == {*map(str, range(1, 7)), *map(str, range(10, 15))}
+
+
+def test_a_subset_has_what_events_need(live: LiveLane) -> None:
+    where = fresh(live.database, "partly")
+    shape = live.ready("partly", where=where)
+    lane = live.lane
+    reader = SubsetReader(lane.pools.queries, lane._settings, row_headers=lane.engine.subqueries.headers)
+    subset = define_subset(shape.definition, SubsetRequest(where="id < 3", order_by="id"))
+    answer = reader.read(shape.definition, subset, shape).result(30)
+    told = {item["key"]: item["headers"] for item in json.loads(b"".join(answer.pieces()))["data"]}
+    answer.close()
+    first = {item["key"]: item["headers"] for item in items_of(shape)[:2]}
+    assert len(told) == 2
+    for key, headers in told.items():
+        assert {**first[key], "snapshot_mark": headers["snapshot_mark"]} == headers
+
+
+def test_what_a_client_asks_for_is_its_own_though_it_was_made_for_a_subquery(
+    server: EmbeddedPostgres, tmp_path: Path
+) -> None:
+    with new_database(server) as database, shapes_capture(database, tmp_path) as capture:
+        where = fresh(database, "shared")
+        with LiveLane(database, tmp_path, capture.capture.address) as lane:
+            lane.wait_until_following()
+            outer = lane.ready("shared", where=where)
+            inner = lane.ready("shared_owners", columns="id,name")
+            assert not inner.hidden
+            lane.lane.engine.submit(lambda: None).result()
+        with LiveLane(database, tmp_path, capture.capture.address) as lane:
+            registry = lane.lane.engine.registry
+            again = registry.find(inner.handle)
+            assert again is not None
+            assert not again.hidden
+            assert registry.find(outer.handle) is not None
+            assert again not in registry.longest_unread(10)
 
 
 def test_inner_shapes_go_with_the_last_shape_that_needs_them(live: LiveLane) -> None:

@@ -144,6 +144,9 @@ class TestContainer:
     def test_the_pipeline_of_compose_is_one(self, tmp_path: Path) -> None:
         config = load_pipeline((DEPLOY / "compose" / "penstock.yaml").read_text(), tmp_path)
         assert config.run.listen == "0.0.0.0:9780"
+        assert config.lanes.shapes is not None
+        ports = read_yaml(DEPLOY / "compose" / "compose.yaml")["services"]["penstock"]["ports"]
+        assert f"127.0.0.1:3001:{config.lanes.shapes.port}" in ports
         stop = read_yaml(DEPLOY / "compose" / "compose.yaml")["services"]["penstock"]["stop_grace_period"]
         assert int(stop.removesuffix("s")) > config.run.stop_timeout.total_seconds()
 
@@ -213,6 +216,7 @@ class TestChart:
             f"pipeline.destination.type={destination}",
             "podMonitor.enabled=true",
             "podMonitor.labels.release=prometheus",
+            "shapes.enabled=true",
         ]
         command = [
             "helm",
@@ -225,7 +229,8 @@ class TestChart:
             ",".join(options),
         ]
         rendered = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-        resources = {each["kind"]: each for each in yaml.safe_load_all(rendered)}
+        everything = list(yaml.safe_load_all(rendered))
+        resources = {each["kind"]: each for each in everything}
         config = load_pipeline(resources["ConfigMap"]["data"]["penstock.yaml"], tmp_path)
         assert config.destination.type == destination
         pod = resources["StatefulSet"]["spec"]["template"]["spec"]
@@ -240,3 +245,8 @@ class TestChart:
             "state",
         }
         assert resources["PodMonitor"]["metadata"]["labels"]["release"] == "prometheus"
+        served = [each for each in everything if each["kind"] == "Service" and "shapes" in str(each["spec"])]
+        assert config.lanes.shapes is not None
+        assert [each["spec"]["ports"][0]["port"] for each in served] == [config.lanes.shapes.port]
+        assert config.lanes.shapes.secret is not None
+        assert {each["name"]: each["containerPort"] for each in container["ports"]}["shapes"] == 3000

@@ -248,6 +248,16 @@ def test_the_log_is_served_up_to_its_newest_transaction(wire: Wire) -> None:
     assert (end.offset, end.json()) == ("200_0", [up_to_date(250)])
 
 
+def test_what_must_be_durable_first_is_neither_served_nor_counted_as_seen(wire: Wire) -> None:
+    shape = wire.synced()
+    wire.append(shape, 100, [item(10)])
+    wire.shapes.append(shape, 200, [item(11)], waits=True)
+    for offset, expected in (("0_0", [item(10), up_to_date(100)]), ("100_0", [up_to_date(100)])):
+        answer = wire.get(table="items", offset=offset, handle=shape.handle)
+        assert (answer.offset, answer.json()) == ("100_0", expected)
+    assert wire.get(table="items", offset="now").json() == [up_to_date(100)]
+
+
 def test_an_answer_ends_with_a_chunk_of_the_log(tmp_path: Path) -> None:
     with Wire(tmp_path, chunk_bytes_threshold=1000) as wire:
         shape = wire.synced()

@@ -377,11 +377,33 @@ def test_a_shape_that_cannot_be_written_fails_alone(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("_failpoints_start_anew")
 @pytest.mark.parametrize("shapes", [1, 20])
-def test_a_full_disk_under_a_shapes_file_fails_that_shape(
+def test_a_full_disk_under_a_shapes_file_is_waited_for_while_there_is_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shapes: int
 ) -> None:
     failed: list[int] = []
     store = ShapeStore(tmp_path, on_failed=lambda slot, error: failed.append(slot))
+    store.recover()
+    storages = [ready_shape(store, f"s{slot}", slot) for slot in range(shapes)]
+    store.append(shape_items((slot, inserts(10)) for slot in range(shapes)))
+    store.commit(Lsn(11))
+    monkeypatch.setenv("PENSTOCK_FAILPOINT", "shapes.file_write=enospc")
+    store.loop.turn(idle=True)
+    assert store.loop.buffered_bytes > 0
+    assert read(storages[0]) == texts(inserts(10))
+    store.loop.turn(idle=True)
+    assert store.loop.buffered_bytes == 0
+    assert read(storages[0]) == texts(inserts(10))
+    assert failed == []
+    store.close()
+
+
+@pytest.mark.usefixtures("_failpoints_start_anew")
+@pytest.mark.parametrize("shapes", [1, 20])
+def test_a_full_disk_under_a_shapes_file_fails_that_shape_before_others_wait_for_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shapes: int
+) -> None:
+    failed: list[int] = []
+    store = ShapeStore(tmp_path, on_failed=lambda slot, error: failed.append(slot), buffer_bytes_max=100)
     store.recover()
     for slot in range(shapes):
         ready_shape(store, f"s{slot}", slot)

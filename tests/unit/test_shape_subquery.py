@@ -16,7 +16,7 @@ from penstock.core.offset import LogOffset
 from penstock.core.where import tree
 from penstock.core.where.evaluate import evaluate
 from penstock.core.where.kinds import Kind
-from penstock.shapes.definition import DefinitionError
+from penstock.shapes.definition import SUBQUERIES_MAX, DefinitionError
 from penstock.shapes.subquery.held_state import HeldState
 from penstock.shapes.subquery.materializer import RowSet
 from penstock.shapes.subquery.normal_form import DISJUNCTS_MAX, NormalForm, TooManyDisjunctsError
@@ -85,6 +85,21 @@ def test_an_atom_is_one_position_wherever_it_stands() -> None:
     assert NormalForm.of(expression) == NormalForm((plain, member, PLAIN[1]), ((0, 1), (1, 2)))
 
 
+def test_an_atom_that_decides_nothing_is_no_position() -> None:
+    one, other = MEMBERS[0], MEMBERS[2]
+    expression = tree.AnyOf((tree.AllOf((other, one)), one))
+    assert NormalForm.of(expression) == NormalForm((one,), ((0,),))
+
+
+def test_a_condition_has_a_limited_number_of_subqueries() -> None:
+    inner = "SELECT id FROM users WHERE team IN (SELECT id FROM teams WHERE id = {n})"
+    most = SUBQUERIES_MAX // 2
+    assert defined("items", " OR ".join(f"owner IN ({inner.format(n=n)})" for n in range(most))).where
+    with pytest.raises(DefinitionError) as refused:
+        defined("items", " OR ".join(f"owner IN ({inner.format(n=n)})" for n in range(most + 1)))
+    assert refused.value.errors == {"where": [f"a condition takes {SUBQUERIES_MAX} subqueries at most"]}
+
+
 def test_a_condition_with_too_many_combinations_is_refused() -> None:
     pairs = [
         tree.AnyOf(tuple(replace(MEMBERS[0], subquery=2 * number + side) for side in (0, 1)))
@@ -110,7 +125,7 @@ def test_membership_is_what_sql_says(
 ) -> None:
     values, expected = ValueSet(), dict.fromkeys(itertools.product(["1", "2", None], repeat=2), 0)
     if counts_early:
-        values.is_active((None, None), negated=True)
+        _active(values, (None, None))
     for batch in batches:
         changes = {value: change for value, change in batch.items() if expected[value] + change >= 0}
         before = {each: _active(values, each) for each in expected}
@@ -123,12 +138,11 @@ def test_membership_is_what_sql_says(
             if not any(None in value for value in flips):
                 assert moved <= affected(flips, negated=negated)
     member = _member(asked, [value for value, count in expected.items() if count])
-    assert values.is_active(asked, negated=False) == (member is True)
-    assert values.is_active(asked, negated=True) == (member is False)
+    assert _active(values, asked) == (member is True, member is False)
 
 
 def _active(values: ValueSet, value: tuple[str | None, ...]) -> tuple[bool, bool]:
-    return values.is_active(value, negated=False), values.is_active(value, negated=True)
+    return values.is_active(value, negated=False), values.is_active(value, negated=True, nulls=values.nulls)
 
 
 def _member(value: tuple[str | None, ...], values: list[tuple[str | None, ...]]) -> bool | None:
@@ -181,5 +195,6 @@ def test_rows_go_when_an_event_leaves_no_disjunct_of_them() -> None:
 
 
 def test_what_is_held_can_be_read_again() -> None:
-    held = HeldState(LogOffset(7, 4), [{("1", None): 5, ("ä/\n", "2"): 1 << 40}, {}])
+    nulls = [frozenset({("1", None), (None, None)}), frozenset[tuple[str | None, ...]]()]
+    held = HeldState(LogOffset(7, 4), [{("1", None): 5, ("ä/\n", "2"): 1 << 40}, {}], nulls)
     assert HeldState.from_json(held.to_json()) == held

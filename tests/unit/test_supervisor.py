@@ -242,6 +242,14 @@ channel.stop_asked.wait()
         run.join()
         assert run.in_order
 
+    def test_a_process_that_was_told_something_wrong_is_parked_at_once(self, runs: Any) -> None:
+        run = runs({"capture": OBEDIENT, "lake": FAILING.replace('"source"', '"config"')}, restarts_max=5)
+        parked = run.wait_for("lake", "parked")
+        assert (parked.reason, parked.restarts) == ("The slot is gone.", 0)
+        run.supervisor.retry()
+        wait_until(lambda: run.process("lake").restarts == 1, "another try when somebody asks")
+        run.wait_for("lake", "parked")
+
     def test_a_second_request_to_stop_kills_at_once(self, runs: Any) -> None:
         run = runs({"capture": OBEDIENT, "lake": STUBBORN}, stop_timeout_s=3600)
         pids = [run.wait_for("lake", "running").pid, run.wait_for("capture", "leading").pid]

@@ -50,12 +50,20 @@ def spec_of(
         checkpoint_history=config.checkpoint.history,
         failover=source.failover,
         lanes_path=config.state / LANES_FILE,
+        messages=_messages(config),
     )
+
+
+def _messages(config: Config) -> tuple[str, ...]:
+    """Which emitted messages some lane wants; a bounded sync keeps them for lanes that run later."""
+    wanted = (lane.messages for lane in config.lanes.streams.values())
+    return tuple(sorted({prefix for each in wanted if each is not None for prefix in each.prefixes}))
 
 
 def lanes_of(config: Config) -> tuple[str, ...]:
     """The lanes that the pipeline file has."""
-    return (LAKE_LANE,) if config.lanes.shapes is None else (LAKE_LANE, SHAPES_LANE)
+    shapes = () if config.lanes.shapes is None else (SHAPES_LANE,)
+    return LAKE_LANE, *shapes, *config.lanes.streams
 
 
 def service_of(config: Config, socket_directory: Path) -> ServiceSpec:

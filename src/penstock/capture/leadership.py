@@ -157,6 +157,7 @@ def _now() -> float:
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
+OWN_PREFIX = "penstock"  # of messages that we emit
 _PAGE_BYTES = 8192
 _PAGE_HEADER_BYTES_MAX = 40
 
@@ -167,7 +168,7 @@ def mark_position(connection: Connection) -> Lsn:
     Where the server can (17 and later), the message is flushed at once, else within its writer's delay.
     """
     modern = connection.info.server_version >= 170000
-    arguments = "false, 'penstock', ''" + (", true" if modern else "")
+    arguments = f"false, '{OWN_PREFIX}', ''" + (", true" if modern else "")
     try:
         row = connection.execute(f"SELECT pg_logical_emit_message({arguments})::text".encode()).fetchone()
     except psycopg.Error:

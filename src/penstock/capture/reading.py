@@ -18,6 +18,7 @@ from pathlib import Path
 from penstock.capture.acknowledgement import AcknowledgementTracker
 from penstock.capture.base import Progress
 from penstock.capture.checkpoints import CheckpointSaver
+from penstock.capture.emitted import EmittedMessages
 from penstock.capture.loop import ReplicationLoop
 from penstock.capture.relations import Relations
 from penstock.capture.rows import TransactionIds
@@ -90,6 +91,7 @@ class Reading:
             spec.step_bytes_max,
             self.tail,
             spec.seal_every_s if spec.service is not None else None,
+            EmittedMessages(spec.messages),
         )
         self._loop: ReplicationLoop | None = None
         # Of steps with changes, and when they were sealed; of earlier terms too, where a lane needs them.
@@ -118,7 +120,13 @@ class Reading:
             settings["wal_sender_timeout"] = str(int(timeout_s * 1000))
         connection = connect_patiently(spec.url, CAPTURE_APPLICATION, replication=True, settings=settings)
         loop = ReplicationLoop(
-            ReplicationStream(connection, spec.slot, spec.publication, self.source.read_from),
+            ReplicationStream(
+                connection,
+                spec.slot,
+                spec.publication,
+                self.source.read_from,
+                emitted=bool(spec.messages),
+            ),
             self._builder,
             self.writer,
             self.tracker,

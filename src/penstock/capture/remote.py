@@ -69,8 +69,8 @@ class RemoteCapture:
     def close(self) -> None:
         self._client.close()
 
-    def hello(self) -> Hello:
-        found = self._ask("hello")
+    def hello(self, within_s: float = _ANSWER_S) -> Hello:
+        found = self._ask("hello", within_s)
         epoch = found.get("epoch")
         return Hello(
             leading=found["leading"],

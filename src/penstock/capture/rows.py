@@ -27,7 +27,7 @@ class TransactionIds:
     def widen(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
         distance = (ids - self._reference) % _FULL_CIRCLE
         distance = np.where(distance >= _FULL_CIRCLE // 2, distance - _FULL_CIRCLE, distance)
-        wide = self._reference + distance
+        wide = np.where(ids == 0, 0, self._reference + distance)  # 0 is no transaction's
         if len(wide):
             self._reference = max(self._reference, int(wide.max()))
         return np.maximum(wide, 0).astype(np.uint64)

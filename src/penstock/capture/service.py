@@ -27,7 +27,7 @@ from pyarrow import flight
 from penstock.capture.server import error_to_json, log_unexpected
 from penstock.capture.tail import Served, Tail
 from penstock.capture.tail_items import SCHEMA
-from penstock.core.errors import CaptureAwayError, ConfigError, SourceBusyError
+from penstock.core.errors import AddressError, CaptureAwayError, ConfigError, SourceBusyError
 from penstock.core.position import Lsn
 
 READERS_MAX = 16
@@ -74,7 +74,7 @@ class CaptureService:
                 tls_certificates=self._certificates(),
             )
         except (OSError, pa.ArrowException) as error:
-            raise ConfigError(
+            raise AddressError(
                 f"Capture cannot listen at {self.address}.",
                 remedy="Give another address with `tail.listen`, or end what uses this one.",
             ) from error

@@ -17,7 +17,10 @@ from __future__ import annotations
 import os
 import secrets
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+
+import psycopg
 
 from penstock.capture.leadership import mark_position
 from penstock.capture.spec import ExportedSnapshot
@@ -34,6 +37,7 @@ PATIENT = {
     "idle_in_transaction_session_timeout": "0",
     "idle_session_timeout": "0",
 }
+_CANCEL_WITHIN_S = 5.0
 
 
 class SnapshotKeeper:
@@ -44,6 +48,7 @@ class SnapshotKeeper:
         self._replica = replica
         self._from_main_slot: tuple[Connection, ExportedSnapshot] | None = None
         self._held: dict[str, list[Connection]] = {}
+        self._waiting: set[Connection] = set()  # sessions whose thread waits for the server
         self._lock = threading.Lock()
         self._closed = False
 
@@ -68,7 +73,8 @@ class SnapshotKeeper:
             return main[1]
         connection = self._hold(connect_patiently(self._url, "penstock-snapshot", replication=True), lane)
         name = f"penstock_snapshot_{os.getpid()}_{secrets.token_hex(4)}"
-        slot = create_slot(connection, name, temporary=True)
+        with self._wait_of(connection, lane):
+            slot = create_slot(connection, name, temporary=True)
         return ExportedSnapshot(slot.snapshot_name, slot.consistent_point, connection.info.backend_pid)
 
     def take_plain(self, lane: str) -> ExportedSnapshot:
@@ -88,7 +94,8 @@ class SnapshotKeeper:
         with connect(self._url, application_name="penstock-control") as primary:
             reaching = max(after, mark_position(primary))
         connection = self._hold(connect_patiently(replica.url, "penstock-snapshot", settings=QUIET), lane)
-        taken = replica.snapshot(connection, reaching)
+        with self._wait_of(connection, lane):
+            taken = replica.snapshot(connection, reaching)
         return ExportedSnapshot(taken.name, taken.position, connection.info.backend_pid)
 
     def _hold(self, connection: Connection, lane: str) -> Connection:
@@ -99,12 +106,33 @@ class SnapshotKeeper:
         connection.close()
         raise CaptureAwayError("Capture's term is over: it keeps no snapshots any more.")
 
+    @contextmanager
+    def _wait_of(self, connection: Connection, lane: str) -> Iterator[None]:
+        """While a session waits, nobody else may close it: two threads in one session break the process."""
+        with self._lock:
+            self._waiting.add(connection)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._waiting.discard(connection)
+                released = connection not in self._held.get(lane, [])
+            if released:
+                connection.close()
+        if released:
+            raise CaptureAwayError("The snapshot was let go while the source was asked for it.")
+
     def release(self, lane: str) -> None:
         """Let go of the snapshots that the lane was given; temporary slots go with their sessions."""
         with self._lock:
             held = self._held.pop(lane, [])
+            waiting = [connection for connection in held if connection in self._waiting]
         for connection in held:
-            connection.close()
+            if connection not in waiting:
+                connection.close()
+        for connection in waiting:
+            with suppress(psycopg.Error):
+                connection.cancel_safe(timeout=_CANCEL_WITHIN_S)
 
     def release_main(self) -> None:
         """Let go of the main slot's own snapshot if nobody took it: the source cannot vacuum past it."""

@@ -63,6 +63,7 @@ class CaptureSpec:
     checkpoint_history: int = 20
     failover: bool = False  # of the slot, if it is made
     lanes_path: Path | None = None  # where every lane that ever joined is written down
+    messages: tuple[str, ...] = ()  # prefixes of emitted messages that are kept; "*" at the end matches more
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -91,6 +92,7 @@ class CaptureSpec:
             "checkpoint_history": self.checkpoint_history,
             "failover": self.failover,
             "lanes_path": None if self.lanes_path is None else _place(self.lanes_path),
+            "messages": list(self.messages),
         }
 
     @classmethod
@@ -108,6 +110,7 @@ class CaptureSpec:
                 "renewable": frozenset(fields["renewable"]),
                 "service": None if service is None else ServiceSpec(**service),
                 "lanes_path": None if lanes_path is None else Path(lanes_path),
+                "messages": tuple(fields["messages"]),
             }
         )
 

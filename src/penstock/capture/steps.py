@@ -27,6 +27,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from penstock.capture.emitted import TABLE as MESSAGE_TABLE
+from penstock.capture.emitted import EmittedMessages
 from penstock.capture.relations import CapturedTable, Relations
 from penstock.capture.rows import TransactionIds, change_rows, truncate_row
 from penstock.capture.tail import TailSink
@@ -39,6 +41,7 @@ from penstock.sources.postgres.pgoutput import (
     MessageBatch,
     RareMessage,
     Scan,
+    parse_emitted,
     parse_relation,
     parse_truncate,
     scan,
@@ -76,6 +79,7 @@ class StepBuilder:
         step_bytes_max: int,
         tail: TailSink | None = None,
         seal_every_s: float | None = None,
+        emitted: EmittedMessages | None = None,
     ) -> None:
         self.counters = Counters()
         self.position = writer.end
@@ -93,6 +97,7 @@ class StepBuilder:
         self._arrow_schemas: dict[tuple[str, str], pa.Schema] = {}
         self._tail = tail
         self._seal_every_s = seal_every_s
+        self._emitted = emitted or EmittedMessages(())
         self._targets: list[Lsn] = []  # in order
         self._following = self._aborted = False
         self._first_row_at: float | None = None  # of the open step
@@ -231,9 +236,13 @@ class StepBuilder:
                 self._write_changes(batch, found, xids, begin, message.changes_before)
                 begin = message.changes_before
                 self._write_truncate(message, found, xids)
+            elif letter == b"M":
+                self._add_emitted(message, found, xids)
             elif letter in _OF_PREPARED:
                 raise _prepared()
         self._write_changes(batch, found, xids, begin, len(found.kind))
+        if (emitted := self._emitted.take(self._arrow_schema(MESSAGE_TABLE))) is not None:
+            self._write_rows(MESSAGE_TABLE, emitted, {"i": emitted.num_rows})
 
     def _write_changes(
         self, batch: MessageBatch, found: Scan, xids: npt.NDArray[np.uint64], begin: int, end: int
@@ -290,6 +299,19 @@ class StepBuilder:
                 # The whole table is empty once the last of its leaves is.
                 if leaves.issubset(emptied) and not leaves.intersection(emptied[index + 1 :]):
                     self._writer.truncate(stream, tx, op_index)
+
+    def _add_emitted(self, message: RareMessage, found: Scan, xids: npt.NDArray[np.uint64]) -> None:
+        tx = int(found.tx[message.transaction])
+        emitted = parse_emitted(message.payload)
+        if tx < self._skip_below or not self._emitted.wants(emitted.prefix):
+            return
+        commit_ts_us = int(found.commit_ts_us[message.transaction])
+        self._emitted.add(emitted, tx, message.ordinal, int(xids[message.transaction]), commit_ts_us)
+        if not emitted.transactional:
+            # Its own transaction, of which no commit will be seen. What begins behind it is not in here.
+            self.position = max(self.position, Lsn(tx + 1))
+            self._writer.transactions += 1
+            self.counters.transactions += 1
 
     def _arrow_schema(self, table: CapturedTable) -> pa.Schema:
         key = (table.schema.id, str(table.leaf))

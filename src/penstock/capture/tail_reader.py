@@ -8,7 +8,8 @@ the last item it has dealt with.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from penstock.capture.remote import RemoteCapture
@@ -24,9 +25,14 @@ LOG_PIECE_ROWS = 1 << 14  # a transaction of the log may be larger than memory
 
 
 class TailReader:
-    def __init__(self, capture: RemoteCapture, log_directory: Path) -> None:
+    """`streams`: only their changes are read, and given; None: all."""
+
+    def __init__(
+        self, capture: RemoteCapture, log_directory: Path, streams: Collection[StreamId] | None = None
+    ) -> None:
         self._capture = capture
-        self._log = ChangeLog(log_directory)
+        self._streams = None if streams is None else frozenset(streams)
+        self._log = LogReader(log_directory, self._streams)
         self.origin: Origin | None = None  # of the last time `follow` was begun
 
     def follow(self, after: Lsn) -> Iterator[Transactions]:
@@ -36,13 +42,26 @@ class TailReader:
             if isinstance(item, Origin):
                 self.origin = item
             elif isinstance(item, ReadLog):
-                yield from self._from_log(after, item.to)
+                yield from self._log.read(after, item.to)
                 after = item.to
             else:
-                yield item
+                yield item if self._streams is None else self._without_others(item)
                 after = item.end
 
-    def _from_log(self, after: Lsn, to: Lsn) -> Iterator[Transactions]:
+    def _without_others(self, item: Transactions) -> Transactions:
+        assert self._streams is not None
+        pieces = tuple(piece for piece in item.pieces if piece.stream in self._streams)
+        return replace(item, pieces=pieces)
+
+
+class LogReader:
+    """The same from the change log alone, up to a position that it has. `streams` as above."""
+
+    def __init__(self, log_directory: Path, streams: frozenset[StreamId] | None = None) -> None:
+        self._streams = streams
+        self._log = ChangeLog(log_directory)
+
+    def read(self, after: Lsn, to: Lsn) -> Iterator[Transactions]:
         start = self._log.start()
         if start is None or start > after:
             raise PositionGoneError(
@@ -56,6 +75,8 @@ class TailReader:
     def _pieces(self, after: Lsn, to: Lsn) -> Iterator[Piece]:
         """Stream by stream; of leaves that have changes of the same time, by the first of each piece."""
         for stream, found in self._log.streams_with_changes(after, to).items():
+            if self._streams is not None and stream not in self._streams:
+                continue
             leaves: dict[str, list[LogFile]] = {}
             for file in found.files:
                 leaves.setdefault(file.leaf, []).append(file)

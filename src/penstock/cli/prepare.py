@@ -10,6 +10,8 @@ import typer
 
 from penstock.cli.settings import settings_of
 
+_STREAM_KERNELS = ("event_kernels", "byte_kernels", "time_kernels")
+
 
 def prepare(context: typer.Context) -> None:
     """Compile what is compiled once, and keep the classes that Spark loads at its start.
@@ -37,3 +39,5 @@ def _compile() -> None:
         each.warm_up()
     if find_spec("uvloop") is not None:  # the live lane is an extra; its code is compiled when it is imported
         import_module("penstock.shapes.service")
+    for name in _STREAM_KERNELS:
+        import_module(f"penstock.streams.encoding.{name}")

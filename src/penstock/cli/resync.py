@@ -6,8 +6,9 @@ from typing import Annotated
 
 import typer
 
+from penstock.cli.lane import order_resync
 from penstock.cli.progress import progress_listener
-from penstock.cli.settings import open_pipeline, settings_of
+from penstock.cli.settings import Settings, open_pipeline, settings_of
 from penstock.cli.sync import show_report
 from penstock.core.errors import ConfigError
 
@@ -17,13 +18,21 @@ def resync(
     streams: Annotated[
         list[str] | None, typer.Argument(metavar="SCHEMA.TABLE", help="May be several; all of them if none.")
     ] = None,
+    lane: Annotated[
+        str | None,
+        typer.Option("--lane", metavar="NAME", help="Into a stream lane (kafka, kinesis, file), not tables."),
+    ] = None,
     yes: Annotated[bool, typer.Option("--yes", metavar="", help="Yes, load everything again.")] = False,
 ) -> None:
     """Load these streams again and go on from there; without a name, all of them under a new slot.
 
-    Readers see the old tables until each new one is complete.
+    Readers see the old tables until each new one is complete. With --lane the rows go into that lane's
+    stream, as events with `op` `r`, while `penstock run` runs.
     """
     settings = settings_of(context)
+    if lane is not None:
+        _resync_lane(settings, lane, tuple(streams or ()), yes=yes)
+        return
     pipeline = open_pipeline(settings)
     if not streams and not yes:
         raise ConfigError(
@@ -33,3 +42,17 @@ def resync(
     with progress_listener(settings) as listener:
         report = pipeline.resync(streams or (), listener)
     show_report(settings, report)
+
+
+def _resync_lane(settings: Settings, lane: str, streams: tuple[str, ...], *, yes: bool) -> None:
+    if not yes:
+        raise ConfigError(
+            f"This has the lane {lane} send the rows there are again: consumers see them a second time.",
+            remedy="Add --yes if that is what you want.",
+        )
+    order_resync(settings, lane, streams)
+    what = ", ".join(streams) or "all its streams"
+    if settings.json:
+        settings.emit_json({"lane": lane, "resync": list(streams)})
+    else:
+        settings.out.print(f"The lane {lane} loads {what} anew.", markup=False, highlight=False)

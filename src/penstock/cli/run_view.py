@@ -59,11 +59,23 @@ def _lanes(lanes: Iterable[dict[str, Any]]) -> RenderableType:
             each["lane"],
             size(each["lag_bytes"]),
             _seconds(each["lag_seconds"]),
-            "" if each["known"] else "has not said how far it is; the source forgets nothing until then",
+            _seconds(each.get("freshness_s")),
+            "–" if each.get("events") is None else count(each["events"]),
+            _lane_note(each),
         )
         for each in lanes
     ]
-    return table(("lane", "behind", "behind for", ""), rows, right=("behind", "behind for"))
+    columns = ("lane", "behind", "behind for", "freshness", "events", "")
+    return table(columns, rows, right=columns[1:-1])
+
+
+def _lane_note(lane: dict[str, Any]) -> str:
+    notes = [] if lane["known"] else ["has not said how far it is; the source forgets nothing until then"]
+    if lane.get("paused"):
+        notes.append("paused")
+    if lane.get("loading"):
+        notes.append(f"loads {plural(lane['loading'], 'stream')}")
+    return "; ".join(notes)
 
 
 def _streams(streams: Sequence[dict[str, Any]], streams_max: int) -> list[RenderableType]:

@@ -8,6 +8,13 @@ from pydantic import Field, field_validator
 
 from penstock.config.sections import Section
 from penstock.config.shapes import ShapesConfig
+from penstock.config.streams import (
+    STREAM_LANES,
+    FileLaneConfig,
+    KafkaLaneConfig,
+    KinesisLaneConfig,
+    StreamLaneConfig,
+)
 from penstock.config.values import ByteSize, Pause
 
 _MIB = 1024 * 1024
@@ -29,9 +36,18 @@ class LanesConfig(Section):
 
     lake: LakeLaneConfig = LakeLaneConfig()
     shapes: ShapesConfig | None = None
+    kafka: KafkaLaneConfig | None = None
+    kinesis: KinesisLaneConfig | None = None
+    file: FileLaneConfig | None = None
 
-    @field_validator("shapes", mode="before")
+    @property
+    def streams(self) -> dict[str, StreamLaneConfig]:
+        """The stream lanes that the pipeline file has, by name."""
+        lanes = {name: getattr(self, name) for name in STREAM_LANES}
+        return {name: lane for name, lane in lanes.items() if lane is not None}
+
+    @field_validator("shapes", *STREAM_LANES, mode="before")
     @classmethod
-    def _named_is_wanted(cls, shapes: object) -> object:
+    def _named_is_wanted(cls, lane: object) -> object:
         # A lane whose lines are all commented out reads as null; its name stands there all the same.
-        return {} if shapes is None else shapes
+        return {} if lane is None else lane

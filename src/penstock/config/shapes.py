@@ -88,5 +88,5 @@ class ShapesConfig(Section):
     stuck_after: Pause = timedelta(seconds=60)
     """A shape whose files make no progress for so long is dropped, so that the source can forget its log."""
     subquery_buffer_max_transactions: PositiveInt = 1000
-    """So many transactions of a shape's table may come while rows are asked for that a subquery brings in;
-    then the shape is dropped."""
+    """So many transactions of a shape's table may come while rows are asked for that a subquery brings in; if
+    there are more, its clients fetch it anew."""

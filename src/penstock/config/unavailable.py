@@ -1,6 +1,6 @@
 """What the pipeline file may say in a later version, and must not be taken for granted in this one.
 
-Somebody who asks for a lane and finds that nobody serves it has been harmed; so each of these is refused by
+Somebody who asks for something and finds that nobody does it has been harmed; so each of these is refused by
 name instead of being unknown, or worse, ignored.
 """
 
@@ -14,7 +14,6 @@ REMEDY = "Remove it, or wait for the version that brings it; CHANGELOG.md says w
 
 LATER_SOURCES = ("mysql", "mongodb")
 LATER_DESTINATIONS: tuple[str, ...] = ()
-LATER_LANES = ("kafka", "kinesis")
 
 
 def unavailable(values: dict[str, Any]) -> list[Problem]:
@@ -24,11 +23,4 @@ def unavailable(values: dict[str, Any]) -> list[Problem]:
         content = values.get(section)
         if isinstance(content, dict) and content.get("type") in kinds:
             problems.append(((section, "type"), f"`{content['type']}` is not available yet."))
-    lanes = values.get("lanes")
-    if isinstance(lanes, dict):
-        problems += [
-            (("lanes", name), f"the lane `{name}` is not available yet.")
-            for name in LATER_LANES
-            if name in lanes
-        ]
     return problems

@@ -61,6 +61,12 @@ class ConfigError(PenstockError):
     exit_code = 2
 
 
+class AddressError(ConfigError):
+    """Nobody can listen there: the address is in use, perhaps by a predecessor that is ending."""
+
+    code = "address"
+
+
 class SourceError(PenstockError):
     """The source cannot be reached, or lacks something Penstock needs (see `penstock check`)."""
 
@@ -138,10 +144,28 @@ class TargetError(DestinationError):
     code = "target"
 
 
+class SchemaRefusedError(DestinationError):
+    """A schema registry refuses a table's new schema: no record of it could be read."""
+
+    code = "schema_refused"
+
+
 class StaleTermError(DestinationError):
     """A later leader has written to the target: this one writes nothing more."""
 
     code = "stale_term"
+
+
+class TooManyDeadLettersError(DestinationError):
+    """A target refuses more events than `dead_letter` lets it: the lane stops before it loses its order."""
+
+    code = "dead_letters"
+
+
+class UnprovenError(DestinationError):
+    """Whether events are at the target cannot be found out, and `on_unproven: stop` says to ask first."""
+
+    code = "unproven"
 
 
 class StorageError(PenstockError):

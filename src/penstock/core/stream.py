@@ -41,6 +41,11 @@ class StreamId:
         return f"{escape_file_name(self.namespace)}.{escape_file_name(self.name)}"
 
 
+#: Under this name the log holds what applications emit by `pg_logical_emit_message`. Nobody can make a schema
+#: whose name begins so.
+MESSAGES = StreamId("pg_logical", "messages")
+
+
 def escape_file_name(text: str) -> str:
     """A name as a path component: no separators, no leading dot or underscore, reversible."""
     escaped = quote(text, safe=_SAFE_IN_FILE_NAMES).replace(".", "%2E")

@@ -31,8 +31,7 @@ from penstock.lake.increment_task import IncrementTask, read_increment
 from penstock.lake.lane_state import LaneState, LaneStream
 from penstock.lake.load import columns_of
 from penstock.lake.load_progress import LoadProgress
-from penstock.lake.load_task import LoadTask, take_over_snapshot
-from penstock.lake.pace import share
+from penstock.lake.load_task import LoadTask
 from penstock.lake.session import run_tasks
 from penstock.lake.target import Target
 from penstock.lake.work import MustReload, SchemaPlan, unfit_default, words_of
@@ -43,6 +42,8 @@ from penstock.sources.postgres.catalog import TableInfo, discover
 from penstock.sources.postgres.chunks import PlannedChunk
 from penstock.sources.postgres.connection import Connection, connect, load_connection_settings
 from penstock.sources.postgres.cursor_windows import CursorChunk, cut, note
+from penstock.sources.postgres.pace import share
+from penstock.sources.postgres.snapshot_reading import take_over_snapshot
 
 
 @dataclass(frozen=True, slots=True)

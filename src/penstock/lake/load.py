@@ -46,8 +46,7 @@ from penstock.destinations.base import DestinationTable
 from penstock.destinations.parquet_files import new_file_name
 from penstock.destinations.records import TableRecord
 from penstock.lake.load_progress import LoadProgress
-from penstock.lake.load_task import LoadResult, LoadTask, load_chunk, take_over_snapshot
-from penstock.lake.pace import share
+from penstock.lake.load_task import LoadResult, LoadTask, load_chunk
 from penstock.lake.session import run_tasks
 from penstock.lake.target import Target
 from penstock.ledger import incremental, two_phase
@@ -60,6 +59,8 @@ from penstock.sources.postgres.chunks import ChunkMethod, PlannedChunk, plan_chu
 from penstock.sources.postgres.connection import Connection, connect, load_connection_settings
 from penstock.sources.postgres.cursor import Cursor
 from penstock.sources.postgres.cursor_windows import Noted, note
+from penstock.sources.postgres.pace import share
+from penstock.sources.postgres.snapshot_reading import take_over_snapshot
 from penstock.sources.postgres.types import arrow_type, cast_text
 
 CHUNKS_PER_COMMIT_MAX = 16

@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-import psycopg
 import pyarrow as pa
 from psycopg import sql
 
@@ -31,17 +30,15 @@ from penstock.destinations.records import DataFile
 from penstock.lake.change_set import Flags
 from penstock.lake.dead_letters import DEAD_LETTERS, any_bad, dead_letter_rows, without
 from penstock.lake.output import OutputFile
-from penstock.lake.pace import Pace
 from penstock.lake.table_output import TableOutput
 from penstock.lake.target import DELETED_AT, Target
 from penstock.sources.postgres.binary_values import text
 from penstock.sources.postgres.chunks import ChunkMethod, PlannedChunk, chunk_query
-from penstock.sources.postgres.connection import Connection, connect, query_errors, snapshot_lost
+from penstock.sources.postgres.connection import Connection, connect, query_errors
 from penstock.sources.postgres.copy_binary import CopyBlock, CopyFormatError, read_copy
+from penstock.sources.postgres.pace import Pace
+from penstock.sources.postgres.snapshot_reading import file_node, take_over_snapshot
 from penstock.sources.postgres.types import cast_text, from_binary, load_expression, text_expression
-
-#: what versions of the server say of a snapshot whose session has ended
-_NO_SUCH_SNAPSHOT = ("22023", "42704", "55000")
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -112,14 +109,14 @@ def _load(task: LoadTask, sieve: Sieve | None, *, as_text: bool) -> LoadResult:
     with closing(_open(task)) as connection, _errors(task):
         take_over_snapshot(connection, task.snapshot)
         result = _read(connection, task, sieve, as_text=as_text)
-        if _file_node(connection, task.leaf_oid) != task.chunk.filenode:
+        if file_node(connection, task.leaf_oid) != task.chunk.filenode:
             return LoadResult((), None, 0, table_rewritten=True)
         return result
 
 
 def _is_rewritten(task: LoadTask) -> bool:
     with closing(_open(task)) as connection, _errors(task):
-        return _file_node(connection, task.leaf_oid) != task.chunk.filenode
+        return file_node(connection, task.leaf_oid) != task.chunk.filenode
 
 
 def _open(task: LoadTask) -> Connection:
@@ -128,17 +125,6 @@ def _open(task: LoadTask) -> Connection:
 
 def _errors(task: LoadTask) -> AbstractContextManager[None]:
     return query_errors("reading a chunk of the table", stream=str(task.target.schema.stream))
-
-
-def take_over_snapshot(connection: Connection, snapshot: str) -> None:
-    """Begin a transaction that sees what an exported snapshot shows."""
-    connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-    try:
-        connection.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(snapshot)))
-    except psycopg.Error as error:
-        if error.sqlstate in _NO_SUCH_SNAPSHOT:
-            raise snapshot_lost("reading the tables") from error
-        raise
 
 
 def _read(connection: Connection, task: LoadTask, sieve: Sieve | None, *, as_text: bool) -> LoadResult:
@@ -227,9 +213,3 @@ def _loaded_row_marks(rows: int) -> list[pa.Array]:
         pa.nulls(rows, pa.timestamp("us", "UTC")),
         pa.nulls(rows, pa.list_(pa.string())),
     ]
-
-
-def _file_node(connection: Connection, oid: int) -> int:
-    query = "SELECT coalesce(pg_relation_filenode(%s::bigint::oid), 0)::bigint"
-    row = connection.execute(query, (oid,)).fetchone()
-    return int(row[0]) if row else 0

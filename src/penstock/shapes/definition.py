@@ -30,6 +30,7 @@ Replica = Literal["default", "full"]
 LogMode = Literal["full", "changes_only"]
 CardOf = Callable[[StreamId], TableCard | None]
 
+SUBQUERIES_MAX = 32  # of a condition, those inside of others included: each is a shape
 _GENERATED = "The following columns are generated and cannot be included in the shape: "
 
 
@@ -192,7 +193,14 @@ def compile_where(card: TableCard, text: str, params: tuple[str, ...], card_of: 
         )
     except WhereError as error:
         raise DefinitionError({"where": [str(error)]}) from None
+    if _count_subqueries(condition) > SUBQUERIES_MAX:
+        raise DefinitionError({"where": [f"a condition takes {SUBQUERIES_MAX} subqueries at most"]})
     return _clause(condition, text, params, card_of)
+
+
+def _count_subqueries(condition: Condition | None) -> int:
+    inner = () if condition is None else condition.subqueries
+    return len(inner) + sum(_count_subqueries(each.condition) for each in inner)
 
 
 def _clause(condition: Condition, text: str, params: tuple[str, ...], card_of: CardOf) -> WhereClause:

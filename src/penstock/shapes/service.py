@@ -53,7 +53,10 @@ class ShapeService:
         """Until the end is asked for; an error if it must end before."""
         self._channel.on_stop(lambda: self._in_loop(self._ended.set))
         self._lane.start()
-        subsets = SubsetReader(self._lane.pools.queries, self._settings, self._lane.engine.on_new_version)
+        engine = self._lane.engine
+        subsets = SubsetReader(
+            self._lane.pools.queries, self._settings, engine.on_new_version, engine.subqueries.headers
+        )
         app = create_app(self._api, self._lane.catalog, subsets, self._settings)
         try:
             async with contextlib.AsyncExitStack() as served:

@@ -26,7 +26,11 @@ Bytes: TypeAlias = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True)
 class Events:
-    """`route` is where they go, such as a topic. A null key: the row has none; a null value: a tombstone."""
+    """`route` is where they go, such as a topic. A null key: the row has none; a null value: a tombstone.
+
+    `refused`: what the lane's format cannot say, by its number, with code and reason. Nobody sends it; its
+    value is the change in our own JSON.
+    """
 
     stream: StreamId
     route: str
@@ -37,6 +41,8 @@ class Events:
     key: pa.BinaryArray
     value: pa.BinaryArray
     chunk: str = ""  # of loaded rows: the chunk they are of
+    refused: Mapping[int, tuple[str, str]] = field(default_factory=dict)
+    headers: Mapping[str, pa.StringArray] = field(default_factory=dict)  # by name; null: this event has none
 
     def __len__(self) -> int:
         return len(self.tx)
@@ -46,13 +52,17 @@ class Events:
         return int(self.key.nbytes + self.value.nbytes)
 
     def slice(self, start: int, stop: int) -> Events:
-        return self._made_of(slice(start, stop), lambda column: column.slice(start, stop - start))
+        refused = {row - start: why for row, why in self.refused.items() if start <= row < stop}
+        return self._made_of(slice(start, stop), lambda column: column.slice(start, stop - start), refused)
 
     def take(self, rows: npt.NDArray[np.intp]) -> Events:
         chosen = pa.array(rows, pa.int64())
-        return self._made_of(rows, lambda column: column.take(chosen))
+        refused = {}
+        if self.refused:
+            refused = {n: self.refused[row] for n, row in enumerate(rows.tolist()) if row in self.refused}
+        return self._made_of(rows, lambda column: column.take(chosen), refused)
 
-    def _made_of(self, rows: Any, part: Any) -> Events:
+    def _made_of(self, rows: Any, part: Any, refused: Mapping[int, tuple[str, str]]) -> Events:
         return Events(
             self.stream,
             self.route,
@@ -63,6 +73,8 @@ class Events:
             part(self.key),
             part(self.value),
             self.chunk,
+            refused,
+            {name: part(column) for name, column in self.headers.items()},
         )
 
 

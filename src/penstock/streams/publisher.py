@@ -12,7 +12,12 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 from penstock.core.position import Lsn
+from penstock.metrics import Sample
 from penstock.streams.events import Batch
+
+
+class StoppedError(Exception):
+    """The publisher was stopped while somebody waited for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +32,19 @@ class Term:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What a target holds: everything up to `position`, and of loads what `loads` says."""
+    """What a target holds: everything up to `position`, and of loads what `loads` says.
+
+    `batches` and `replays` are counted by the publisher over all terms. They tell, after a crash, which dead
+    letters are of events that come again, and which have been replayed.
+    """
 
     position: Lsn
     epoch: Lsn
     system_id: str
     timeline: int
     loads: Mapping[str, Any] = field(default_factory=dict)
+    batches: int = 0
+    replays: int = 0
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self) | {"format": 1, "position": str(self.position), "epoch": str(self.epoch)}
@@ -46,6 +57,8 @@ class Standing:
             fields["system_id"],
             fields["timeline"],
             fields.get("loads", {}),
+            fields.get("batches", 0),
+            fields.get("replays", 0),
         )
 
 
@@ -75,3 +88,6 @@ class Publisher(Protocol):
         """From any thread: nothing more is sent, and whoever waits is let go (with `StoppedError`)."""
 
     def close(self) -> None: ...
+
+    def samples(self) -> list[Sample]:
+        """What is under way and what became of events, as numbers; from any thread."""

@@ -7,11 +7,11 @@ retries, dead letters and the frontier are not its business (`commit_publisher`,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from penstock.streams.events import Events
+from penstock.streams.events import Events, Int64s
 from penstock.streams.publisher import Standing, Term
 
 
@@ -34,7 +34,7 @@ class RefusedEventsError(Exception):
 
 
 class CommitTarget(Protocol):
-    """Errors: `RefusedEventsError`; `StaleTermError`, a later term is there; `TargetError`, try again later."""
+    """Errors: `RefusedEventsError`; `StaleTermError`, a later term is there; `TargetError`, again later."""
 
     def open(self, term: Term) -> Standing | None:
         """As `Publisher.open`."""
@@ -51,6 +51,9 @@ class CommitTarget(Protocol):
     def abort(self) -> None:
         """Forget what was written since the last commit."""
 
+    def stop(self) -> None:
+        """From any thread: whoever waits in one of these is let go with `StoppedError`."""
+
     def close(self) -> None: ...
 
 
@@ -65,8 +68,25 @@ class Sent:
     unknown: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class RecordLimits:
+    """Of one `send`, and how many of them may be under way at once."""
+
+    records: int
+    bytes: int  # as `RecordTarget.sizes` counts them
+    record_bytes: int
+    calls: int
+
+
 class RecordTarget(Protocol):
-    """Errors: `StaleTermError`, and `TargetError` for what concerns no single record."""
+    """Errors: `StaleTermError`, and `TargetError` for what concerns no single record.
+
+    `send`, `look_again` and `is_there` are called by several threads at once, no two with the same key.
+    """
+
+    @property
+    def limits(self) -> RecordLimits:
+        """As they are now: read before each call."""
 
     def open(self, term: Term) -> Standing | None:
         """As `Publisher.open`; reads back what lies behind the standing."""
@@ -74,13 +94,26 @@ class RecordTarget(Protocol):
     def is_there(self, events: Events) -> Sequence[bool]:
         """Which of them were found at the target when it was opened, or by `look_again`."""
 
-    def send(self, events: Events) -> Sent:
-        """One call; within the target's limits, no key twice."""
+    def sizes(self, events: Events) -> Int64s:
+        """How many bytes each of them is, as it is sent."""
+
+    def send(self, events: Events, last: int) -> Sent:
+        """Within the limits, no key twice. `last` is the number of the newest event in it, in their order."""
 
     def look_again(self, events: Events) -> None:
         """Read back whether events of an `unknown` call are there."""
 
-    def note(self, standing: Standing) -> None:
-        """Everything up to there is at the target: the next `open` begins reading back there."""
+    def note(self, standing: Standing, last: int) -> None:
+        """Everything up to there, and up to event `last`, is at the target: durable when it returns.
+
+        The next `open` begins reading back there.
+        """
+
+    @property
+    def unproven(self) -> Mapping[str, int]:
+        """What could not be found out about the target, counted by why."""
+
+    def stop(self) -> None:
+        """From any thread: whoever waits is let go with `StoppedError`."""
 
     def close(self) -> None: ...

@@ -1,4 +1,5 @@
-"""One process that is kept up: started, listened to, started again when it dies, parked when it keeps dying.
+"""One process that is kept up: started, listened to, started again when it dies, parked when it keeps dying,
+or at once if it says that it was told something wrong, which another start would not change.
 
 Its spec goes to stdin, its words come from stdout (`penstock.channel`), its log from stderr. It leads a
 session of its own, so that Ctrl-C in a terminal reaches the supervisor alone, which stops its processes in
@@ -23,6 +24,7 @@ from dataclasses import dataclass, replace
 from typing import IO, Any
 
 from penstock.channel import STATES
+from penstock.core.errors import ConfigError
 from penstock.supervisor.events import Event, Kind, now
 from penstock.supervisor.lines import LOGGED_BYTES_MAX, SAID_BYTES_MAX, Flood, lines
 from penstock.supervisor.memory import resident_bytes
@@ -31,6 +33,7 @@ from penstock.supervisor.samples import Samples
 from penstock.supervisor.status import ProcessStatus
 
 _LAST_LINES_WAIT_S = 2.0
+_FOR_GOOD = frozenset({ConfigError.code})
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,9 +135,11 @@ class KeptProcess:
             ended = time.monotonic()
             delay_s = self._restarts.died(ended, ended - begun)
             reason = (self._error or {}).get("message", how)
+            if (self._error or {}).get("code") in _FOR_GOOD:
+                delay_s = None
             if delay_s is None:
                 self._enter("parked", reason)
-                self._say("parked", f"{how} once too often and is parked until SIGHUP: {reason}")
+                self._say("parked", f"{how}, and is not started again until SIGHUP: {reason}")
             else:
                 self._enter("restarting", reason)
                 self._say("died", f"{how}; next start in {delay_s:g} s", how=how, delay_s=delay_s)

@@ -14,8 +14,11 @@ from penstock.config import Config
 from penstock.core.errors import ConfigError
 from penstock.shapes.settings import SHAPES_LANE, ShapeSettings
 from penstock.shapes.standalone import Standalone
+from penstock.streams.libraries import require_library
 from penstock.supervisor.process import Program
 from penstock.supervisor.status import CAPTURE
+
+_CORES_MIN = 5  # for `execution: auto`: below that the core that sends waits for no other
 
 
 def programs_of(config: Config, config_path: Path, service: ServiceSpec, admin: Path) -> tuple[Program, ...]:
@@ -24,6 +27,7 @@ def programs_of(config: Config, config_path: Path, service: ServiceSpec, admin: 
     lanes = [_lake(config, config_path, service)]
     if config.lanes.shapes is not None:
         lanes.append(_shapes(ShapeSettings.of_pipeline(config, os.environ), capture, service, admin))
+    lanes += [_stream(lane, config, config_path, service) for lane in config.lanes.streams]
     return _capture(capture), *lanes
 
 
@@ -58,6 +62,14 @@ def _shapes(settings: ShapeSettings, capture: CaptureSpec, service: ServiceSpec,
         "admin": str(admin),
     }
     return _program(SHAPES_LANE, "penstock.shapes", spec)
+
+
+def _stream(lane: str, config: Config, config_path: Path, service: ServiceSpec) -> Program:
+    require_library(lane)
+    spec = {"lane": lane, "config": str(config_path.absolute()), "capture": _reached_at(service)}
+    execution = config.lanes.streams[lane].execution
+    by_spark = execution == "spark" or (execution == "auto" and (os.cpu_count() or 1) >= _CORES_MIN)
+    return _program(lane, "penstock.streams_process" if by_spark else "penstock.streams", spec)
 
 
 def _reached_at(service: ServiceSpec) -> dict[str, str | None]:

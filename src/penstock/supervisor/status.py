@@ -37,12 +37,20 @@ class ProcessStatus:
 
 @dataclass(frozen=True, slots=True)
 class LaneStatus:
-    """`known`: the lane has said how far it is; until then the source forgets nothing."""
+    """`known`: the lane has said how far it is; until then the source forgets nothing.
+
+    Of a stream lane, also: `freshness_s`, from commit at the source to the target having it; `events` sent
+    since its process started; `paused`; `loading`, how many streams' rows are on their way.
+    """
 
     lane: str
     known: bool
     lag_bytes: int | None
     lag_seconds: float | None
+    freshness_s: float | None = None
+    events: int | None = None
+    paused: bool = False
+    loading: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +113,21 @@ def lanes_of(view: SampleView) -> tuple[LaneStatus, ...]:
     known = view.by_label(metrics.LANE_KNOWN)
     in_bytes = view.by_label(metrics.LANE_LAG_BYTES)
     in_seconds = view.by_label(metrics.LANE_LAG_SECONDS)
+    fresh = view.by_label(metrics.STREAM_LANE_FRESHNESS_SECONDS)
+    events = view.by_label(metrics.STREAM_LANE_EVENTS)
+    paused = view.by_label(metrics.STREAM_LANE_PAUSED)
+    loading = view.by_label(metrics.STREAM_LANE_LOADING)
     return tuple(
-        LaneStatus(lane, bool(known.get(lane)), _whole(in_bytes.get(lane)), in_seconds.get(lane))
+        LaneStatus(
+            lane,
+            bool(known.get(lane)),
+            _whole(in_bytes.get(lane)),
+            in_seconds.get(lane),
+            fresh.get(lane),
+            _whole(events.get(lane)),
+            bool(paused.get(lane)),
+            int(loading.get(lane, 0)),
+        )
         for lane in sorted({*known, *in_bytes, *in_seconds})
     )
 

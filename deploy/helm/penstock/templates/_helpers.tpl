@@ -27,5 +27,9 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
   "destination" $destination
   "state" "/var/lib/penstock/state/pipeline"
   "run" (dict "listen" (printf "0.0.0.0:%d" (int .Values.port))) -}}
+{{- if .Values.shapes.enabled -}}
+{{- $shapes := dict "port" (int .Values.shapes.port) "secret" "${file:/run/secrets/penstock-shapes/secret}" -}}
+{{- $_ := set $given "lanes" (dict "shapes" $shapes) -}}
+{{- end -}}
 {{- toYaml (mergeOverwrite (deepCopy .Values.pipeline) $given) -}}
 {{- end -}}

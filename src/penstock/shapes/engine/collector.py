@@ -274,6 +274,14 @@ class ShapeLogCollector:
         except Exception as error:
             self._break([consumer], "error", error)
 
+    def deliver_all(self, chosen: list[Chosen]) -> None:
+        """The same for many, of each whole transactions that were rendered."""
+        try:
+            self.delivery.append_whole(chosen)
+        except Exception as error:
+            slots = np.unique(np.concatenate([part.slots for part in chosen])).tolist()
+            self._break([self._slots.consumers[slot] for slot in slots], "error", error)
+
     def _portions(self, changes: ChangeRows) -> Iterator[ChangeRows]:
         """Parts that are small enough even if each row concerns each shape of the table."""
         pairs_max = _PAIRS_MAX // max(1, len(self._streams.get(changes.stream, ())))

@@ -95,6 +95,16 @@ class Delivery:
             self._unfinished.alone[consumer.shape.slot] = items.boundary
         self._seen(consumer.shape)
 
+    def append_whole(self, chosen: list[Chosen]) -> None:
+        """Append whole transactions that were rendered for shapes with subqueries."""
+        items = assemble(chosen).items
+        lasts = items.item_ends - 1
+        for slot, tx, op in zip(
+            self._write(items), items.tx[lasts].tolist(), items.op[lasts].tolist(), strict=True
+        ):
+            self._unfinished.touched.add(slot)
+            self._unfinished.alone[slot] = LogOffset(tx, op)
+
     def finish(self, fragment: TransactionFragment, items: ShapeItems) -> None:
         """A fragment is appended. With the last one, note who has to flush what: `items` are the last of all
         shapes that got anything, since one of each was held back until now."""

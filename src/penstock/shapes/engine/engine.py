@@ -34,7 +34,7 @@ from penstock.capture.transactions import TransactionFragment
 from penstock.core.position import Lsn
 from penstock.core.stream import StreamId
 from penstock.metrics import Sample
-from penstock.shapes.definition import ShapeDefinition
+from penstock.shapes.definition import ShapeDefinition, SubqueryAtom
 from penstock.shapes.engine.collector import ShapeLogCollector
 from penstock.shapes.engine.inbox import Inbox, Task
 from penstock.shapes.engine.measures import ShapeMeasures
@@ -48,6 +48,9 @@ from penstock.shapes.subquery.held_state import HeldState
 TURN_S = 1.0
 _WAITING_BYTES_MAX = 12 << 20
 _MAKERS = 8
+_NESTED_MAKERS = 8  # of shapes with subqueries: they wait for those inside
+_UNUSED_S = 300.0
+_INNER_TRIES = 3
 _VALUES_WITHIN_S = 60.0
 _logger = structlog.get_logger("penstock.shapes")
 Result = TypeVar("Result")
@@ -106,6 +109,7 @@ class Engine:
         self._failures = 0  # of storage, up to the last look for shapes that are stuck
         self._opening = threading.Lock()
         self._makers = ThreadPoolExecutor(_MAKERS, "shapes-maker")
+        self._nested_makers = ThreadPoolExecutor(_NESTED_MAKERS, "shapes-nested-maker")
         self._thread = threading.Thread(target=self._run, name="shapes-engine", daemon=True)
         self.failure: BaseException | None = None
         self.collector = ShapeLogCollector(
@@ -131,6 +135,7 @@ class Engine:
         if self._thread.is_alive():
             self._thread.join()
         self._makers.shutdown(cancel_futures=True)
+        self._nested_makers.shutdown(cancel_futures=True)
         self.subqueries.close()
         self.registry.save_reads(self.registry.all())
         self._store.close()
@@ -320,12 +325,13 @@ class Engine:
 
     def create(self, definition: ShapeDefinition, *, hidden: bool = False) -> Future[Shape]:
         """Have a shape made, or get the one there is. A `SnapshotProblem` if that fails."""
-        return self._makers.submit(self._create, definition, hidden)
+        has_subqueries = definition.where is not None and definition.where.subqueries
+        makers = self._nested_makers if has_subqueries else self._makers
+        return makers.submit(self._create, definition, hidden)
 
     def _create(self, definition: ShapeDefinition, hidden: bool) -> Shape:
         for atom in definition.where.subqueries if definition.where is not None else ():
-            inner = self.registry.existing(atom.definition) or self._create(atom.definition, True)
-            self._await_values(inner, atom.columns)
+            self._await_inner(atom)
         handle, slot = self.registry.new_handle(definition), self.registry.new_slot()
         try:
             with self._opening:
@@ -336,21 +342,32 @@ class Engine:
         shape = Shape(handle, definition, slot, storage, hidden=hidden)
         return self.submit(lambda: self._begin(shape)).result()
 
-    def _await_values(self, inner: Shape, columns: tuple[str, ...]) -> None:
-        """Until what an inner shape selects is known."""
+    def _await_inner(self, atom: SubqueryAtom) -> None:
+        """Have an inner shape, and know what it selects; one that is there may be about to go."""
+        for _ in range(_INNER_TRIES):
+            inner = self.registry.existing(atom.definition) or self._create(atom.definition, True)
+            if self._await_values(inner, atom.columns):
+                return
+            if inner.error is not None:
+                raise inner.error
+        raise SnapshotProblem(503, TRY_AGAIN, 1)
+
+    def _await_values(self, inner: Shape, columns: tuple[str, ...]) -> bool:
+        """Until what an inner shape selects is known; False if it goes."""
+        inner.last_read = time.time()
         known = self.submit(lambda: self.subqueries.require(inner, columns)).result()
         deadline = time.monotonic() + _VALUES_WITHIN_S
         while not known.done():
             if self._inbox.closed or time.monotonic() > deadline:
                 raise SnapshotProblem(503, TRY_AGAIN, 1)
             wait([known], TURN_S)
-        if known.cancelled():
-            raise inner.error or SnapshotProblem(503, TRY_AGAIN, 1)
+        return not known.cancelled()
 
     def _begin(self, shape: Shape) -> Shape:
         existing = self.registry.existing(shape.definition)
         if existing is not None:
-            existing.hidden = existing.hidden and shape.hidden
+            if existing.hidden and not shape.hidden:
+                self._show(existing)
             self._clean(shape)
             return existing
         assert self.snapshots is not None, "given before anybody asks for a shape"
@@ -409,6 +426,12 @@ class Engine:
             if shape.handle not in self._begun:
                 self._keep(shape)
 
+    def _show(self, shape: Shape) -> None:
+        """A client wants what was there for subqueries alone: that is its own from now on, restart or not."""
+        shape.hidden = False
+        if shape.handle not in self._begun:
+            self._keep(shape)
+
     def _keep(self, shape: Shape) -> None:
         """Over a restart, from the next commit on."""
         self._is_dirty = True
@@ -457,9 +480,13 @@ class Engine:
     def drop_unread(self) -> None:
         """Have those gone that nobody has read for long, or that take too much room. In any thread: with many
         shapes it takes a while to find them."""
-        oldest = time.time() - self._limits.unread_s_max
+        now = time.time()
         for shape in self.registry.all():
-            if not shape.hidden and shape.last_read < oldest and not shape.waiting:
+            if self.registry.is_inner(shape):
+                continue  # those that have it are read, or go
+            if shape.hidden and shape.last_read < now - _UNUSED_S:
+                self._later(partial(self._drop_unneeded, shape))
+            elif not shape.hidden and shape.last_read < now - self._limits.unread_s_max and not shape.waiting:
                 self._later(partial(self.drop, shape, "not read"))
         excess = self._store.bytes_on_disk - self._limits.disk_bytes_max
         if excess > 0:
@@ -468,6 +495,11 @@ class Engine:
                     break
                 excess -= shape.storage.bytes_on_disk
                 self._later(partial(self.drop, shape, "too much on disk"))
+
+    def _drop_unneeded(self, shape: Shape) -> None:
+        """An inner shape whose outer one was never made."""
+        if not self.registry.is_inner(shape):
+            self.drop(shape, "not needed")
 
     # Storage
 
@@ -487,7 +519,7 @@ class Engine:
     def _storage_failed(self, slot: int, error: OSError) -> None:
         shape = self.collector.shape_at(slot)
         if shape is not None and shape.storage.is_gone:  # its slot may be another one's by now
-            _logger.error("shape cannot be written", handle=shape.handle, kind=type(error).__name__)
+            _logger.error("shape cannot be written", handle=shape.handle, error=error.strerror)
             self.drop(shape, "storage")
 
     # Snapshots: `SnapshotListener`

@@ -126,9 +126,13 @@ class ShapeRegistry:
         """The shapes whose conditions have this one as a subquery."""
         return list(self._outer.get(shape.definition.identity, ()))
 
+    def is_inner(self, shape: Shape) -> bool:
+        """Whether another one has it as a subquery."""
+        return shape.definition.identity in self._outer
+
     def longest_unread(self, count: int) -> list[Shape]:
         """The first to go. Inner shapes are read by their outer ones, and go with them."""
-        candidates = (shape for shape in self.all() if not shape.hidden)
+        candidates = (shape for shape in self.all() if not shape.hidden and not self.is_inner(shape))
         return heapq.nsmallest(count, candidates, key=lambda shape: shape.last_read)
 
     def read_from(self, system_id: str, timeline: int) -> None:

@@ -19,6 +19,7 @@ from penstock.core.position import Lsn
 from penstock.shapes.definition import ShapeDefinition
 from penstock.shapes.engine.collector import ShapeLogCollector
 from penstock.shapes.engine.consumer import Consumer
+from penstock.shapes.rendering.renderer import Chosen
 from penstock.shapes.shape import Shape, SnapshotPoint, SnapshotProblem
 from penstock.shapes.source.moving import MovedRows, MoveIns
 from penstock.shapes.source.problems import schema_changed
@@ -144,6 +145,9 @@ class Subqueries:
     def deliver(self, consumer: Consumer, items: LogItems) -> None:
         self._engine.collector.deliver(consumer, items)
 
+    def deliver_all(self, chosen: list[Chosen]) -> None:
+        self._engine.collector.deliver_all(chosen)
+
     def give_up(self, consumer: Consumer, reason: str, error: Exception | None = None) -> None:
         self._engine.collector.give_up(consumer, reason, error)
 
@@ -193,8 +197,11 @@ class Subqueries:
                 error = outcome.exception()
                 self._engine.submit(lambda: self._answered(outer, flight, answer, error))
 
-        columns = sorted({*outer.columns, *(definition.columns if outer.shape.hidden else ())})
-        asked = condition_of(definition, outer.form, flight.values)
+        # An inner shape names its columns, and so does one of a client's that is also somebody's inner shape;
+        # whoever has it as a subquery selects some of them.
+        selected = definition.columns if definition.selected_explicitly else ()
+        columns = sorted({*outer.columns, *selected})
+        asked = condition_of(definition, outer.form, flight.values, flight.whole)
         self.moves.read(definition, asked, columns, point, rows).add_done_callback(done)
 
     def _point(self, outer: OuterShape, flight: Flight, point: SnapshotPoint) -> None:

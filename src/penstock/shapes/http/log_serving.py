@@ -1,7 +1,8 @@
 """The log of a shape from an offset on: what there is, or, for live requests, what comes next.
 
 What a client is told to have seen (`global_last_seen_lsn`) is read before the shape's newest offset is: it is
-then never ahead of something that the client could still get with a lower one.
+then never ahead of something that the client could still get with a lower one. Where a shape has something
+that must be durable before it is read (`storage`), that is not counted as seen until it is.
 """
 
 from __future__ import annotations
@@ -46,14 +47,13 @@ class LogServing:
         self._deliveries: set[asyncio.Task[None]] = set()
 
     def now(self, asked: Asked, shape: Shape) -> Answer:
-        lsn = self._api.global_last_seen_lsn
+        lsn = self._seen(shape)
         return self._delivery.unchanged(asked, shape, shape.last_offset, lsn)
 
     async def after(self, asked: Asked, shape: Shape, start: LogOffset) -> Answer:
-        lsn = self._api.global_last_seen_lsn
-        if not is_within(shape, start, lsn):
+        if not is_within(shape, start, self._api.global_last_seen_lsn):
             await self._appears(shape, start)
-            lsn = self._api.global_last_seen_lsn
+        lsn = self._seen(shape)
         request, last = asked.request, shape.last_offset
         if request.sse:
             return self._events(asked, shape, start)
@@ -108,6 +108,11 @@ class LogServing:
             keep_alive_s=self._settings.sse_keep_alive.total_seconds(),
         )
         return self._delivery.maker.of_sse(shape, asked.request, Stream(stream))
+
+    def _seen(self, shape: Shape) -> int:
+        """What its clients have seen if they have all that they can."""
+        lsn, last = self._api.global_last_seen_lsn, shape.last_offset
+        return min(lsn, last.tx) if shape.storage.last_seen_txn_offset > last else lsn
 
     # Waiting.
 
@@ -190,8 +195,7 @@ class LogServing:
         self.deliver(poll, answer)
 
     def unchanged(self, poll: Poll) -> Answer:
-        lsn = self._api.global_last_seen_lsn
-        return self._delivery.unchanged(poll.asked, poll.shape, poll.start, lsn)
+        return self._delivery.unchanged(poll.asked, poll.shape, poll.start, self._seen(poll.shape))
 
     def gone(self, poll: Poll) -> Answer:
         return answers.must_refetch(self._lookup.replacement(poll.shape))

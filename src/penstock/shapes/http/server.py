@@ -12,7 +12,7 @@ import contextlib
 import os
 import resource
 
-from penstock.core.errors import ConfigError
+from penstock.core.errors import AddressError
 from penstock.shapes.http.app import App
 from penstock.shapes.http.connection import Connection
 
@@ -57,7 +57,7 @@ class Served:
 
 
 async def serve(app: App, host: str, port: int) -> Served:
-    """Listen in the running loop; port 0 takes a free one. A `ConfigError` if nobody can listen there."""
+    """Listen in the running loop; port 0 takes a free one. An `AddressError` if nobody can listen there."""
     connections: set[Connection] = set()
     app.connections_max = min(app.connections_max, connections_possible())
     try:
@@ -66,7 +66,7 @@ async def serve(app: App, host: str, port: int) -> Served:
         )
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno and error.errno > 0 else "no such address"
-        raise ConfigError(
+        raise AddressError(
             f"Shapes cannot be served at port {port} of {host}: {reason}.",
             remedy="End what listens there, or name another port: --port, ELECTRIC_PORT or "
             "`lanes.shapes.port` (the address: `host`).",

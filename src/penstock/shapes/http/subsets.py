@@ -30,7 +30,7 @@ class SubsetServing:
         if asked.request.offset == LogOffset.BEFORE_ALL:
             await self._lookup.started(shape)
         end = _resume_from(asked, shape)
-        found = await asyncio.wrap_future(self._reader.read(asked.definition, subset))
+        found = await asyncio.wrap_future(self._reader.read(asked.definition, subset, shape))
         bodies = self._delivery.bodies
         body = Stream(bodies.compressed(bodies.blocks(found.pieces()), asked.encoding))
         body.on_close(found.close)

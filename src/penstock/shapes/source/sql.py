@@ -17,10 +17,7 @@ from psycopg import sql
 from penstock.shapes.definition import ShapeDefinition
 from penstock.shapes.source.catalog import CardColumn, TableCard
 from penstock.sources.postgres.publication import identifier
-
-#: Built-in types whose cast to text is not what they print; others of the system have no cast of their own.
-_OTHERWISE_CAST = frozenset({"bool", "bpchar", "inet", "cidr", "char"})
-_FIRST_OWN_OID = 16384
+from penstock.sources.postgres.snapshot_reading import printed
 
 
 def select(
@@ -54,12 +51,7 @@ def condition_of(definition: ShapeDefinition) -> list[sql.Composable]:
 
 def output_text(column: CardColumn) -> sql.Composable:
     """A value as the log prints it; null for null."""
-    name = sql.Identifier(column.name)
-    source = column.source
-    if source.type_oid < _FIRST_OWN_OID and source.type_name not in _OTHERWISE_CAST:
-        return sql.SQL("{}::pg_catalog.text").format(name)
-    # IS NULL is true of a composite value whose fields are all null.
-    return sql.SQL("CASE WHEN pg_catalog.num_nonnulls({0}) = 1 THEN pg_catalog.concat({0}) END").format(name)
+    return printed(column.source)
 
 
 def value_text(column: CardColumn) -> sql.Composable:

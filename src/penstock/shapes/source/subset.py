@@ -25,13 +25,13 @@ from penstock.core.where.kinds import Kind, kind_of
 from penstock.shapes.definition import ShapeDefinition
 from penstock.shapes.rendering.row_lines import RowLines, visibility
 from penstock.shapes.settings import ShapeSettings
-from penstock.shapes.shape import SnapshotPoint
+from penstock.shapes.shape import Shape, SnapshotPoint
 from penstock.shapes.source.catalog import TableCard
 from penstock.shapes.source.pool import QueryPool
 from penstock.shapes.source.present import PresentTables
 from penstock.shapes.source.problems import problem_of
 from penstock.shapes.source.row_reader import consistent, read_lines
-from penstock.shapes.source.snapshot import OnChanged
+from penstock.shapes.source.snapshot import OnChanged, RowHeaders
 from penstock.shapes.source.spool import Spool, Spools
 from penstock.shapes.source.sql import condition_of, tables_read
 from penstock.sources.postgres.connection import Connection
@@ -205,23 +205,39 @@ class SubsetAnswer:
 
 
 class SubsetReader:
-    """`on_changed` is told of tables that are not as their definition says."""
+    """`on_changed` is told of tables that are not as their definition says; `row_headers` says which headers
+    rows of a shape have besides."""
 
     def __init__(
-        self, pool: QueryPool, settings: ShapeSettings, on_changed: OnChanged = lambda _table: None
+        self,
+        pool: QueryPool,
+        settings: ShapeSettings,
+        on_changed: OnChanged = lambda _table: None,
+        row_headers: RowHeaders = lambda _shape: None,
     ) -> None:
         self._pool = pool
+        self._row_headers = row_headers
         self._tables = PresentTables()
         self._on_changed = on_changed
         self._spools = Spools(settings.directory)
         self._first_data_s = settings.snapshot_first_data_timeout.total_seconds()
         self._lock_s = settings.snapshot_lock_timeout.total_seconds()
 
-    def read(self, definition: ShapeDefinition, subset: Subset) -> Future[SubsetAnswer]:
-        """Fails with a `SnapshotProblem`, or with a `SubsetError` if Postgres refuses the condition."""
-        return self._pool.submit(lambda connection: self._read(connection, definition, subset))
+    def read(
+        self, definition: ShapeDefinition, subset: Subset, shape: Shape | None = None
+    ) -> Future[SubsetAnswer]:
+        """With the headers that rows of `shape` have. Fails with a `SnapshotProblem`, or with a `SubsetError`
+        if Postgres refuses the condition."""
+        headers = None if shape is None else self._row_headers(shape)
+        return self._pool.submit(lambda connection: self._read(connection, definition, subset, headers))
 
-    def _read(self, connection: Connection, definition: ShapeDefinition, subset: Subset) -> SubsetAnswer:
+    def _read(
+        self,
+        connection: Connection,
+        definition: ShapeDefinition,
+        subset: Subset,
+        row_headers: sql.Composable | None,
+    ) -> SubsetAnswer:
         mark = secrets.randbits(31)
         spool = self._spools.open()
         try:
@@ -230,6 +246,7 @@ class SubsetReader:
                 rows = RowLines(
                     self._tables.definition(connection, definition),
                     headers=f',"snapshot_mark":{mark}',
+                    row_headers=row_headers,
                     conditions=[*condition_of(definition), *own],
                     rest=subset.rest,
                 )

@@ -6,9 +6,10 @@ together hold more than half of what they may, or if the oldest segment of the c
 removed; and all, some at a time, once nothing was committed for a second. Never more than `FILES_PER_TURN`,
 so that commits do not wait for long.
 
-A shape whose files cannot be written is reported and given up: it alone. A commit log that cannot be
-written is tried again, in a new segment, until it can: meanwhile nothing is reported durable, readers go
-on, and the engine waits once the buffers are full.
+A shape whose files cannot be written is reported and given up: it alone. For want of room it is tried again
+instead, for what is committed is durable without them, until the buffers are half full: then it goes before
+others have to wait. A commit log that cannot be written is tried again, in a new segment, until it can:
+meanwhile nothing is reported durable, readers go on, and the engine waits once the buffers are full.
 
 A shape that is gone gets nothing more, so it must not be there after a crash at any later position. Its
 directory is out of the way, durably, before the next commit is written; if it cannot be moved, that is tried
@@ -20,6 +21,7 @@ the loop.
 
 from __future__ import annotations
 
+import errno
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -43,6 +45,7 @@ FILES_PER_TURN: Final = 512
 IDLE_S: Final = 1.0
 SEGMENTS_KEPT: Final = 3
 _RETRY_S_MIN, _RETRY_S_MAX = 0.05, 5.0
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 _TOGETHER_MIN = 8
 _TURN_BYTES_MAX = 8 * 1024 * 1024
 _Result = TypeVar("_Result")
@@ -85,6 +88,7 @@ class WriteLoop:
         self._buffered: dict[ShapeStorage, None] = {}  # with something to write, the oldest first
         self._flushed: dict[int, LogOffset] = {}  # not reported yet: of parts of a commit
         self._gone: list[ShapeStorage] = []  # whose directories are to be moved out of the way
+        self._without_room: set[ShapeStorage] = set()  # for their files
         self._changed = threading.Condition()
         self._commits: list[Commit] = []
         self._jobs: list[tuple[Callable[[], None], Future[None]]] = []
@@ -170,6 +174,7 @@ class WriteLoop:
         """It is gone."""
         storage.is_gone = True
         self._buffered.pop(storage, None)
+        self._without_room.discard(storage)
         storage.buffered_since = 0
         self._freed(storage.drop_buffer())
 
@@ -406,14 +411,27 @@ class WriteLoop:
         if isinstance(staged, Staged):
             result = _tried(storage, lambda storage: storage.publish_files(staged, sync=sync))
         if isinstance(result, OSError):
+            if self._waits_for_room(storage, result):
+                return
             was_gone = storage.is_gone
             self._give_up(storage)
             if not was_gone:
                 self._on_failed(storage.slot, result)
             return
         self._buffered.pop(storage, None)
+        self._without_room.discard(storage)
         storage.buffered_since = 0
         self._freed(staged.size if isinstance(staged, Staged) else 0)
+
+    def _waits_for_room(self, storage: ShapeStorage, error: OSError) -> bool:
+        if error.errno not in _NO_ROOM or storage.is_gone:
+            return False
+        if self.buffered_bytes > self._buffer_bytes_max // 2:
+            return False
+        if storage not in self._without_room:
+            self._without_room.add(storage)
+            _logger.warning("no room for the files of a shape: tried again", handle=storage.handle)
+        return True
 
     def _remove_segments(self) -> None:
         """All that nothing in a buffer needs any more; the newest stays, it knows the position."""

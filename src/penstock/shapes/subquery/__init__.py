@@ -26,6 +26,11 @@ the effective activity, and three things keep it so:
    Values that became inactive while the query ran are not activated by it; positions that were lost while
    it ran are taken into account, because both activities are those of the moment of the splice.
 
+4. *A null in what NOT IN asks about*, which came or went: it concerns every value, and no event can say that.
+   So it counts as it did before until the rows of all values are there, asked for like those above. At the
+   splice the nulls count that are there by then. Of the values that those rows have, events name the ones
+   that are active and were not, then the ones that were and are not; the rows that come in follow.
+
 **Inside one transaction** the shape's own changes come first, judged by what was before it; then inner sets
 change, layer by layer, and events follow at (T, last operation + 2 + k).
 

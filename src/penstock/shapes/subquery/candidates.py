@@ -2,7 +2,7 @@
 
 It is met by every row that may come in: one that has an activated value at a position of some disjunct, and
 meets what that disjunct says without subqueries. That it may be met by others does no harm; they are told
-apart by the columns that come along.
+apart by the columns that come along. Of a subquery whose nulls came or went, rows of any value are asked for.
 
 Values are compared as their column's own type where its name is known to the system, so that an index can be
 used, and else as texts.
@@ -29,9 +29,12 @@ _FIRST_OWN_OID = 16384
 
 
 def condition_of(
-    definition: ShapeDefinition, form: NormalForm, values: Sequence[Collection[Value]]
+    definition: ShapeDefinition,
+    form: NormalForm,
+    values: Sequence[Collection[Value]],
+    whole: Collection[int] = (),
 ) -> sql.Composable:
-    """`values` by subquery."""
+    """`values` by subquery; `whole`: of which subqueries any value is asked for."""
     assert definition.where is not None
     condition = definition.where.condition
     printer = Printer(condition.subqueries, None, condition.deterministic)
@@ -39,9 +42,9 @@ def condition_of(
     for disjunct in form.disjuncts:
         atoms = [form.positions[position] for position in disjunct]
         asked = [
-            _has_one(definition, atom, values[atom.subquery])
+            sql.SQL("TRUE") if atom.subquery in whole else _has_one(definition, atom, values[atom.subquery])
             for atom in atoms
-            if isinstance(atom, tree.InSubquery) and values[atom.subquery]
+            if isinstance(atom, tree.InSubquery) and (values[atom.subquery] or atom.subquery in whole)
         ]
         if asked:
             plain = [sql.SQL(printer.sql(atom)) for atom in atoms if not isinstance(atom, tree.InSubquery)]

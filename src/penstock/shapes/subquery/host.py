@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 from penstock.shapes.engine.consumer import Consumer
+from penstock.shapes.rendering.renderer import Chosen
 from penstock.shapes.shape import Shape
 from penstock.shapes.storage import LogItems
 from penstock.shapes.subquery.moves import Flight
@@ -21,6 +22,9 @@ class LayersHost(Protocol):
     def last_tx(self) -> int: ...
 
     def deliver(self, consumer: Consumer, items: LogItems) -> None: ...
+
+    def deliver_all(self, chosen: list[Chosen]) -> None:
+        """What was changed of any shapes: of each, whole transactions."""
 
     def give_up(self, consumer: Consumer, reason: str, error: Exception | None = None) -> None:
         """The shape goes, soon."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +12,7 @@ from penstock.capture.transactions import ChangeRows
 from penstock.core.stream import StreamId
 from penstock.shapes.engine.consumer import RoutedRows
 from penstock.shapes.subquery.materializer import Materializer
-from penstock.shapes.subquery.values import Counts
+from penstock.shapes.subquery.values import Counts, added
 
 
 class Item:
@@ -21,7 +22,8 @@ class Item:
     def __init__(self) -> None:
         self.rows: dict[int, list[RoutedRows]] = {}
         self.counts: list[tuple[Materializer, int, int, Counts]] = []
-        self.bytes = 0
+        self.bytes = 0  # that are kept, each once for all shapes
+        self._memory: set[int] = set()
         self._last: list[tuple[StreamId, npt.NDArray[np.int64], npt.NDArray[np.int64]]] = []
 
     def note(self, changes: Iterable[ChangeRows]) -> None:
@@ -32,11 +34,30 @@ class Item:
 
     def hold(self, slot: int, found: list[RoutedRows]) -> None:
         self.rows.setdefault(slot, []).extend(found)
-        self.bytes += sum(each.changes.rows.nbytes for each in found)
+        for each in found:
+            place, size = each.changes.memory
+            if place not in self._memory:
+                self._memory.add(place)
+                self.bytes += size
 
     def count(self, made: Materializer, found: list[RoutedRows]) -> None:
         if made.state != "waiting":
             self.counts += [(made, *each) for routed in found for each in made.changes(routed)]
+
+    def sets_changed(self) -> tuple[dict[int, dict[Materializer, Counts]], dict[int, int]]:
+        """By transaction, what inner shapes without subqueries select, and its id. A transaction may come in
+        several parts: a value that goes in one and comes in the next has not moved."""
+        sets: dict[int, dict[Materializer, Counts]] = {}
+        xids: dict[int, int] = {}
+        for made, tx, xid, counts in self.counts:
+            if made.state != "ready":
+                made.do(partial(made.values.apply, counts))
+                continue
+            whole = sets.setdefault(tx, {}).setdefault(made, {})
+            for value, count in counts.items():
+                added(whole, value, count)
+            xids[tx] = xid
+        return sets, xids
 
     def last_op(self, tx: int, streams: Collection[StreamId]) -> int:
         last = 0

@@ -7,32 +7,39 @@ sets change: those of inner shapes without subqueries, then, layer by layer, tho
 
 from __future__ import annotations
 
+import contextlib
 import heapq
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import TypeVar
 
 from penstock.capture.transactions import TransactionFragment
 from penstock.core.offset import LogOffset
 from penstock.core.stream import StreamId
 from penstock.shapes.definition import ShapeDefinition
 from penstock.shapes.engine.consumer import Consumer, RoutedRows
+from penstock.shapes.rendering.renderer import Chosen
 from penstock.shapes.shape import Shape, SnapshotPoint
 from penstock.shapes.subquery.held_state import HeldState
 from penstock.shapes.subquery.host import LayersHost
 from penstock.shapes.subquery.item import Cursor, Item, ids
-from penstock.shapes.subquery.materializer import Materializer, below, read_values
+from penstock.shapes.subquery.materializer import (
+    Materializer,
+    RowSet,
+    TooManyRowsError,
+    below,
+    read_values,
+)
 from penstock.shapes.subquery.members import Members
 from penstock.shapes.subquery.moves import Flight, TooMuchError, begin_flight, splice, trigger_at
-from penstock.shapes.subquery.outer import Flip, NullInSubqueryError, OuterShape, log_items
+from penstock.shapes.subquery.outer import Flip, OuterShape, log_items
 from penstock.shapes.subquery.starting import Starting
+from penstock.shapes.subquery.texts import TextsOf
 from penstock.shapes.subquery.values import Counts
 
 _WAITING_BYTES_MAX = 256 << 20
 _SET_BYTES_MAX = 1 << 30
-_T = TypeVar("_T")
-Changed = list[tuple[Materializer, Counts]]
+_TOGETHER_BYTES_MAX = 8 << 20  # of items of several shapes that are put together at once
 
 
 class DependencyLayers:
@@ -50,6 +57,7 @@ class DependencyLayers:
         self.is_open = False  # more is to come of what was handed in
         self._item = Item()
         self._dirty: set[int] = set()
+        self._texts = TextsOf()
 
     @property
     def is_used(self) -> bool:
@@ -80,7 +88,7 @@ class DependencyLayers:
         if kept is None:
             self._starting[outer.slot] = Starting(outer.streams, self._host.last_tx)
         else:
-            outer.held, outer.trigger = kept.held, kept.trigger
+            outer.held, outer.trigger, outer.nulls = kept.held, kept.trigger, kept.nulls
             outer.note_held(self._host.last_tx)
             self._note_held(outer)
 
@@ -141,7 +149,7 @@ class DependencyLayers:
             starting.rows = [each.where(each.tx < position) for each in starting.rows]
 
     def _run(self, item: Item) -> None:
-        sets, xids = self._sets_changed(item)
+        sets, xids = item.sets_changed()
         waiting: dict[int, Cursor] = {}
         cuts = set(sets)
         for slot, found in item.rows.items():
@@ -163,22 +171,20 @@ class DependencyLayers:
                     outer = self._outers[slot]
                     self._change(outer, cursor.up_to(tx))
                     concerned.append(outer)
-            self._turn(tx, xids[tx], sets.get(tx, []), concerned, partial(item.last_op, tx))
+            self._turn(tx, xids[tx], sets.get(tx, {}).items(), concerned, partial(item.last_op, tx))
+        chosen: list[Chosen] = []
+        size = 0
         for slot, cursor in waiting.items():
-            self._change(self._outers[slot], cursor.rest())
-            self._flush(self._outers[slot])
-
-    def _sets_changed(self, item: Item) -> tuple[dict[int, Changed], dict[int, int]]:
-        """What inner shapes without subqueries select, and the ids of the transactions that changed it."""
-        sets: dict[int, Changed] = {}
-        xids: dict[int, int] = {}
-        for made, tx, xid, counts in item.counts:
-            if made.state == "ready":
-                sets.setdefault(tx, []).append((made, counts))
-                xids[tx] = xid
-            else:
-                made.do(partial(made.values.apply, counts))
-        return sets, xids
+            outer = self._outers[slot]
+            self._change(outer, cursor.rest())
+            size += outer.chosen_bytes
+            chosen += outer.take_chosen()
+            if size > _TOGETHER_BYTES_MAX:
+                self._host.deliver_all(chosen)
+                chosen, size = [], 0
+        if chosen:
+            self._host.deliver_all(chosen)
+        self._texts = TextsOf()
 
     def _remember(self, outer: OuterShape, found: Iterable[RoutedRows]) -> None:
         try:
@@ -190,15 +196,23 @@ class DependencyLayers:
     def _change(self, outer: OuterShape, found: Iterable[RoutedRows]) -> None:
         try:
             for routed in found:
-                outer.change(routed)
+                outer.change(routed, self._texts(routed.changes))
         except Exception as error:
             self._give_up(outer, "condition failed", error)
+
+    @contextlib.contextmanager
+    def _alone(self, outer: OuterShape) -> Iterator[None]:
+        """What goes wrong ends this shape, and no other."""
+        try:
+            yield
+        except Exception as error:
+            self._give_up(outer, "error", error)
 
     def _turn(
         self,
         tx: int,
         xid: int,
-        changed: Changed,
+        changed: Iterable[tuple[Materializer, Counts]],
         concerned: Iterable[OuterShape],
         last_op: Callable[[Collection[StreamId]], int],
     ) -> None:
@@ -213,13 +227,9 @@ class DependencyLayers:
                 if outer.slot not in queue:
                     queue[outer.slot] = outer
                     heapq.heappush(order, (outer.depth, outer.slot))
-                try:
-                    outer.note_before(subquery, flips)
-                except NullInSubqueryError:
-                    self._give_up(outer, "null in a subquery")
+                outer.note_before(subquery, flips)
             made.values.apply(counts)
-            if made.values.bytes > _SET_BYTES_MAX:
-                self._host.give_up(self._members.consumers[made.shape.slot], "too many values")
+            self._require_room(made)
 
         for made, counts in changed:
             apply(made, counts)
@@ -229,26 +239,31 @@ class DependencyLayers:
             flips = outer.take_flips(tx, xid)
             if slot in self._starting:
                 self._starting[slot].flips += flips
+                self._starting[slot].has_turned |= outer.has_turned
                 continue
-            try:
+            with self._alone(outer):
                 self._tell(outer, flips, trigger_at(tx, last_op(outer.streams)), tx)
-            except Exception as error:
-                self._give_up(outer, "error", error)
             for sink in outer.sinks:
                 if counts := sink.take():
                     apply(sink, counts)
 
+    def _require_room(self, made: Materializer) -> None:
+        if made.values.bytes > _SET_BYTES_MAX:
+            self._host.give_up(self._members.consumers[made.shape.slot], "too many values")
+
     def _tell(self, outer: OuterShape, flips: Sequence[Flip], trigger: LogOffset, tx: int) -> None:
-        if not flips:
+        if not flips and not outer.has_turned:
             return
+        if outer.has_turned:
+            outer.has_turned, outer.trigger = False, max(outer.trigger, trigger)
         patterns = outer.turn(flips, trigger)
         outer.note_held(tx)
         self._note_held(outer)
         self._dirty.add(outer.slot)
         if patterns:
             self._flush(outer, event_follows=True)
-            event = outer.event("move-out", patterns, {flip.xid for flip in flips})
-            self._host.deliver(outer.consumer, log_items(outer.next_offset(trigger), [("e", b"", event)]))
+            events = outer.events("move-out", patterns, {flip.xid for flip in flips})
+            self._host.deliver(outer.consumer, log_items(outer.next_offset(trigger), events))
 
     def _flush(self, outer: OuterShape, *, event_follows: bool = False) -> None:
         items = outer.flush(event_follows=event_follows)
@@ -268,7 +283,8 @@ class DependencyLayers:
             if starting.is_too_much:
                 self._give_up(self._outers[slot], "too much to keep")
             elif starting.is_passed(position):
-                self._settle(self._outers[slot], starting)
+                with self._alone(self._outers[slot]):
+                    self._settle(self._outers[slot], starting)
         for made in [each for each in self._members.unread if self._can_be_read(each)]:
             self._members.unread.remove(made)
             if made.state == "waiting":
@@ -276,8 +292,9 @@ class DependencyLayers:
         holding, self._holding = self._holding, set()
         for slot in holding:
             outer = self._outers[slot]
-            flight = self._flights[slot] = begin_flight(outer, self._host.last_tx, self._transactions_max)
-            self._host.ask(outer, flight)
+            with self._alone(outer):
+                flight = self._flights[slot] = begin_flight(outer, self._host.last_tx, self._transactions_max)
+                self._host.ask(outer, flight)
 
     def wanted(self) -> int:
         """The position that is waited for; 0 if none is."""
@@ -293,14 +310,21 @@ class DependencyLayers:
     def _begin_reading(self, made: Materializer) -> None:
         up_to, shape = made.begin_reading(), made.shape
 
-        def done(found: object) -> None:
+        def done(found: Counts | RowSet) -> None:
             if made in self._members.of_slot(shape.slot):
-                made.become_ready(found)  # type: ignore[arg-type]
+                try:
+                    made.become_ready(found)
+                except TooManyRowsError as error:
+                    failed(error)
+                self._require_room(made)
 
         def failed(error: Exception) -> None:
             consumer = self._members.consumers.get(shape.slot)
             if consumer is not None and consumer.shape is shape:
-                self._host.give_up(consumer, "error", error)
+                if isinstance(error, TooManyRowsError):
+                    self._host.give_up(consumer, "too many values")
+                else:
+                    self._host.give_up(consumer, "error", error)
 
         self._host.read(
             lambda: read_values(shape.storage, shape.definition, made.columns, made.form, up_to), done, failed
@@ -310,7 +334,7 @@ class DependencyLayers:
         """Its snapshot shows a first part of what was handed out: what follows that is news."""
         del self._starting[outer.slot]
         cut = starting.cut()
-        if cut is None or not self._were_quiet(outer, cut):
+        if cut is None or starting.has_turned or not self._were_quiet(outer, cut):
             self._host.not_usable(outer.shape)
             return
         flips = [flip for flip in starting.flips if flip.tx > cut]
@@ -325,7 +349,7 @@ class DependencyLayers:
             outer.overrides.update({(flip.subquery, flip.value): flip.after for flip in here})
             self._tell(outer, here, trigger_at(tx, own.last_op(tx, outer.streams)), tx)
         self._change(outer, cursor.rest())
-        outer.overrides = {}
+        outer.overrides, self._texts = {}, TextsOf()
         self._flush(outer)
         self._dirty.add(outer.slot)
         self._host.settled(outer.shape)
@@ -367,7 +391,9 @@ class DependencyLayers:
         except Exception as error:
             self._give_up(outer, "error", error)
             return 0
-        outer.note_held(self._host.last_tx)
+        # Who depends on it is told as of `tx`, which may lie behind the last transaction: up to there a
+        # snapshot of the source and this shape need not agree.
+        outer.note_held(max(tx, self._host.last_tx))
         self._note_held(outer)
         self._dirty.add(outer.slot)
         if items is None:
@@ -392,7 +418,7 @@ class DependencyLayers:
     def held(self, shape: Shape) -> HeldState:
         """What to keep with a shape in the next commit."""
         outer = self._outers[shape.slot]
-        return HeldState(outer.trigger, outer.held)
+        return HeldState(outer.trigger, outer.held, outer.nulls)
 
     def note_dirty(self, shape: Shape) -> None:
         """It is to be kept with the next commit."""

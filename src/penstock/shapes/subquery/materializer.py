@@ -32,7 +32,13 @@ if TYPE_CHECKING:
 
 _BOOLEANS = {"true": "t", "false": "f"}  # first answers say it in words, the log in letters
 _LAST_OPERATION = 1 << 60
+_KEPT_MAX = 1_000_000  # rows of an inner shape with subqueries: about 1 GiB
+_READ_MAX = 4_000_000  # rows of another one, while its values are read
 State = Literal["waiting", "reading", "ready"]
+
+
+class TooManyRowsError(Exception):
+    """An inner shape has more of them than are kept in memory."""
 
 
 class RowSet:
@@ -54,6 +60,8 @@ class RowSet:
     def put(self, key: bytes, value: Value, slots: Slots, active: Sequence[bool]) -> None:
         """A row that is in the shape from now on, or is another from now on."""
         self.remove(key)
+        if len(self._rows) >= _KEPT_MAX:
+            raise TooManyRowsError
         self._rows[key] = value, slots, list(active)
         for pattern in enumerate(slots):
             self._having.setdefault(pattern, set()).add(key)
@@ -207,6 +215,8 @@ def _read_counts(
         if before is not None and has_key:
             added(counts, before, -1)
         added(counts, value, 1)
+        if max(len(counts), len(rows)) > _READ_MAX:
+            raise TooManyRowsError
         if has_key:
             rows[item["key"]] = value
     return counts

@@ -58,8 +58,8 @@ class Members:
         inner = (self.outers.get(each.shape.slot) for each in sets)
         outer.depth = 1 + max((each.depth for each in inner if each is not None), default=0)
         outer.sinks = list(self.of_slot(shape.slot))
-        for subquery, each in enumerate(sets):
-            each.dependents.append((outer, subquery))
+        for subquery in form.subqueries:
+            sets[subquery].dependents.append((outer, subquery))
         self.outers[shape.slot] = outer
         return outer
 

@@ -3,6 +3,9 @@
 The package says why the result is exact. One query is under way for a shape at a time; values that become
 active meanwhile are held for the next one, and those that become inactive again cost nothing.
 
+A null that comes into what NOT IN asks about makes every value inactive, and activates them all when it goes.
+It does not count before the rows of any value are there: their values are those that are told of.
+
 What is remembered meanwhile is bounded, in transactions and in bytes, and so is an answer; beyond that the
 shape goes and its clients fetch anew.
 """
@@ -31,6 +34,7 @@ TRANSACTIONS_MAX = 1000
 BYTES_MAX = 64 << 20
 _LINE_END = b"}}\n"
 _IS_MOVE_IN = b',"is_move_in":true'
+Pattern = tuple[int, str]
 
 
 class TooMuchError(Exception):
@@ -39,10 +43,11 @@ class TooMuchError(Exception):
 
 @dataclass(slots=True)
 class Flight:
-    """A query and what happens while it is under way. `values` by subquery; `since_tx`: what was handed out
-    before it was asked."""
+    """A query and what happens while it is under way. `values` by subquery; `whole`: the subqueries of which
+    rows of any value are asked for; `since_tx`: what was handed out before it was asked."""
 
     values: list[frozenset[Value]]
+    whole: frozenset[int]
     since_tx: int
     transactions_max: int = TRANSACTIONS_MAX
     point: SnapshotPoint | None = None
@@ -76,35 +81,66 @@ class Flight:
 
 
 def begin_flight(outer: OuterShape, since_tx: int, transactions_max: int) -> Flight:
-    return Flight([frozenset(held) for held in outer.held], since_tx, transactions_max)
+    held = [frozenset(each) for each in outer.held]
+    return Flight(held, frozenset(outer.turning()), since_tx, transactions_max)
 
 
 def splice(outer: OuterShape, flight: Flight, offset: LogOffset) -> LogItems | None:
-    """Activate what was asked for and is still held; what the log is told of it, None if nothing is left."""
+    """Activate what was asked for and is still held; what the log is told of it, None if nothing is left.
+
+    What comes is told before what goes: a row that has another reason to be there than before stays.
+    """
     assert flight.point is not None
     patches = _latest(outer, flight.unseen())
-    patched = [outer.judge_changes(part.changes, part.rows, new=True) for part in patches.parts]
-    fetched = [outer.judge(part.columns, len(part.lines.ends)) for part in flight.answer]
-    patterns, xids = _activate(outer, flight)
-    if not patterns:
+
+    def judged() -> tuple[list[Judged], list[Judged]]:
+        fetched = [outer.judge(part.columns, len(part.lines.ends)) for part in flight.answer]
+        return fetched, [outer.judge_changes(part.changes, part.rows, new=True) for part in patches.parts]
+
+    fetched, patched = judged()
+    coming, xids = _activate(outer, flight)
+    fetched_after, patched_after = judged()
+    pairs = list(zip([*fetched, *patched], [*fetched_after, *patched_after], strict=True))
+    turned, going = _turned(outer, flight, pairs)
+    coming += turned
+    if not coming and not going:
         return None
-    items = [("e", b"", outer.event("move-in", patterns, xids))]
-    for part, before in zip(flight.answer, fetched, strict=True):
-        items += _fetched_items(outer, part, before, patches.touched)
-    for routed, before in zip(patches.parts, patched, strict=True):
-        items += _patched_items(outer, routed, before)
-    items.append(("e", b"", snapshot_end(flight.point)))
+    items = outer.events("move-in", coming, xids) + outer.events("move-out", going, xids)
+    for part, before, after in zip(flight.answer, fetched, fetched_after, strict=True):
+        items += _fetched_items(outer, part, before, after, patches.touched)
+    for routed, before, after in zip(patches.parts, patched, patched_after, strict=True):
+        items += _patched_items(outer, routed, before, after)
+    if coming:
+        items.append(("e", b"", snapshot_end(flight.point)))
     return log_items(offset, items)
 
 
-def _activate(outer: OuterShape, flight: Flight) -> tuple[list[tuple[int, str]], list[int]]:
+def _activate(outer: OuterShape, flight: Flight) -> tuple[list[Pattern], list[int]]:
     patterns, xids = [], []
     for subquery, asked in enumerate(flight.values):
+        if subquery in flight.whole:
+            xids += outer.turn_nulls(subquery)
+            continue
         held = outer.held[subquery]
         for value in [each for each in held if each in asked]:
             xids.append(held.pop(value))
             patterns += outer.patterns(subquery, value)
     return patterns, xids
+
+
+def _turned(
+    outer: OuterShape, flight: Flight, pairs: Sequence[tuple[Judged, Judged]]
+) -> tuple[list[Pattern], list[Pattern]]:
+    """What came and what went with nulls, of the values that rows have. Rows that are not there need none:
+    they do not meet the rest of the disjuncts with such a position, and are told anew once they do."""
+    found: tuple[dict[Pattern, None], dict[Pattern, None]] = {}, {}
+    for position in [each for subquery in flight.whole for each in outer.positions(subquery)]:
+        for before, after in pairs:
+            own, is_active = after.values[position], after.active[position]
+            assert own is not None, "it is a subquery's"
+            for row in np.flatnonzero(before.active[position] != is_active).tolist():
+                found[0 if is_active[row] else 1][position, outer.tags.slot(position, own[row])] = None
+    return list(found[0]), list(found[1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,10 +176,9 @@ def _latest(outer: OuterShape, unseen: Sequence[RoutedRows]) -> _Patches:
 
 
 def _fetched_items(
-    outer: OuterShape, part: MovedRows, before: Judged, touched: set[bytes]
+    outer: OuterShape, part: MovedRows, before: Judged, after: Judged, touched: set[bytes]
 ) -> list[tuple[str, bytes, bytes]]:
     lines = part.lines
-    after = outer.judge(part.columns, len(lines.ends))
     found = []
     for row in np.flatnonzero(after.inside & ~before.inside).tolist():
         key = lines.keys[int(lines.key_ends[row - 1]) if row else 0 : int(lines.key_ends[row])]
@@ -159,9 +194,10 @@ def _fetched_items(
     return found
 
 
-def _patched_items(outer: OuterShape, routed: RoutedRows, before: Judged) -> list[tuple[str, bytes, bytes]]:
+def _patched_items(
+    outer: OuterShape, routed: RoutedRows, before: Judged, after: Judged
+) -> list[tuple[str, bytes, bytes]]:
     changes = routed.changes
-    after = outer.judge_changes(changes, routed.rows, new=True)
     places = np.flatnonzero(after.inside & ~before.inside)
     if not len(places):
         return []

@@ -17,6 +17,8 @@ import numpy.typing as npt
 from penstock.core.where import tree
 
 DISJUNCTS_MAX = 128
+POSITIONS_MAX = 256
+_TOO_MANY = "the condition has too many combinations of subqueries"
 _Disjuncts = list[frozenset[int]]
 
 
@@ -35,7 +37,12 @@ class NormalForm:
     def of(cls, expression: tree.Expression) -> NormalForm:
         building = _Building()
         disjuncts = building.disjuncts(expression, negate=False)
-        return cls(tuple(building.positions), tuple(tuple(sorted(each)) for each in disjuncts))
+        needed = sorted(frozenset().union(*disjuncts))  # `a OR a AND b` says nothing of b
+        number = {position: place for place, position in enumerate(needed)}
+        return cls(
+            tuple(building.positions[position] for position in needed),
+            tuple(tuple(sorted(number[position] for position in each)) for each in disjuncts),
+        )
 
     @property
     def without_subqueries(self) -> tree.Expression | None:
@@ -51,7 +58,7 @@ class NormalForm:
 
     @property
     def subqueries(self) -> dict[int, list[int]]:
-        """By subquery, the positions that ask about it."""
+        """By subquery, the positions that ask about it; not those that no disjunct needs."""
         found: dict[int, list[int]] = {}
         for position, atom in enumerate(self.positions):
             if isinstance(atom, tree.InSubquery):
@@ -87,6 +94,8 @@ class _Building:
 
     def _atom(self, atom: tree.Expression) -> _Disjuncts:
         if atom not in self.positions:
+            if len(self.positions) == POSITIONS_MAX:
+                raise TooManyDisjunctsError(_TOO_MANY)
             self.positions.append(atom)
         return [frozenset((self.positions.index(atom),))]
 
@@ -123,5 +132,5 @@ def _smallest(disjuncts: Iterable[frozenset[int]]) -> _Disjuncts:
             found = [other for other in found if not each <= other]
             found.append(each)
         if len(found) > DISJUNCTS_MAX:
-            raise TooManyDisjunctsError("the condition has too many combinations of subqueries")
+            raise TooManyDisjunctsError(_TOO_MANY)
     return found

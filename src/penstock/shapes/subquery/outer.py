@@ -7,7 +7,6 @@ in which order, is `layers`' business.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -23,22 +22,20 @@ from penstock.core.where import tree
 from penstock.core.where.evaluate import evaluate
 from penstock.shapes.engine.consumer import Consumer, RoutedRows
 from penstock.shapes.rendering.assembly import assemble
-from penstock.shapes.rendering.renderer import DELETE, INSERT, UPDATE, Chosen, Renderer, render_keys
+from penstock.shapes.rendering.renderer import DELETE, INSERT, UPDATE, Chosen, render_keys
 from penstock.shapes.source.sql import tables_read
 from penstock.shapes.storage import LogItems
 from penstock.shapes.subquery import values
 from penstock.shapes.subquery.materializer import Materializer
 from penstock.shapes.subquery.normal_form import NormalForm
 from penstock.shapes.subquery.tags import Slots, Tags
+from penstock.shapes.subquery.texts import BatchTexts, taken
 from penstock.shapes.subquery.values import Value
 
 _TXID_MASK = 0xFFFFFFFF
 _XIDS_MAX = 100  # that an event names
+_PATTERNS_MAX = 5000  # the same
 Bools = npt.NDArray[np.bool_]
-
-
-class NullInSubqueryError(Exception):
-    """A null came into what NOT IN asks about, or left it: rows of any value are concerned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,21 +72,27 @@ class OuterShape:
         self.tags = Tags(form, salt)
         self.held: list[dict[Value, int]] = [{} for _ in materializers]  # with the transaction that did it
         self.trigger = LogOffset.LAST_BEFORE_REAL  # of the newest value that is held
+        self.has_turned = False  # nulls came or went in what NOT IN asks about, which was not told yet
         self.sinks: list[Materializer] = []  # of those whose subquery this shape is
         self.overrides: dict[tuple[int, Value], bool] = {}
         self._positions = form.subqueries
         self._negated = {
             atom.subquery: atom.negated for atom in form.positions if isinstance(atom, tree.InSubquery)
         }
+        self._value_columns = [
+            tuple(column.name for column in atom.columns) if isinstance(atom, tree.InSubquery) else ()
+            for atom in form.positions
+        ]
+        plain = [atom for atom in form.positions if not isinstance(atom, tree.InSubquery)]
+        self._plain_columns = sorted({column.name for atom in plain for column in tree.columns_in(atom)})
         self._columns = sorted(
-            {column.name for atom in form.positions for column in tree.columns_in(atom)}
-            | {
-                column.name
-                for atom in form.positions
-                if isinstance(atom, tree.InSubquery)
-                for column in atom.columns
-            }
+            {*self._plain_columns, *(name for each in self._value_columns for name in each)}
         )
+        #: By subquery, of the values with a null those that count for NOT IN.
+        self.nulls: list[frozenset[Value]] = [
+            frozenset(each.values.nulls if self._negated.get(subquery) else ())
+            for subquery, each in enumerate(materializers)
+        ]
         self.depth = 1
         self.streams = frozenset(card.stream for card in tables_read(consumer.shape.definition))
         self._held_since: int | None = None
@@ -108,7 +111,16 @@ class OuterShape:
 
     @property
     def has_held(self) -> bool:
-        return any(self.held)
+        """Whether rows are to be asked for."""
+        return any(self.held) or bool(self.turning())
+
+    def turning(self) -> list[int]:
+        """The subqueries with other nulls than those that count."""
+        return [
+            subquery
+            for subquery, negated in self._negated.items()
+            if negated and self.materializers[subquery].values.nulls.keys() != self.nulls[subquery]
+        ]
 
     def note_held(self, tx: int) -> None:
         """What is held may have changed, at that point of the stream."""
@@ -132,20 +144,20 @@ class OuterShape:
 
     def _is_raw(self, subquery: int, value: Value) -> bool:
         found = self.materializers[subquery].values
-        return found.is_active(value, negated=self._negated[subquery])
+        return found.is_active(value, negated=self._negated[subquery], nulls=self.nulls[subquery])
 
     def judge(self, columns: Mapping[str, pa.StringArray], count: int) -> Judged:
         active = np.zeros((len(self.form.positions), count), np.bool_)
         found: list[list[Value] | None] = []
         for position, atom in enumerate(self.form.positions):
             if not isinstance(atom, tree.InSubquery):
-                answer = evaluate(atom, columns, count).fill_null(False)
-                active[position] = answer.to_numpy(zero_copy_only=False)
+                active[position] = _truth(atom, columns, count)
                 found.append(None)
                 continue
-            own = list(zip(*(columns[column.name].to_pylist() for column in atom.columns), strict=True))
-            known = {value: self.is_active(atom.subquery, value) for value in set(own)}
-            active[position] = np.fromiter((known[value] for value in own), np.bool_, count)
+            own = list(
+                zip(*(columns[name].to_pylist() for name in self._value_columns[position]), strict=True)
+            )
+            active[position] = self._membership(atom.subquery, own)
             found.append(own)
         return Judged(active, found, self.form.holds_for(active))
 
@@ -154,14 +166,39 @@ class OuterShape:
         taken = pa.array(rows)
         return self.judge({name: side(name).take(taken) for name in self._columns}, len(rows))
 
+    def _judge_routed(self, routed: RoutedRows, texts: BatchTexts, *, new: bool) -> Judged:
+        """The same. Which rows meet the rest of the condition, the router has found: where there is but one
+        disjunct, nothing else is left of it, and what of it a row outside meets does not matter."""
+        rows, count = routed.rows, len(routed.rows)
+        active = np.empty((len(self.form.positions), count), np.bool_)
+        found: list[list[Value] | None] = []
+        met = routed.actions != (DELETE if new else INSERT)
+        is_one = len(self.form.disjuncts) == 1
+        columns = {} if is_one else taken(texts, self._plain_columns, rows, new=new)
+        for position, atom in enumerate(self.form.positions):
+            if isinstance(atom, tree.InSubquery):
+                own = texts.values(self._value_columns[position], rows, new=new)
+                active[position] = self._membership(atom.subquery, own)
+                found.append(own)
+            else:
+                active[position] = met if is_one else _truth(atom, columns, count)
+                found.append(None)
+        return Judged(active, found, self.form.holds_for(active))
+
+    def _membership(self, subquery: int, own: list[Value]) -> Bools:
+        if len(own) == 1:
+            return np.array([self.is_active(subquery, own[0])])
+        known = {value: self.is_active(subquery, value) for value in set(own)}
+        return np.fromiter((known[value] for value in own), np.bool_, len(own))
+
     def slots_of(self, judged: Judged, row: int) -> Slots:
         return self.tags.slots([None if each is None else each[row] for each in judged.values])
 
-    def change(self, routed: RoutedRows) -> None:
+    def change(self, routed: RoutedRows, texts: BatchTexts) -> None:
         """Its own table changed; told with the next `flush`."""
         changes, rows = routed.changes, routed.rows
-        new = self.judge_changes(changes, rows, new=True)
-        old = self.judge_changes(changes, rows, new=False)
+        new = self._judge_routed(routed, texts, new=True)
+        old = self._judge_routed(routed, texts, new=False)
         op = changes.op[rows]
         after, before = new.inside & (op != DELETED), old.inside & (op != INSERTED)
         concerned = np.flatnonzero(after | before)
@@ -175,11 +212,10 @@ class OuterShape:
             if mine is not None and theirs is not None:
                 for row in np.flatnonzero(updated & ~moved).tolist():
                     moved[row] = mine[row] != theirs[row]
-        renderer = Renderer(changes)
         for kept in (concerned[moved[concerned]], concerned[~moved[concerned]]):
             if len(kept):
                 unchanged_too = bool(moved[kept[0]])
-                rendered = renderer.render(
+                rendered = texts.render(
                     self.consumer.view, rows[kept], actions[kept], keep_unchanged=unchanged_too
                 )
                 chosen = rendered.choose(
@@ -234,8 +270,7 @@ class OuterShape:
         """These are about to come into what the subquery selects, or to go from it."""
         flips = list(flips)
         negated = self._negated[subquery]
-        if negated and any(None in value for value in flips):
-            raise NullInSubqueryError
+        self.has_turned = self.has_turned or (negated and any(None in value for value in flips))
         self._before += [
             (subquery, value, self._is_raw(subquery, value))
             for value in values.affected(flips, negated=negated)
@@ -263,6 +298,15 @@ class OuterShape:
                 patterns += self.patterns(flip.subquery, flip.value)
         return patterns
 
+    def turn_nulls(self, subquery: int) -> list[int]:
+        """Those that are there count from now on, and nothing is held; which transactions activated it."""
+        self.nulls[subquery] = frozenset(self.materializers[subquery].values.nulls)
+        held, self.held[subquery] = self.held[subquery], {}
+        return list(held.values())
+
+    def positions(self, subquery: int) -> list[int]:
+        return self._positions[subquery]
+
     def patterns(self, subquery: int, value: Value) -> list[tuple[int, str]]:
         return [(position, self.tags.slot(position, value)) for position in self._positions[subquery]]
 
@@ -270,21 +314,36 @@ class OuterShape:
 
     def flush(self, *, event_follows: bool = False) -> LogItems | None:
         """What was changed since; without a boundary if an event of the same transaction follows."""
-        if not self._chosen:
-            return None
-        assembled, self._chosen = assemble(self._chosen), []
-        for _, items in assembled.by_slot():
+        for _, items in assemble(self.take_chosen()).by_slot():
             return replace(items, boundary=None) if event_follows else items
         return None
 
-    def event(self, name: str, patterns: Sequence[tuple[int, str]], xids: Iterable[int]) -> bytes:
-        """As JSON; and to those who follow this shape's rows."""
+    @property
+    def chosen_bytes(self) -> int:
+        """About what it takes."""
+        return sum(len(part.rendered.json) for part in self._chosen)
+
+    def take_chosen(self) -> list[Chosen]:
+        """What was changed since, to be put together with what others have."""
+        chosen, self._chosen = self._chosen, []
+        return chosen
+
+    def events(
+        self, name: str, patterns: Sequence[tuple[int, str]], xids: Iterable[int]
+    ) -> list[tuple[str, bytes, bytes]]:
+        """As items; and told to those who follow this shape's rows."""
         for sink in self.sinks:
             sink.move(patterns, active=name == "move-in")
-        shown = [{"pos": position, "value": slot} for position, slot in patterns]
-        txids = sorted({xid & _TXID_MASK for xid in xids if xid})[:_XIDS_MAX]
-        headers = {"event": name, "patterns": shown, "txids": txids}
-        return json.dumps({"headers": headers}, separators=(",", ":")).encode()
+        told = ",".join(map(str, sorted({xid & _TXID_MASK for xid in xids if xid})[:_XIDS_MAX]))
+        items = []
+        for start in range(0, len(patterns), _PATTERNS_MAX):
+            shown = ",".join(
+                f'{{"pos":{position},"value":"{slot}"}}'
+                for position, slot in patterns[start : start + _PATTERNS_MAX]
+            )
+            text = f'{{"headers":{{"event":"{name}","patterns":[{shown}],"txids":[{told}]}}}}'
+            items.append(("e", b"", text.encode()))
+        return items
 
     def next_offset(self, trigger: LogOffset) -> LogOffset:
         """Where events that come of it go: after it, and after everything that is there."""
@@ -308,6 +367,11 @@ def log_items(offset: LogOffset, items: Sequence[tuple[str, bytes, bytes]]) -> L
         boundary=LogOffset(offset.tx, int(ops[-1])),
         durable_first=True,
     )
+
+
+def _truth(atom: tree.Expression, columns: Mapping[str, pa.StringArray], count: int) -> Bools:
+    found: Bools = evaluate(atom, columns, count).fill_null(False).to_numpy(zero_copy_only=False)
+    return found
 
 
 def _texts(changes: ChangeRows, columns: Sequence[str], rows: npt.NDArray[np.int32]) -> list[Value]:

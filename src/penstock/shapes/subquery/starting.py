@@ -13,7 +13,7 @@ from penstock.shapes.engine.consumer import RoutedRows
 from penstock.shapes.shape import SnapshotPoint
 from penstock.shapes.subquery.outer import Flip
 
-_FLIPS_MAX = 1_000_000
+_KEPT_MAX = 1_000_000  # flips, and transactions
 
 
 @dataclass(slots=True)
@@ -27,6 +27,7 @@ class Starting:
     rows: list[RoutedRows] = field(default_factory=list)
     flips: list[Flip] = field(default_factory=list)
     seen: dict[int, int] = field(default_factory=dict)
+    has_turned: bool = False  # nulls came or went meanwhile, which concerns more values than are told
 
     def note(self, changes: ChangeRows) -> None:
         if changes.stream in self.streams:
@@ -35,7 +36,7 @@ class Starting:
 
     @property
     def is_too_much(self) -> bool:
-        return len(self.flips) > _FLIPS_MAX
+        return len(self.flips) > _KEPT_MAX or len(self.seen) > _KEPT_MAX
 
     def is_passed(self, position: int) -> bool:
         """Whether all that the snapshot may show was handed out."""

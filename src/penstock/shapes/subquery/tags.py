@@ -37,6 +37,7 @@ class Tags:
             for atom in form.positions
         ]
         self._hashes: dict[tuple[int, Value], str] = {}
+        self._headers: dict[tuple[Slots, tuple[bool, ...], Slots | None], bytes] = {}
 
     def slot(self, position: int, value: Value) -> str:
         found = self._hashes.get((position, value))
@@ -62,6 +63,15 @@ class Tags:
 
     def headers(self, slots: Slots, active: Sequence[bool], before: Slots | None = None) -> bytes:
         """As JSON members after others. `before`: the slots of the row that was updated."""
+        key = slots, tuple(active), before
+        found = self._headers.get(key)
+        if found is None:
+            if len(self._headers) >= _CACHED_MAX:
+                self._headers.clear()
+            found = self._headers[key] = self._made_headers(slots, active, before)
+        return found
+
+    def _made_headers(self, slots: Slots, active: Sequence[bool], before: Slots | None) -> bytes:
         tags = self.tags(slots)
         text = f',"tags":{_json(tags)}'
         if before is not None and before != slots:

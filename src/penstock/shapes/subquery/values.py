@@ -5,12 +5,15 @@ Values are tuples of texts as the source prints them; null is None. A set counts
 `x IN set` is true if x has no null and is in it. `x NOT IN set` is true if x differs from every value of the
 set in some column where neither has a null. So besides x itself, what is in the set that agrees with x where
 x has no null matters to it: its *masks*, x with some columns left out. They are counted once NOT IN asks.
+
+A value with a null that comes into the set, or goes, concerns any number of other values: `nulls` has such,
+and who asks for NOT IN says which of them count for it by now.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 Value = tuple[str | None, ...]
 Counts = dict[Value, int]
@@ -22,7 +25,7 @@ class ValueSet:
     def __init__(self) -> None:
         self.counts: Counts = {}
         self.bytes = 0  # about
-        self._with_null: dict[Value, None] = {}
+        self.nulls: dict[Value, None] = {}  # the values that have one
         self._masks: Counts | None = None
 
     def __contains__(self, value: Value) -> bool:
@@ -51,25 +54,25 @@ class ValueSet:
         self.bytes += sign * (_VALUE_BYTES + sum(len(text) for text in value if text is not None))
         if None in value:
             if sign > 0:
-                self._with_null[value] = None
+                self.nulls[value] = None
             else:
-                self._with_null.pop(value, None)
+                self.nulls.pop(value, None)
         elif self._masks is not None:
             for mask in masks(value):
                 self._masks[mask] = self._masks.get(mask, 0) + sign
                 if not self._masks[mask]:
                     del self._masks[mask]
 
-    def is_active(self, value: Value, *, negated: bool) -> bool:
-        """Whether `value IN set`, or NOT IN, is true."""
+    def is_active(self, value: Value, *, negated: bool, nulls: Collection[Value] = ()) -> bool:
+        """Whether `value IN set`, or NOT IN, is true; `nulls`: those of the values with a null that count."""
         if not negated:
             return None not in value and self.counts.get(value, 0) > 0
         if None in value:
-            if self._counted_masks().get(value, 0) > 0:
-                return False
-        elif self.counts.get(value, 0) > 0:
+            masked = self._counted_masks().get(value, 0)
+            return masked <= 0 and not any(may_equal(value, other) for other in nulls)
+        if self.counts.get(value, 0) > 0:
             return False
-        return not any(may_equal(value, other) for other in self._with_null)
+        return not nulls or not any(mask in nulls for mask in masks(value))
 
     def _counted_masks(self) -> Counts:
         if self._masks is None:
@@ -89,10 +92,11 @@ def masks(value: Value) -> Iterator[Value]:
 
 
 def affected(flips: Iterable[Value], *, negated: bool) -> set[Value]:
-    """The values whose activity may differ when those come or go."""
+    """The values whose activity may differ when those come or go; not by reason of a null."""
+    without = [value for value in flips if None not in value]
     if not negated:
-        return {value for value in flips if None not in value}
-    return {each for value in flips for each in (value, *masks(value))}
+        return set(without)
+    return {each for value in without for each in (value, *masks(value))}
 
 
 def may_equal(one: Value, other: Value) -> bool:

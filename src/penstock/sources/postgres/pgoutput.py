@@ -7,7 +7,8 @@ batches are cut.
 
 An ordinal counts every row change that pgoutput sent in its transaction, over all tables, before any
 filter of ours; a truncate takes one per relation (correctness 35). Values stay the text the server
-sent. Only messages that are rare (`Relation`, `Truncate`) become Python objects.
+sent. Only messages that are rare (`Relation`, `Truncate`, `Message`) become Python objects. A message that
+was emitted outside any transaction is a transaction of its own, at its own position, with the id 0.
 """
 
 from __future__ import annotations
@@ -50,6 +51,21 @@ class RelationMessage:
 @dataclass(frozen=True, slots=True)
 class TruncateMessage:
     relations: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EmittedMessage:
+    """What somebody emitted by `pg_logical_emit_message`; `lsn` is where its record begins."""
+
+    transactional: bool
+    lsn: int
+    prefix: str
+    content: bytes
+
+
+def parse_emitted(payload: bytes) -> EmittedMessage:
+    prefix, rest = payload[10:].split(b"\0", 1)
+    return EmittedMessage(bool(payload[1] & 1), int.from_bytes(payload[2:10]), prefix.decode(), rest[4:])
 
 
 def parse_relation(payload: bytes) -> RelationMessage:

@@ -29,6 +29,7 @@ Number: TypeAlias = Any  # a machine integer inside compiled code
 
 NULL, UNCHANGED = -1, -2  # stand in for a length
 _BEGIN, _COMMIT, _INSERT, _UPDATE, _DELETE, _TRUNCATE = (ord(letter) for letter in "BCIUDT")
+_MESSAGE = ord("M")
 _WAL_DATA, _KEEPALIVE = ord("w"), ord("k")
 _WAL_DATA_HEADER = 25  # 'w', start, end, send time
 
@@ -116,6 +117,12 @@ def scan_messages(  # noqa: PLR0915 - one pass, one loop: cutting it up would co
             commits += 1
             open_ = np.int64(0)
         else:
+            if letter == _MESSAGE and open_ == 0:  # emitted outside any transaction: one of its own
+                tx[transactions] = _big_endian_64(buffer, at + 2)
+                commit_ts[transactions] = _big_endian_64(buffer, start + 17)  # when it was sent
+                xid[transactions] = 0
+                current, open_ordinal = transactions, np.int64(0)
+                transactions += 1
             rare_message[rare] = message
             rare_change[rare] = changes
             rare_transaction[rare] = current

@@ -35,17 +35,25 @@ _UNIX_SOCKET_PAUSE_S = 0.0001
 
 
 class ReplicationStream:
-    """Messages of one slot, from `start` on. Owns its connection."""
+    """Messages of one slot, from `start` on. Owns its connection.
 
-    def __init__(self, connection: Connection, slot: str, publication: str, start: Lsn) -> None:
+    With `emitted`, what applications emit is among them, and transactions come after their commit only: of a
+    message in a transaction that is in progress the server does not say in which sub-transaction it was
+    emitted, so nobody could tell whether that is rolled back later.
+    """
+
+    def __init__(
+        self, connection: Connection, slot: str, publication: str, start: Lsn, *, emitted: bool = False
+    ) -> None:
         self._connection = connection
         self._slot, self._publication = slot, publication
         self._pgconn = connection.pgconn
         command = sql.SQL(
-            "START_REPLICATION SLOT {} LOGICAL {} (proto_version '2', streaming 'on', publication_names {})"
+            "START_REPLICATION SLOT {} LOGICAL {} (proto_version '2', {}, publication_names {})"
         ).format(
             sql.Identifier(require_name(slot)),
             sql.SQL(str(start)),  # an Lsn prints as hexadecimal digits only
+            sql.SQL("streaming 'off', messages 'true'" if emitted else "streaming 'on'"),
             sql.Literal(sql.Identifier(publication).as_string(connection)),
         )
         result = self._pgconn.exec_(command.as_bytes(connection))

@@ -1,0 +1,75 @@
+"""What changes are to a part of a table: the rows for which a condition is true.
+
+With both row versions known, a change is what it does to the part:
+
+    old → new       becomes
+    out → in        an insert of the new row
+    in  → out       a delete of the old row
+    in  → in        what it is
+    out → out       nothing
+
+An insert counts as coming from out, a delete as going there; a truncate empties the part too. Unknown, as in
+a WHERE clause, is out.
+
+The old version is known if the source sent it whole, or if the filter reads only key columns: a key is sent
+whenever it changes. Otherwise the old row may have been in, so an update to in stays an update and one to out
+is a delete, of the old key if that changed. Whoever keeps rows by key is right with both, since only what
+the row is in the end counts.
+
+A value of the filter's own that was not sent (unchanged TOAST) and is in no old row would have to be guessed:
+that is an error. `check` demands whole old rows for filters on columns that can be so large.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.core.errors import SourceError
+from penstock.core.where import Condition
+
+if TYPE_CHECKING:  # the pipeline file is read without Arrow
+    import pyarrow as pa
+
+Flags: TypeAlias = NDArray[np.bool_]
+Operations: TypeAlias = NDArray[np.uint8]
+
+INSERT, UPDATE, DELETE = (ord(letter) for letter in "iud")
+NOTHING = 0
+
+
+def inside(condition: Condition, column: Callable[[str], pa.StringArray], rows: int) -> Flags:
+    """The rows for which the condition is true; `column` gives a column's values as Postgres prints them."""
+    columns = {name: column(name) for name in condition.columns}
+    answers: Flags = condition.evaluate(columns, rows).fill_null(False).to_numpy(zero_copy_only=False)
+    return answers
+
+
+def becomes(op: Operations, new_inside: Flags, old_known: Flags, old_inside: Flags) -> Operations:
+    """What each operation is to the part; `NOTHING`, if it does not concern it.
+
+    `new_inside` counts for inserts and updates, `old_inside` where the old row is known.
+    """
+    maybe_before = old_inside | ~old_known
+    inserts, updates, deletes = op == INSERT, op == UPDATE, op == DELETE
+    found = op.copy()
+    found[updates & new_inside & ~maybe_before] = INSERT
+    found[updates & ~new_inside & maybe_before] = DELETE
+    found[updates & ~new_inside & ~maybe_before] = NOTHING
+    found[inserts & ~new_inside] = NOTHING
+    found[deletes & ~maybe_before] = NOTHING
+    return found
+
+
+def require_sent(missing: Collection[str], condition: Condition, stream: str) -> None:
+    """An error if the condition reads a column that an update did not carry."""
+    for name in sorted(condition.columns.intersection(missing)):
+        raise SourceError(
+            f"An update did not carry the value of {name}, which the stream's `where` reads: "
+            "it is large and did not change.",
+            stream=stream,
+            remedy=f"Set `replica_identity: full` for the stream, then run `penstock resync {stream}`.",
+        )

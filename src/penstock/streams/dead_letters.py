@@ -1,0 +1,318 @@
+"""Dead letters: events that a target will never take, kept whole and in order until somebody decides.
+
+Nothing is lost: a letter is on disk before the position passes its event. Nothing is doubled: a letter counts
+only if the target's standing has passed the batch that its event came in (`Standing.batches`). After a crash
+between the two, the event comes again, so at `begin` such letters are taken back, and only remembered: should
+the event come again, it is a dead letter again, without asking the target.
+
+Order is kept per key: while a key has letters it is blocked, and its later events join them; nothing waits
+in memory. Letters, blocked keys and the requests of people (`replays`) are handled by the one thread that
+also decides over new events: that is the lock under which a key is drained and then unblocked.
+
+Every write checks that no later term has begun (correctness 40), and that the lane may go on: a target that
+refuses many events is wrongly set up, and the lane stops rather than empty itself into this file.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Self
+
+import numpy as np
+
+from penstock.core.errors import StaleTermError, TooManyDeadLettersError
+from penstock.core.position import Lsn
+from penstock.core.stream import StreamId
+from penstock.streams import letter_requests
+from penstock.streams.blocked_keys import BEHIND, BEHIND_ANOTHER, BlockedKeys, Why
+from penstock.streams.events import Events, Int64s
+from penstock.streams.letter_file import LetterFile, dead_letters_path
+from penstock.streams.letter_names import LetterName, names_of
+from penstock.streams.load_state import LoadState
+from penstock.streams.publisher import Standing, Term
+from penstock.streams.replays import Replays, events_of
+
+__all__ = ["Dead", "DeadLetterPolicy", "DeadLetters", "dead_letters_path"]
+
+#: `max_share` is a share of so many events.
+SHARE_OF = 10_000
+_INSERT = (
+    "INSERT OR IGNORE INTO letters (stream, chunk, tx, name, op, kind, xid, route, key, value, code, reason,"
+    " attempts, at, batch, place, headers, source) "
+    "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+)
+_KNOW = "INSERT OR REPLACE INTO known VALUES (?, ?, ?, ?, ?, ?, ?)"
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterPolicy:
+    order: Literal["block_key", "skip"] = "block_key"
+    max_share: float = 0.01
+    max_count: int = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Dead:
+    """Events that cannot be sent: which batch each came in, and where in it."""
+
+    events: Events
+    why: Sequence[Why]
+    batches: Int64s
+    places: Int64s
+
+
+class DeadLetters:
+    """For one thread after another, but for `counts` and `blocked_count`."""
+
+    def __init__(self, path: Path, lane: str, policy: DeadLetterPolicy | None = None) -> None:
+        self.lane = lane
+        self._policy = policy or DeadLetterPolicy()
+        self._file = LetterFile(path)
+        self._term = ("", Lsn(0))
+        self._known: dict[LetterName, Why] = {}
+        self._known_streams: frozenset[str] = frozenset()
+        self._counts: Counter[tuple[str, str]] = Counter()
+        self._seen = 0
+        self._recent: deque[tuple[int, int]] = deque()  # events seen, refused then
+        self.blocked = BlockedKeys(keeps_order=self._policy.order == "block_key")
+        self.replays = Replays(self._file, self.blocked, self._recount, self._check_term)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._file.close()
+
+    @property
+    def counts(self) -> Mapping[tuple[str, str], int]:
+        """How many, by stream and code."""
+        return dict(self._counts)
+
+    def begin(
+        self,
+        term: Term,
+        standing: Standing | None,
+        found: Callable[[Events], Sequence[bool]] | None = None,
+    ) -> int:
+        """A term begins, with what the target holds; the number of batches it has.
+
+        `found`: of letters that were being replayed, which are at the target; without it, `Standing.replays`
+        tells. A target that holds nothing of this lane makes no letter undone.
+        """
+        with self._file.transaction():
+            of, epoch = self._held_term()
+            if of == term.system_id and epoch > term.epoch:
+                raise StaleTermError(f"A later leader writes the dead letters of lane {self.lane}.")
+            if of != term.system_id:
+                self._file.execute("DELETE FROM known")
+            self._file.set_fact("system_id", term.system_id)
+            self._file.set_fact("epoch", str(term.epoch))
+            self._term = (term.system_id, term.epoch)
+            self._settle_replays(0 if standing is None else standing.replays, found)
+            self._take_back(standing)
+            newest: int = self._file.rows("SELECT coalesce(max(batch), 0) FROM letters")[0][0]
+        self._remember()
+        return newest if standing is None else standing.batches
+
+    def follow(self, standing: Standing) -> None:
+        """The lane goes on from there, as the target knows: whatever lies behind it comes again.
+
+        So do the events of letters there, after a rewind: kept, they would stand before earlier events of
+        their keys that join them now. Of a stream that loads, or is ahead of the lane, only what lies behind
+        its own point comes. Letters of another source are no part of it.
+        """
+        behind = "source = ? AND chunk = '' AND tx >= ?"
+        source = self._term[0]
+        with self._file.transaction():
+            self._check_term()
+            for (stream,) in self._file.rows(
+                f"SELECT DISTINCT stream FROM letters WHERE {behind}", (source, int(standing.position))
+            ):
+                point = LoadState.from_json(standing.loads.get(stream, {})).point
+                after = max(standing.position, point)
+                self._file.execute(
+                    f"DELETE FROM letters WHERE {behind} AND stream = ?", (source, int(after), stream)
+                )
+        self._remember()
+
+    def know(self, refused: Mapping[LetterName, Why]) -> None:
+        """The target has refused these, and they come again: then they are dead letters from the start."""
+        with self._file.transaction():
+            self._check_term()
+            self._file.execute_many(_KNOW, [(*name, *why) for name, why in refused.items()])
+
+    def saw(self, count: int) -> None:
+        """So many events are on their way: what `max_share` is a share of."""
+        self._seen += count
+
+    def concerns(self, events: Events) -> bool:
+        """Whether `sift` need be asked at all."""
+        return (
+            bool(events.refused)
+            or self.blocked.concerns(events.stream)
+            or str(events.stream) in self._known_streams
+        )
+
+    def refused(self, events: Events) -> dict[int, Why]:
+        """What of these is refused already: by the format, or by the target before they came again."""
+        refused = {row: (code, reason, 0) for row, (code, reason) in events.refused.items()}
+        if str(events.stream) in self._known_streams:
+            refused |= self._known_of(events)
+        return refused
+
+    def sift(self, events: Events) -> dict[int, Why]:
+        """What of these must not be sent, in their order; what is behind it in its key joins it."""
+        if not self.concerns(events):
+            return {}
+        refused = self.refused(events)
+        behind = self.blocked.rows(events).tolist()
+        fallen = {row: refused.pop(row, BEHIND_ANOTHER) for row in behind}
+        if refused:
+            fallen |= self.blocked.fall(events, refused)
+        return dict(sorted(fallen.items()))
+
+    def write(self, dead: Sequence[Dead]) -> None:
+        """Durable when it returns; what is there already stays as it is."""
+        refused = sum(map(self._refused_anew, dead))
+        written: Counter[tuple[str, str]] = Counter()
+        with self._file.transaction():
+            self._check_term()
+            recent = self._checked_share(refused)
+            for each in dead:
+                for code in {why[0] for why in each.why}:
+                    rows = [(*row, self._term[0]) for row in _rows_of(each, code)]
+                    written[str(each.events.stream), code] += self._file.execute_many(_INSERT, rows)
+                self._forget_known(each)
+            self._check_count(written.total())
+            self._file.set_fact("recent", json.dumps({"seen": self._seen, "refused": list(recent)}))
+        self._recent = recent
+        self._counts.update(written)
+
+    def _forget_known(self, dead: Dead) -> None:
+        """Part of the caller's transaction: they are letters now."""
+        if self._known:
+            names = names_of(dead.events)
+            rows = [names.name(row) for row in range(len(dead.events))]
+            forget = "DELETE FROM known WHERE stream = ? AND chunk = ? AND tx = ? AND name = ?"
+            self._file.execute_many(forget, rows)
+
+    def _refused_anew(self, dead: Dead) -> int:
+        """How many of these were refused now: not those behind others, nor those that came again."""
+        names = names_of(dead.events)
+        return sum(
+            why[0] != BEHIND and not (self._known and names.name(row) in self._known)
+            for row, why in enumerate(dead.why)
+        )
+
+    def _check_term(self) -> None:
+        if self._held_term() != self._term:
+            raise StaleTermError(f"A later leader writes the dead letters of lane {self.lane}.")
+
+    def _held_term(self) -> tuple[str, Lsn]:
+        """Whose letters they are. Epochs are positions of one source: those of another are not compared."""
+        return self._file.fact("system_id", ""), Lsn.parse(self._file.fact("epoch", "0/0"))
+
+    def _checked_share(self, refused: int) -> deque[tuple[int, int]]:
+        recent = deque(each for each in self._recent if each[0] > self._seen - SHARE_OF)
+        if refused:
+            recent.append((self._seen, refused))
+        if sum(count for _, count in recent) > self._policy.max_share * SHARE_OF:
+            raise TooManyDeadLettersError(
+                f"The target refused more than {self._policy.max_share:.2%} of the last {SHARE_OF:,} events "
+                f"of lane {self.lane}.",
+                remedy=f"`penstock dlq list --lane {self.lane}` says why. Put the target right, or raise "
+                f"`lanes.{self.lane}.dead_letter.max_share`, then start the lane again; nothing is lost.",
+            )
+        return recent
+
+    def _check_count(self, written: int) -> None:
+        if self._counts.total() + written > self._policy.max_count:
+            raise TooManyDeadLettersError(
+                f"Lane {self.lane} would have more than {self._policy.max_count:,} dead letters.",
+                remedy=f"`penstock dlq list --lane {self.lane}` says why. Replay or drop some, or raise "
+                f"`lanes.{self.lane}.dead_letter.max_count`, then start the lane again; nothing is lost.",
+            )
+
+    def _settle_replays(self, replays: int, found: Callable[[Events], Sequence[bool]] | None) -> None:
+        """Part of the caller's transaction: letters that were replayed are gone, others are not replayed."""
+        if found is None:
+            self._file.execute("DELETE FROM letters WHERE replay BETWEEN 1 AND ?", (replays,))
+        else:
+            letters = self._file.letters("replay > 0 ORDER BY stream, batch, place")
+            for events, numbers in events_of(letters):
+                there = [
+                    (number,) for number, is_there in zip(numbers, found(events), strict=True) if is_there
+                ]
+                self._file.execute_many("DELETE FROM letters WHERE number = ?", there)
+        self._file.execute("UPDATE letters SET replay = 0 WHERE replay > 0")
+
+    def _take_back(self, standing: Standing | None) -> None:
+        """Part of the caller's transaction: the events of these letters come again."""
+        if standing is None:
+            self._file.execute("DELETE FROM known")
+            return
+        taken_back = (
+            "INSERT OR REPLACE INTO known SELECT stream, chunk, tx, name, code, reason, attempts "
+            "FROM letters WHERE batch > ? AND code <> ?"
+        )
+        self._file.execute(taken_back, (standing.batches, BEHIND))
+        self._file.execute("DELETE FROM letters WHERE batch > ?", (standing.batches,))
+        self._file.execute("DELETE FROM known WHERE tx BETWEEN 1 AND ?", (int(standing.position) - 1,))
+
+    def _remember(self) -> None:
+        query = "SELECT stream, code, count(*) FROM letters GROUP BY stream, code"
+        self._counts = Counter({(stream, code): count for stream, code, count in self._file.rows(query)})
+        self.blocked.clear()
+        for stream, key in self._file.rows("SELECT DISTINCT stream, key FROM letters WHERE key IS NOT NULL"):
+            self.blocked.block(StreamId.parse(stream), [key])
+        query = "SELECT stream, chunk, tx, name, code, reason, attempts FROM known"
+        self._known = {(s, c, tx, name): (*why,) for s, c, tx, name, *why in self._file.rows(query)}
+        self._known_streams = frozenset(name[0] for name in self._known)
+        recent = json.loads(self._file.fact("recent", '{"seen": 0, "refused": []}'))
+        self._seen = recent["seen"]
+        self._recent = deque((seen, count) for seen, count in recent["refused"])
+
+    def _known_of(self, events: Events) -> dict[int, Why]:
+        transactions = np.array([name[2] for name in self._known], np.int64)
+        names, known = names_of(events), {}
+        for row in np.flatnonzero(np.isin(events.tx, transactions)).tolist():
+            if (why := self._known.get(names.name(row))) is not None:
+                known[row] = why
+        return known
+
+    def _recount(self, stream: str, code: str, change: int) -> None:
+        self._counts[stream, code] += change
+
+
+def _rows_of(dead: Dead, code: str) -> Iterator[tuple[object, ...]]:
+    events, names, at = dead.events, names_of(dead.events), letter_requests.now()
+    for row, (its_code, reason, attempts) in enumerate(dead.why):
+        if its_code == code:
+            yield (
+                *names.name(row),
+                int(events.op[row]),
+                int(events.kind[row]),
+                int(events.xid[row]),
+                events.route,
+                events.key[row].as_py(),
+                events.value[row].as_py(),
+                code,
+                reason,
+                attempts,
+                at,
+                int(dead.batches[row]),
+                int(dead.places[row]),
+                _headers(events, row),
+            )
+
+
+def _headers(events: Events, row: int) -> str:
+    values = {name: column[row].as_py() for name, column in events.headers.items()}
+    return json.dumps({name: value for name, value in values.items() if value is not None})

@@ -1,0 +1,1 @@
+"""Kafka: events and the lane's standing in one transaction."""

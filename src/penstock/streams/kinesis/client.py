@@ -1,0 +1,114 @@
+"""Calls of the Kinesis API: botocore signs, we write the body and read the answer.
+
+boto3's own way costs a dictionary and a validation per record. Nothing is tried again here: a call that was
+lost may have been carried out, and only who knows what was in it can find out.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import Any
+
+import boto3
+from botocore.auth import SigV4Auth
+from botocore.awsrequest import AWSRequest
+from botocore.exceptions import (
+    BotoCoreError,
+    ConnectTimeoutError,
+    EndpointConnectionError,
+    HTTPClientError,
+    NoCredentialsError,
+    ProxyConnectionError,
+)
+from botocore.httpsession import URLLib3Session
+
+from penstock.core.errors import ConfigError, TargetError
+from penstock.streams.kinesis.errors import CallError
+from penstock.streams.kinesis.settings import KinesisSettings
+
+_CONNECT_TIMEOUT_S = 5.0
+_CONNECTIONS = 64
+_NEVER_SENT = (ConnectTimeoutError, EndpointConnectionError, ProxyConnectionError)
+_EXPIRED = ("ExpiredToken", "UnrecognizedClient", "InvalidClientToken", "InvalidSignature", "Incomplete")
+
+
+class KinesisClient:
+    """Used by all threads."""
+
+    def __init__(self, settings: KinesisSettings) -> None:
+        session = boto3.Session(region_name=settings.region)
+        if session.region_name is None:
+            raise ConfigError(
+                "The region of the Kinesis stream is not known.",
+                remedy="Set `lanes.kinesis.region` in penstock.yaml, or AWS_REGION.",
+            )
+        self._region: str = session.region_name
+        self._stream = settings.stream
+        self._url = str(session.client("kinesis", endpoint_url=settings.endpoint).meta.endpoint_url)
+        timeout = (min(_CONNECT_TIMEOUT_S, settings.request_timeout_s), settings.request_timeout_s)
+        self._http = URLLib3Session(timeout=timeout, max_pool_connections=_CONNECTIONS)
+        self._credentials: Any = None
+        self._lock = threading.Lock()
+
+    def ask(self, operation: str, **arguments: Any) -> Any:
+        """A call that changes nothing; raises a `TargetError`."""
+        try:
+            return self.call(operation, json.dumps(arguments).encode())
+        except CallError as error:
+            raise error.as_target_error(operation, self._stream) from error
+
+    def call(self, operation: str, body: bytes) -> Any:
+        """Raises a `CallError`, and a `TargetError` if it could not even be sent."""
+        request = AWSRequest(
+            "POST",
+            self._url,
+            {"X-Amz-Target": f"Kinesis_20131202.{operation}", "Content-Type": "application/x-amz-json-1.1"},
+            body,
+        )
+        try:
+            SigV4Auth(self._current_credentials(), "kinesis", self._region).add_auth(request)
+            response = self._http.send(request.prepare())
+            content = response.content
+        except _NEVER_SENT as error:
+            raise TargetError(
+                f"Kinesis cannot be reached for stream {self._stream}.",
+                remedy="Check the network, `lanes.kinesis.region` and `endpoint`. It is tried again.",
+            ) from error
+        except HTTPClientError as error:
+            raise CallError(type(error).__name__, is_lost=True) from error
+        except BotoCoreError as error:
+            raise self._no_credentials() from error
+        return self._answer(response.status_code, content)
+
+    def close(self) -> None:
+        self._http.close()
+
+    def _answer(self, status: int, content: bytes) -> Any:
+        try:
+            answer = json.loads(content)
+        except ValueError:
+            answer = {}
+        if status == 200 and isinstance(answer, dict):
+            return answer
+        kind = answer.get("__type", "") if isinstance(answer, dict) else ""
+        code = str(kind).rpartition("#")[2] or f"HTTP {status}"
+        if code.startswith(_EXPIRED):
+            with self._lock:
+                self._credentials = None
+        raise CallError(code, is_lost=not 400 <= status < 500)
+
+    def _current_credentials(self) -> Any:
+        with self._lock:
+            if self._credentials is None:
+                self._credentials = boto3.Session(region_name=self._region).get_credentials()
+            if self._credentials is None:
+                raise NoCredentialsError
+            return self._credentials.get_frozen_credentials()
+
+    def _no_credentials(self) -> TargetError:
+        return TargetError(
+            "There are no AWS credentials that can be used.",
+            remedy="Provide them in the environment, a credentials file or by the instance's role; they are"
+            " looked for again.",
+        )

@@ -1,0 +1,53 @@
+"""What Kinesis' errors mean. Codes of single records and of whole calls are the same ones.
+
+Only what is wrong with a record itself makes a dead letter: its size, or a key or data that cannot be said.
+Everything else concerns the stream, the account or the way there, and is tried without end.
+"""
+
+from __future__ import annotations
+
+from penstock.core.errors import TargetError
+from penstock.streams.error_classes import ErrorClass, ErrorTable
+
+TOO_LARGE = "RecordTooLarge"
+NOT_SENT = "NotSent"  # because of what happened to another record of the call
+WRONG_SHARD = "WrongShard"  # its aggregate went where its key does not belong: readers pass it over
+#: A whole call is refused with one of these because of some record in it.
+INVALID_CODES = frozenset({"ValidationException", "InvalidArgumentException", "SerializationException"})
+
+ERRORS = ErrorTable(
+    by_code={
+        TOO_LARGE: ErrorClass.POISON,
+        **dict.fromkeys(INVALID_CODES, ErrorClass.POISON),
+    },
+    otherwise=ErrorClass.TARGET,
+)
+
+_TRIED_AGAIN = "Nothing, if it passes: it is tried again and again, and the position is held."
+_REMEDIES = {
+    "AccessDeniedException": "Allow kinesis:PutRecords, GetRecords, GetShardIterator, ListShards and"
+    " DescribeStreamSummary on the stream. It is tried again.",
+    "ResourceNotFoundException": "Create the stream, or correct `lanes.kinesis.stream` and `region`.",
+    "ExpiredTokenException": "Renew the credentials where the AWS tools find them; they are read again.",
+    "UnrecognizedClientException": "Correct the credentials where the AWS tools find them.",
+    "ProvisionedThroughputExceededException": f"{_TRIED_AGAIN} If it lasts, the stream needs more shards.",
+}
+
+
+def classify(code: str, message: str = "") -> ErrorClass:
+    return ERRORS.classify(code, message)
+
+
+class CallError(Exception):
+    """A call failed; `is_lost`: and nobody can tell whether it was carried out."""
+
+    def __init__(self, code: str, *, is_lost: bool = False) -> None:
+        super().__init__(code)
+        self.code = code
+        self.is_lost = is_lost
+
+    def as_target_error(self, operation: str, stream: str) -> TargetError:
+        return TargetError(
+            f"Kinesis answered {operation} for stream {stream} with {self.code}.",
+            remedy=_REMEDIES.get(self.code, _TRIED_AGAIN),
+        )

@@ -1,0 +1,74 @@
+"""How far the load of a stream is, as a target keeps it beside the lane's position (`Standing.loads`).
+
+{"load", "point", "next": {…}, …}   loading: told are the rows before `next`, and the changes before `point`
+{"load", "point", "behind": true}   told are all rows, and the changes before `point`
+{"point"}                           it follows with the lane, from `point` on: the lane is not there yet
+{}                                  it follows with the lane
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+from penstock.core.position import Lsn
+from penstock.sources.postgres.chunks import ChunkMethod
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where reading goes on: leaves are read in the order of their names, each from its lower end."""
+
+    leaf: str
+    low: str | None
+
+
+BEGINNING = Place("", None)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadState:
+    """`name` is the load's: another one if the table is read anew. `storage`: the files it was read from."""
+
+    point: Lsn
+    name: str = ""
+    next: Place | None = None
+    is_behind: bool = False
+    method: ChunkMethod = "ctid"
+    storage: str = ""
+    rows: int = 0
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether its changes are left out of what the lane follows."""
+        return self.next is not None or self.is_behind
+
+    def to_json(self, lane: Lsn) -> dict[str, Any]:
+        """`lane`: how far the lane itself is."""
+        if not self.is_loading:
+            return {"point": str(self.point)} if self.point > lane else {}
+        fields: dict[str, Any] = {"load": self.name, "point": str(self.point), "rows": self.rows}
+        if self.next is None:
+            return fields | {"behind": True}
+        place = {"leaf": self.next.leaf, "from": self.next.low}
+        return fields | {"next": place, "method": self.method, "storage": self.storage}
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> LoadState:
+        place = fields.get("next")
+        return cls(
+            point=Lsn.parse(fields["point"]) if "point" in fields else Lsn(0),
+            name=fields.get("load", ""),
+            next=None if place is None else Place(place["leaf"], place["from"]),
+            is_behind=fields.get("behind", False),
+            method=cast(Literal["ctid", "key"], fields.get("method", "ctid")),
+            storage=fields.get("storage", ""),
+            rows=fields.get("rows", 0),
+        )
+
+
+def least_point(loads: Mapping[str, Any]) -> Lsn | None:
+    """What the log is still needed from, for streams that load; None: for none."""
+    states = map(LoadState.from_json, loads.values())
+    return min((state.point for state in states if state.is_loading), default=None)

@@ -1,0 +1,470 @@
+"""`Loads`: the rows that streams have when a lane begins, as events with `op` `r`, and then their changes.
+
+What is promised: of each stream, every change that commits after its first point P is told exactly once and
+in order; and whoever applies the events of a key in their order has, once the stream follows, the rows of the
+source. (Rows of tables without a key are told exactly once as long as the snapshot lives, see the end.)
+
+The snapshot is exported by the creation of a slot with consistent point P, after the stream was published
+(correctness 8, 9): a transaction is in it ⇔ its commit lies below P (`tx < P`), and of every other one the
+log has all rows. A transaction that is open while chunks are read commits after P: no chunk shows it, however
+late that chunk is read. A row that moves between chunks meanwhile moves in a version that no chunk sees.
+
+What the target holds of a stream that loads is its `LoadState`, written in the same commit as the events it
+speaks of, or behind them (a `RecordTarget`, which skips what it finds there already). Its invariant:
+
+    told are the rows of all chunks before `next`, and of the changes exactly those with P ≤ tx < `point`;
+    applied in the order they were told, they give for every key of those chunks its row at `point`.
+
+Each thing that happens keeps it:
+
+1. *A chunk* under the snapshot of `point`: its rows are those at `point`; `next` moves behind it.
+2. *Changes* of the stream that the lane meets meanwhile are left out (`keep`): nothing happens.
+3. *The last chunk*: `next` is gone, the stream is `behind`. Its changes are read again from the log, which
+   capture keeps from `point` on (`least_point` is what it is told), from `point` up to the lane's position X,
+   and told; `point` moves with whole transactions. When it comes to X, the same batch says that the stream
+   follows: changes below X are told, and the lane brings those from X on (`keep` lets them pass). If the
+   lane has not come to `point` yet, it follows at once, and what lies below `point` is left out.
+4. *A crash, or a lost snapshot*: the state at the target stands. A new snapshot has a later point P'. First
+   the changes from `point` to P' are told: `point` is P'. Then the chunks from `next` on are read under the
+   new snapshot, 1. holds of them, and the keys of the chunks before have their rows at P' by the changes.
+   A key of a chunk before `next` is told by changes alone; that is enough unless a change lacks a value
+   (unchanged TOAST) of a row that no chunk has told: one that came from beyond `next`. With key ranges that
+   takes a change of the key, with page ranges any update may have moved a row. Such a stream is read anew,
+   which the same batch writes down.
+5. *Read anew*: `next` goes to the beginning under the same P'. Every key is told again, as it is at P', or
+   was deleted by a change before. Also if the table's files changed (VACUUM FULL, TRUNCATE, a rewriting
+   ALTER, correctness 11), found after a chunk was read or when a load goes on, whatever rows were told.
+6. *Part of a chunk* may be at the target after a crash or before 5.: rows as they were at `point`, which the
+   next chunk tells again, after the changes up to its own point.
+7. *A stream that is added* begins like any other, with a point of its own, while the others are followed. Its
+   state is at the target before its first row is (`held`): of rows whose point nobody knows, nobody could
+   tell the deletes between that point and the next.
+
+A table without a key has rows that cannot be told from each other: when its snapshot is lost it is read anew,
+and rows that were told before are told twice. That is counted (`read_anew`).
+
+Bounded: what is read ahead (`load_chunks`), and batches of changes by fragments (`capture.transactions`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import structlog
+
+from penstock import failpoints
+from penstock.capture.remote import RemoteCapture
+from penstock.capture.spec import ExportedSnapshot
+from penstock.capture.tail_reader import TailReader
+from penstock.capture.transactions import UPDATE, ChangeRows, MessageConverter
+from penstock.core.errors import CaptureAwayError, SourceError
+from penstock.core.position import Lsn
+from penstock.core.selection import Selection
+from penstock.core.stream import StreamId
+from penstock.log import columns as log_columns
+from penstock.sources.postgres.catalog import TableInfo, discover
+from penstock.sources.postgres.connection import connect
+from penstock.streams.events import Batch, Events
+from penstock.streams.load_chunks import (
+    ChunkPart,
+    ChunkReaders,
+    LoadSettings,
+    TableRewrittenError,
+    connect_to_read,
+    method_for,
+    plan_reads,
+)
+from penstock.streams.load_state import BEGINNING, LoadState, least_point
+from penstock.streams.publisher import StoppedError
+
+__all__ = ["LoadProgress", "LoadSettings", "Loads", "least_point"]
+
+_SETTLE_ATTEMPTS = 10
+_LOOK_EVERY_S = 0.2
+_OLD_KEY = ord("k")
+_CHANGES_BYTES = 1 << 20  # of a batch of changes
+_logger = structlog.get_logger("penstock.streams")
+
+Encode = Callable[[ChangeRows], Sequence[Events]]
+_Step = tuple[Sequence[Events], bool]  # events, and whether the state speaks of all that were given so far
+
+
+@dataclass(frozen=True, slots=True)
+class LoadProgress:
+    stream: StreamId
+    rows: int
+    estimated_rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    """A snapshot, and the tables as the catalog had them before and after it was taken."""
+
+    snapshot: ExportedSnapshot
+    tables: Mapping[StreamId, TableInfo]
+
+
+class Loads:
+    """Of one term of a lane, used by the lane's thread. `encode` makes events of changes and of loaded rows.
+
+    `held` says what the target is known to hold (`Standing.loads`); then streams that are added to a lane
+    begin while it follows. Without, `begin` waits for the snapshot, and its `state` must be written down
+    before the first batch is.
+    """
+
+    def __init__(
+        self,
+        capture: RemoteCapture,
+        log_directory: Path,
+        settings: LoadSettings,
+        selections: Mapping[StreamId, Selection],
+        encode: Encode,
+        held: Callable[[], Mapping[str, Any]] | None = None,
+    ) -> None:
+        self._capture = capture
+        self._log_directory = log_directory
+        self._settings = settings
+        self._selections = selections
+        self._encode = encode
+        self._held = held
+        self._streams: tuple[StreamId, ...] = ()
+        self._states: dict[StreamId, LoadState] = {}
+        self._tables: Mapping[StreamId, TableInfo] = {}
+        self._lane = Lsn(0)
+        self._within_s = 0.0
+        self._work: Iterator[_Step | None] | None = None
+        self._is_open = self._begins_again = False  # a batch that was not the last was given; see next_batch
+        self._new: frozenset[StreamId] = frozenset()
+        self.read_anew: Counter[StreamId] = Counter()
+
+    def begin(
+        self,
+        streams: Collection[StreamId],
+        loads: Mapping[str, Any],
+        position: Lsn | None,
+        stop: threading.Event | None = None,
+    ) -> Lsn:
+        """Take up the loads of these streams, which are all that the lane loads; where it follows from.
+
+        `loads` and `position` are what the target holds. A stream that `loads` does not have is new. Where it
+        has to wait for the snapshot, `stop` ends that with a `StoppedError`.
+        """
+        self._streams = tuple(sorted(streams))
+        self._lane = position if position is not None else Lsn(0)
+        self._states = {
+            stream: LoadState.from_json(loads[str(stream)])
+            for stream in self._streams
+            if str(stream) in loads
+        }
+        self._new = frozenset(self._streams).difference(self._states)
+        wanting = [stream for stream in self._streams if stream in self._new or self._states[stream].next]
+        if position is None and not wanting:
+            raise ValueError("a lane that loads nothing says where it begins")
+        taken = self._take_aside(wanting) if wanting else None
+        if taken is not None and (position is None or self._held is None):
+            while not wait([taken], _LOOK_EVERY_S).done:
+                if stop is not None and stop.is_set():
+                    raise StoppedError("the end was asked for while the source made a snapshot")
+            self._note(taken.result())
+            self._lane = taken.result().snapshot.consistent_point if position is None else self._lane
+        is_behind = any(state.is_behind for state in self._states.values())
+        self._work = self._run(taken) if wanting or is_behind else None
+        return self._lane
+
+    @property
+    def is_active(self) -> bool:
+        return self._work is not None
+
+    def is_loading(self, stream: StreamId) -> bool:
+        state = self._states.get(stream)
+        return stream in self._streams if state is None else state.is_loading
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """What `Standing.loads` is with all that was given so far."""
+        return {str(stream): state.to_json(self._lane) for stream, state in self._states.items()}
+
+    def points(self) -> list[Lsn]:
+        """From where on the log is needed for streams that load."""
+        return [state.point for state in self._states.values() if state.is_loading]
+
+    def progress(self) -> list[LoadProgress]:
+        """Of streams whose rows are not all told."""
+        return [
+            LoadProgress(stream, state.rows, self._tables[stream].estimated_rows)
+            for stream, state in self._states.items()
+            if state.next is not None and stream in self._tables
+        ]
+
+    def keep(self, changes: ChangeRows) -> ChangeRows | None:
+        """What the lane tells of changes that it follows: nothing of a stream that loads."""
+        stream = changes.stream
+        if self.is_loading(stream):
+            return None
+        state = self._states.get(stream)
+        if state is None or not len(changes) or changes.tx[0] >= state.point:
+            return changes
+        start = int(np.searchsorted(changes.tx, int(state.point)))
+        return changes.slice(start, len(changes)) if start < len(changes) else None
+
+    def next_batch(self, end: Lsn, within_s: float = 0.0) -> Batch | None:
+        """What is ready; None if nothing is. `end`: the lane's position, the end of whole transactions.
+
+        After a batch that is not `is_last`, ask again and publish nothing else until there is one.
+        """
+        if self._work is None:
+            return None
+        self._lane = end
+        self._within_s = within_s
+        if self._begins_again:
+            self._begins_again = False
+            self.begin(self._streams, self.state, end)
+            return None
+        try:
+            step = next(self._work)
+        except StopIteration:
+            self._work = None
+            return None
+        except TableRewrittenError as error:
+            _logger.info("a table was rewritten while it was loaded", stream=str(error))
+            self._begins_again = True
+            if not self._is_open:
+                return None
+            step = (), True  # a new slot may take long, and the target's commit must not wait for it
+        if step is None:
+            return None
+        events, is_last = step
+        self._is_open = not is_last
+        return Batch(end, events, is_last, self.state if is_last else None)
+
+    def close(self) -> None:
+        """Readers are ended, and the snapshot is let go."""
+        work, self._work = self._work, None
+        if work is not None:
+            work.close()  # type: ignore[attr-defined]  # a generator
+        with contextlib.suppress(CaptureAwayError):
+            self._capture.release_snapshot()
+
+    def _take_aside(self, streams: Sequence[StreamId]) -> Future[_Taken]:
+        """In a thread of its own: a slot waits for every transaction that runs."""
+        taken: Future[_Taken] = Future()
+
+        def take() -> None:
+            try:
+                taken.set_result(self._take(streams))
+            except BaseException as error:
+                taken.set_exception(error)
+
+        threading.Thread(target=take, name="stream-load-snapshot", daemon=True).start()
+        return taken
+
+    def _take(self, streams: Sequence[StreamId]) -> _Taken:
+        """A snapshot under which these tables are as the catalog says: it is read before and after."""
+        for _ in range(_SETTLE_ATTEMPTS):
+            before = self._look_up(streams)
+            self._capture.release_snapshot()
+            snapshot = self._capture.snapshot()
+            after = self._look_up(streams)
+            if all(after[stream].schema == before[stream].schema for stream in streams):
+                failpoints.reach("streams.load_begun")
+                return _Taken(snapshot, after)
+        raise SourceError(
+            "Tables were changed each time their load was begun.",
+            remedy="None needed: it is tried again. If it goes on, stop what alters the tables.",
+        )
+
+    def _look_up(self, streams: Sequence[StreamId]) -> dict[StreamId, TableInfo]:
+        url = self._settings.catalog_url or self._settings.url
+        with connect(url, application_name="penstock load") as connection:
+            found = {table.stream: table for table in discover(connection, streams)}
+        missing = [stream for stream in streams if stream not in found]
+        if missing:
+            raise SourceError("The table is gone.", stream=str(missing[0]), remedy="Run `penstock check`.")
+        return {stream: found[stream] for stream in streams}
+
+    def _note(self, taken: _Taken) -> None:
+        """Now the states of streams that are new are known."""
+        self._tables = taken.tables
+        for stream in self._new.difference(self._states):
+            self._states[stream] = self._anew(stream, taken)
+
+    def _anew(self, stream: StreamId, taken: _Taken) -> LoadState:
+        point, table = taken.snapshot.consistent_point, taken.tables[stream]
+        return LoadState(
+            point,
+            name=f"{stream}@{point}",
+            next=BEGINNING,
+            method=method_for(table, self._settings.method),
+            storage=table.schema.storage,
+        )
+
+    # The steps of the work, in the order of the proof
+
+    def _run(self, waiting: Future[_Taken] | None) -> Iterator[_Step | None]:
+        for stream in self._streams:
+            state = self._states.get(stream)
+            if state is not None and state.is_behind:
+                yield from self._level(stream)
+        if waiting is None:
+            return
+        while not waiting.done():
+            yield None
+        taken = waiting.result()
+        self._note(taken)
+        yield from self._written_down(self._new)
+        for stream in taken.tables:
+            if stream not in self._new:
+                yield from self._resume(stream, taken)
+        yield from self._read(taken)
+
+    def _written_down(self, streams: Collection[StreamId]) -> Iterator[_Step | None]:
+        held = self._held
+        if held is None or not streams:
+            return
+        if any(str(stream) not in held() for stream in streams):
+            yield (), True
+        while any(str(stream) not in held() for stream in streams):
+            yield None
+
+    def _resume(self, stream: StreamId, taken: _Taken) -> Iterator[_Step | None]:
+        """Changes up to the new snapshot's point; then what is left of the rows, or all of them."""
+        state, anew = self._states[stream], self._anew(stream, taken)
+        has_key = bool(taken.tables[stream].schema.key)
+        goes_on = has_key and (state.method, state.storage) == (anew.method, anew.storage)
+        for step, lacks in self._changes(stream, anew.point):
+            if lacks:
+                goes_on = False
+                self._states[stream] = replace(self._states[stream], storage="")  # another term must know
+            yield step
+        if not goes_on:
+            self._states[stream] = anew
+            self.read_anew[stream] += 1
+            _logger.info("a table is read anew", stream=str(stream))
+
+    def _read(self, taken: _Taken) -> Iterator[_Step | None]:
+        with connect_to_read(self._settings.url) as connection:
+            reads = [
+                read
+                for stream, table in taken.tables.items()
+                for read in plan_reads(
+                    connection,
+                    table,
+                    self._selections[stream],
+                    self._states[stream].next or BEGINNING,
+                    self._settings,
+                )
+            ]
+        readers = ChunkReaders(reads, taken.snapshot.name, self._settings)
+        try:
+            for read in reads:
+                is_last = False
+                while not is_last:
+                    while (part := readers.take(self._within_s)) is None:
+                        yield None
+                    is_last = part.is_last
+                    yield self._told(part)
+                if read.after is None:
+                    if read is reads[-1]:
+                        readers.close()
+                        self._capture.release_snapshot()
+                    yield from self._level(read.stream)
+        finally:
+            readers.close()
+
+    def _told(self, part: ChunkPart) -> _Step:
+        stream = part.read.stream
+        state = self._states[stream]
+        events: list[Events] = []
+        if part.rows is not None:
+            rows = part.rows.num_rows
+            numbers = pa.array(np.arange(state.rows, state.rows + rows))
+            at = part.rows.schema.get_field_index(log_columns.OP_INDEX)
+            arrays = part.rows.columns
+            arrays[at] = numbers
+            numbered = pa.RecordBatch.from_arrays(arrays, schema=part.rows.schema)
+            changes = ChangeRows(stream, part.read.leaf, part.read.part.id, numbered)
+            events = [replace(each, chunk=state.name) for each in self._encode(changes)]
+            state = replace(state, rows=state.rows + rows)
+        if part.is_last:
+            after = part.read.after
+            state = replace(state, next=after, is_behind=after is None)
+            failpoints.reach("streams.load_chunk")
+        self._states[stream] = state
+        return events, part.is_last
+
+    def _level(self, stream: StreamId) -> Iterator[_Step | None]:
+        """Changes up to the lane's position, until it is one with that of the stream."""
+        if self._follows(stream):
+            yield (), True
+        while self._states[stream].is_behind:
+            for step, _ in self._changes(stream, self._lane):
+                yield step
+
+    def _follows(self, stream: StreamId) -> bool:
+        """Whether a stream whose rows are told has come to the lane; it follows with it then."""
+        state = self._states[stream]
+        if not state.is_behind or state.point < self._lane:
+            return False
+        self._states[stream] = LoadState(state.point)
+        failpoints.reach("streams.load_level")
+        return True
+
+    def _changes(self, stream: StreamId, to: Lsn) -> Iterator[tuple[_Step | None, bool]]:
+        """The stream's changes up to `to`, and whether an update among them could leave a row half told.
+
+        Items of the tail are small while much is written; they are told in batches of some size, so that a
+        stream gains on its lane.
+        """
+        point = self._states[stream].point
+        if point >= to:
+            return
+        reader = TailReader(self._capture, self._log_directory, {stream})
+        converter = MessageConverter()
+        events: list[Events] = []
+        lacks = False
+        with contextlib.closing(reader.follow(point)) as items:  # type: ignore[type-var]  # a generator
+            for item in items:
+                if item.end <= self._states[stream].point:
+                    yield None, False  # a sign of life
+                    continue
+                for fragment in converter.fragments(item):
+                    part = [each for each in map(_between(point, to), fragment.changes) if each is not None]
+                    events += [made for each in part for made in self._encode(each)]
+                    lacks |= any(self._is_lacking(each) for each in part)
+                    if fragment.is_last:
+                        self._states[stream] = replace(self._states[stream], point=min(item.end, to))
+                    is_whole = fragment.is_last and item.end >= to
+                    if is_whole:
+                        self._follows(stream)
+                    if is_whole or sum(each.bytes for each in events) >= _CHANGES_BYTES:
+                        yield (events, fragment.is_last), lacks
+                        events, lacks = [], False
+                if item.end >= to:
+                    return
+
+    def _is_lacking(self, changes: ChangeRows) -> bool:
+        """Whether an update does not carry all values of a row that may not have been told."""
+        lists = changes.rows.column(log_columns.UNCHANGED)
+        if lists.null_count == len(lists):
+            return False
+        if self._states[changes.stream].method == "ctid":
+            return True
+        lacking = lists.is_valid().to_numpy(zero_copy_only=False)
+        return bool((lacking & (changes.op == UPDATE) & (changes.old_kind == _OLD_KEY)).any())
+
+
+def _between(start: Lsn, to: Lsn) -> Callable[[ChangeRows], ChangeRows | None]:
+    def part(changes: ChangeRows) -> ChangeRows | None:
+        first, stop = (int(np.searchsorted(changes.tx, int(at))) for at in (start, to))
+        return changes.slice(first, stop) if first < stop else None
+
+    return part

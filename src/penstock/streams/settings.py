@@ -1,0 +1,136 @@
+"""What a stream lane is told: its section of the pipeline file, and where it lives.
+
+The process reads the pipeline file itself, so that no secret travels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.config import Config
+from penstock.config.streams import KafkaLaneConfig, StreamLaneConfig
+from penstock.core.stream import StreamId
+from penstock.streams.encoding.encoder import EncodingSettings, RegistrySettings
+from penstock.streams.encoding.view import MaskKind
+from penstock.streams.loading import LoadSettings
+from penstock.streams.messages import EmittedRoute
+from penstock.streams.orders import lane_directory
+from penstock.streams.routing import DEFAULT_TOPIC, Outbox, Routes
+
+LOAD_CONNECTIONS = 2
+_STOP_PART, _STOP_S_MAX = 0.25, 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class StreamSettings:
+    """`directory`: this lane's own, for dead letters, orders and checkpoints."""
+
+    lane: str
+    pipeline: Config
+    section: StreamLaneConfig
+
+    @classmethod
+    def of_pipeline(cls, pipeline: Config, lane: str) -> StreamSettings:
+        return cls(lane, pipeline, pipeline.lanes.streams[lane])
+
+    @property
+    def source_url(self) -> str:
+        return self.pipeline.source.url.get_secret_value()
+
+    @property
+    def table_url(self) -> str:
+        """Where whole tables are read."""
+        source = self.pipeline.source
+        return (source.replica_url or source.url).get_secret_value()
+
+    @property
+    def log_directory(self) -> Path:
+        return self.pipeline.state / "log"
+
+    @property
+    def directory(self) -> Path:
+        return lane_directory(self.pipeline.state, self.lane)
+
+    @property
+    def prefix(self) -> str:
+        return self.section.prefix or self.pipeline.source.slot
+
+    @property
+    def identity(self) -> str:
+        return self.section.identity or self.pipeline.source.slot
+
+    @property
+    def drain_s(self) -> float:
+        """How long the end may take for what is under way to the target."""
+        return min(_STOP_PART * self.pipeline.run.stop_timeout.total_seconds(), _STOP_S_MAX)
+
+    @property
+    def encoding(self) -> EncodingSettings:
+        section = self.section
+        registry = section.schema_registry if isinstance(section, KafkaLaneConfig) else None
+        salt, choices = section.mask_salt, section.debezium
+        return EncodingSettings(
+            format=section.format,
+            registry=None
+            if registry is None
+            else RegistrySettings(
+                registry.url,
+                registry.username or "",
+                "" if registry.password is None else registry.password.get_secret_value(),
+                "" if registry.ca is None else str(registry.ca),
+            ),
+            decimals=choices.decimals,
+            times=choices.times,
+            intervals=choices.intervals,
+            binary=choices.binary,
+            schemas=choices.schemas,
+            mask_salt="" if salt is None else salt.get_secret_value(),
+        )
+
+    @property
+    def loading(self) -> LoadSettings:
+        load = self.pipeline.loading
+        connections = load.parallel or LOAD_CONNECTIONS
+        return LoadSettings(
+            self.table_url,
+            connections=connections,
+            rows_per_second=load.rows_per_second,
+            catalog_url=self.source_url,
+        )
+
+    @property
+    def routes(self) -> Routes:
+        section = self.section
+        outbox = tuple(
+            Outbox(
+                StreamId.parse(each.table),
+                each.topic,
+                each.payload,
+                each.key,
+                (*([("type", each.type)] if each.type else []), *((name, name) for name in each.headers)),
+            )
+            for each in section.outbox
+        )
+        wanted = section.messages
+        emitted = None if wanted is None else EmittedRoute(tuple(wanted.prefixes), wanted.topic)
+        topic = section.topic if isinstance(section, KafkaLaneConfig) else DEFAULT_TOPIC
+        return Routes(self.prefix, topic, outbox, emitted)
+
+    @property
+    def outbox_tables(self) -> frozenset[StreamId]:
+        return frozenset(StreamId.parse(each.table) for each in self.section.outbox)
+
+    def wants(self, stream: StreamId) -> bool:
+        """Whether the lane's own list has the stream."""
+        patterns = self.section.streams
+        return patterns is None or any(StreamId.parse(pattern).matches(stream) for pattern in patterns)
+
+    def masks(self, stream: StreamId) -> tuple[tuple[str, MaskKind], ...]:
+        """The stream's columns that are not sent as they are."""
+        before = f"{stream}."
+        return tuple(
+            (name.removeprefix(before), kind)
+            for name, kind in sorted(self.section.mask.items())
+            if name.startswith(before)
+        )

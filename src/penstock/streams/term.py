@@ -1,0 +1,307 @@
+"""`StreamTerm`: one term of a stream lane, from what the target holds to whatever ends it.
+
+Orders of people are carried out (`orders`); it is checked that what comes now goes on from what the target
+holds (`capture.continuity`); loads are begun or gone on with (`loading`); then changes are followed, and
+between whole transactions what loads have ready is handed over.
+
+Why nothing is lost, doubled or out of order: changes are followed from the position that the target holds,
+each item of the tail is whole transactions, and they are handed over in its order. A batch that is not the
+last of its item is part of no standing. What capture is told (`Held`) is what the target was seen to hold,
+the least over streams that load.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing, suppress
+from dataclasses import dataclass, replace
+
+from penstock import failpoints
+from penstock.capture.continuity import Followed, why_not_on
+from penstock.capture.position_reporter import PositionReporter
+from penstock.capture.remote import RemoteCapture
+from penstock.capture.spec import Started
+from penstock.capture.tail_reader import TailReader
+from penstock.capture.transactions import ChangeRows, TransactionFragment
+from penstock.channel import State
+from penstock.core.errors import CaptureAwayError, PositionGoneError
+from penstock.core.position import Lsn
+from penstock.core.stream import MESSAGES, StreamId
+from penstock.log.reader import ChangeLog
+from penstock.streams.bulk import BulkEncoder, backlog
+from penstock.streams.conversion import Conversion
+from penstock.streams.events import Batch
+from penstock.streams.followed import FollowedStream
+from penstock.streams.lane_measures import StreamMeasures
+from penstock.streams.loading import Loads, least_point
+from penstock.streams.notices import Boundaries
+from penstock.streams.orders import OrderBook
+from penstock.streams.publisher import Publisher, Standing, StoppedError
+from penstock.streams.settings import StreamSettings
+from penstock.streams.tail_feed import TailFeed
+
+_LOOK_EVERY_S = 0.5  # at orders
+_LOADING_WAIT_S = 0.01
+_LOAD_BATCHES_MAX = 8  # between two fragments of the tail
+
+
+class Held:
+    """What capture may forget, as far as this lane goes: None while that is not known."""
+
+    def __init__(self) -> None:
+        self.standing: Callable[[], Standing] | None = None
+
+    def position(self) -> Lsn | None:
+        standing = self.standing
+        return None if standing is None else flushed(standing())
+
+
+@dataclass(frozen=True, slots=True)
+class LaneTools:
+    """What a lane has over all its terms."""
+
+    settings: StreamSettings
+    capture: RemoteCapture
+    orders: OrderBook
+    measures: StreamMeasures
+    held: Held
+    reporter: PositionReporter
+    on_state: Callable[[State, str], None]
+    note: Callable[[str], None]
+    bulk: BulkEncoder | None = None
+
+
+class StreamTerm:
+    def __init__(
+        self,
+        tools: LaneTools,
+        publisher: Publisher,
+        streams: Mapping[StreamId, FollowedStream],
+        started: Started,
+    ) -> None:
+        self._tools = tools
+        self._publisher = publisher
+        self._streams = streams
+        self._started = started
+        self._orders = tools.orders.read()
+        self._looked_at = 0.0
+        told = tools.settings.section.transactions
+        self._boundaries = None if told is None else Boundaries(told)
+
+    def run(self, standing: Standing | None, stop: threading.Event) -> None:
+        """Until the end is asked for, or somebody orders something; else an error."""
+        tools = self._tools
+        try:
+            if self._orders.is_paused:
+                self._stand_still(standing, stop)
+            else:
+                self._send(standing, stop)
+        finally:
+            tools.reporter.report()
+            tools.held.standing = None
+            tools.measures.watch(None)
+
+    def _send(self, standing: Standing | None, stop: threading.Event) -> None:
+        tools, settings = self._tools, self._tools.settings
+        standing = self._ordered(standing)
+        if standing is not None:
+            self._require_continuity(standing)
+        # What was published just now is new to the lane, and its rows are read later: no change is missing.
+        tools.capture.heard()
+        conversion = Conversion.of_source(settings, self._streams)
+        with ExitStack() as opened:
+            selections = {name: stream.selection for name, stream in self._streams.items()}
+            loads = Loads(
+                tools.capture,
+                settings.log_directory,
+                settings.loading,
+                selections,
+                conversion.events,
+                lambda: self._publisher.standing.loads,
+            )
+            opened.callback(loads.close)
+            after = self._begin(loads, standing, stop)
+            tools.measures.watch(self._publisher)
+            self._tell_capture(lambda: self._publisher.standing)
+            tools.on_state("running", "")
+            after = self._send_backlog(loads, after, stop)
+            read = frozenset({*self._streams, MESSAGES})
+            reader = TailReader(tools.capture, settings.log_directory, read)
+            feed = opened.enter_context(TailFeed(reader, after))
+            if self._follow(feed, loads, conversion, after, stop):
+                with suppress(StoppedError):
+                    self._publisher.drain(settings.drain_s)
+
+    def _stand_still(self, standing: Standing | None, stop: threading.Event) -> None:
+        """While it is paused: capture knows what the target holds, and nothing is sent."""
+        tools, orders = self._tools, self._orders
+        if standing is not None and not self._why_not_on(standing):
+            # Positions of another server would mean nothing to capture.
+            self._tell_capture(lambda: standing)
+        why = f" ({orders.reason})" if orders.reason else ""
+        tools.on_state("running", f"paused since {orders.paused_since}{why}")
+        tools.measures.is_paused = True
+        try:
+            while not stop.wait(_LOOK_EVERY_S) and tools.orders.read().serial == orders.serial:
+                if tools.capture.hello().epoch != self._started.epoch:
+                    raise CaptureAwayError("Capture has begun another term.", remedy="None needed.")
+        finally:
+            tools.measures.is_paused = False
+
+    def _tell_capture(self, standing: Callable[[], Standing]) -> None:
+        tools = self._tools
+        tools.held.standing = standing
+        tools.reporter.followed(self._started.epoch)
+        tools.reporter.joined()
+
+    # Before anything is sent
+
+    def _ordered(self, standing: Standing | None) -> Standing | None:
+        """What the lane goes on from by the orders that there are; `_begin` has the target write it down."""
+        orders = self._orders
+        if standing is None or orders.resync == ():
+            return None
+        if orders.resync is not None:
+            loads = {name: load for name, load in standing.loads.items() if name not in orders.resync}
+            standing = replace(standing, loads=loads)
+        if (to := orders.position) is not None:
+            begins = ChangeLog(self._tools.settings.log_directory).start()
+            if begins is not None and begins <= to <= standing.position:
+                return replace(standing, position=to)
+            self._tools.note(
+                f"The lane cannot go back to {to}: the change log begins at {begins}, "
+                f"and the target has everything up to {standing.position}."
+            )
+        return standing
+
+    def _require_continuity(self, standing: Standing) -> None:
+        if reason := self._why_not_on(standing):
+            raise self._broken(f"changes that it lacks are not there any more ({reason})")
+        published = [str(each) for each in self._started.published]
+        if missed := [name for name in published if name in standing.loads]:
+            names = ", ".join(missed)
+            raise self._broken(f"{names} was not in the publication for a while, and its changes are missing")
+        if unloaded := [name for name in published if not self._streams[StreamId.parse(name)].is_loaded]:
+            names = ", ".join(unloaded)
+            self._tools.note(f"{names} was not in the publication until now: earlier changes are not sent.")
+
+    def _why_not_on(self, standing: Standing) -> str:
+        settings = self._tools.settings
+        return why_not_on(
+            self._started,
+            Followed(standing.system_id, standing.timeline),
+            flushed(standing),
+            settings.source_url,
+            settings.log_directory,
+        )
+
+    def _broken(self, why: str) -> PositionGoneError:
+        lane = self._tools.settings.lane
+        return PositionGoneError(
+            f"The lane {lane} cannot go on from what its target holds: {why}.",
+            remedy=f"Run `penstock resync --lane {lane} --yes`: the rows there are are sent again, then "
+            "their changes.",
+        )
+
+    def _begin(self, loads: Loads, standing: Standing | None, stop: threading.Event) -> Lsn:
+        """Where changes are followed from, written down at the target."""
+        tools, started = self._tools, self._started
+        loaded = [name for name, stream in self._streams.items() if stream.is_loaded]
+        position = None if standing is None else standing.position
+        if position is None and not loaded:
+            position = tools.capture.progress().position
+        after = loads.begin(loaded, {} if standing is None else standing.loads, position, stop)
+        self._publisher.begin(
+            Standing(after, started.epoch, started.system_id, started.timeline, loads.state)
+        )
+        if self._orders.is_open:
+            failpoints.reach("streams.ordered")
+            tools.orders.carried_out(self._orders)
+            self._orders = tools.orders.read()
+        failpoints.reach("streams.begun")
+        return after
+
+    # What comes
+
+    def _follow(
+        self, feed: TailFeed, loads: Loads, conversion: Conversion, end: Lsn, stop: threading.Event
+    ) -> bool:
+        """Whether it ends with whole transactions."""
+        is_whole = True
+        while not stop.is_set() and not (is_whole and self._has_new_orders()):
+            fragment = feed.next(_LOADING_WAIT_S if loads.is_active else _LOOK_EVERY_S)
+            if fragment is not None and (fragment.changes or fragment.end != end or not fragment.is_last):
+                self._hand_over(fragment, loads, conversion)
+                end, is_whole = fragment.end, fragment.is_last
+            if is_whole and loads.is_active:
+                is_whole = self._load(loads, end, stop)
+            self._tools.measures.loading = sum(map(loads.is_loading, self._streams))
+        return is_whole
+
+    def _send_backlog(self, loads: Loads, after: Lsn, stop: threading.Event) -> Lsn:
+        """What waits in the log, if others encode it; where changes are followed from then.
+
+        Not while streams load: what is left out of changes then is known here alone.
+        """
+        tools = self._tools
+        if tools.bulk is None or loads.is_active or any(loads.state.values()):
+            return after
+        while ends := backlog(tools.settings, after):
+            with closing(tools.bulk.encoded(tools.settings, self._streams, after, ends)) as batches:
+                for batch in batches:
+                    self._publish(self._with_boundaries(batch))
+                    if batch.is_last:
+                        after = batch.end
+                        if stop.is_set() or self._has_new_orders():
+                            return after
+        return after
+
+    def _hand_over(self, fragment: TransactionFragment, loads: Loads, conversion: Conversion) -> None:
+        kept = [changes for each in fragment.changes if (changes := loads.keep(each)) is not None]
+        made = [events for changes in kept for events in conversion.events(changes) if len(events)]
+        self._publish(self._with_boundaries(Batch(fragment.end, made, fragment.is_last)), kept)
+
+    def _with_boundaries(self, batch: Batch) -> Batch:
+        if self._boundaries is None:
+            return batch
+        for events in batch.events:
+            self._boundaries.count(events)
+        told = self._boundaries.take() if batch.is_last else []
+        return replace(batch, events=[*batch.events, *told])
+
+    def _publish(self, batch: Batch, changes: Sequence[ChangeRows] = ()) -> None:
+        self._publisher.publish(batch)
+        if batch.events:
+            failpoints.reach("streams.handed_over")
+        self._tools.measures.handed_over(batch, changes)
+
+    def _load(self, loads: Loads, end: Lsn, stop: threading.Event) -> bool:
+        """Hand over what is ready; whether that ends with whole batches."""
+        is_whole = True
+        for _ in range(_LOAD_BATCHES_MAX):
+            batch = loads.next_batch(end)
+            while not stop.is_set() and not (batch is None and is_whole):
+                if batch is not None:
+                    self._publish(batch)
+                    is_whole = batch.is_last
+                    if is_whole:
+                        break
+                batch = loads.next_batch(end, _LOOK_EVERY_S)
+            if batch is None:
+                break
+        return is_whole
+
+    def _has_new_orders(self) -> bool:
+        now = time.monotonic()
+        if now - self._looked_at < _LOOK_EVERY_S:
+            return False
+        self._looked_at = now
+        return self._tools.orders.read().serial != self._orders.serial
+
+
+def flushed(standing: Standing) -> Lsn:
+    """Everything up to there is at the target, of streams that load too."""
+    point = least_point(standing.loads)
+    return standing.position if point is None else min(standing.position, point)

@@ -1,0 +1,94 @@
+"""A stream lane that is killed again and again while writers work, and what it is judged by."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.sources.postgres.embedded import EmbeddedPostgres
+from tests.chaos.databases import new_database
+from tests.chaos.matrix import LEVEL, SEED
+from tests.chaos.stream_targets import Target
+from tests.conftest import Database, wait_until
+from tests.stream_instances import StreamInstance, StreamPipeline, running
+from tests.stream_reader import Told, assert_told
+from tests.workload import APPEND, UPSERT, Workload
+
+TABLES = (*UPSERT, *APPEND)
+_ROWS = 60 if LEVEL == "short" else 300
+
+
+@dataclass
+class Source:
+    """A database with writers at work, whose tables are audited from their first row on."""
+
+    database: Database
+    workload: Workload
+
+
+@dataclass
+class Followed:
+    """A lane in a database with writers at work. `since`: see `assert_told`."""
+
+    source: Source
+    target: Target
+    pipeline: StreamPipeline
+    instance: StreamInstance
+    since: int = 0
+
+    def read(self) -> list[Told]:
+        return self.target.read(self.pipeline.name, self.pipeline.tables)
+
+    def compare(self, *instances: StreamInstance, resumed: bool = False, timeout_s: float = 60.0) -> int:
+        """Let the writers rest, come level, and judge every table; how many changes there were."""
+        self.source.workload.stop()
+        try:
+            self.pipeline.wait_until_level(*(instances or (self.instance,)), timeout_s=timeout_s)
+            told = self.read()
+            judged = [
+                assert_told(
+                    self.source.database.url,
+                    table,
+                    told,
+                    since=self.since,
+                    resumed=resumed,
+                    one_place=self.target.one_place,
+                )
+                for table in self.pipeline.tables
+            ]
+            assert self.pipeline.dead_letters() == [], "nothing was refused"
+        finally:
+            self.source.workload.start()
+        return sum(each.changes for each in judged)
+
+    def wait_for_writes(self, transactions: int = 30) -> None:
+        enough = self.source.workload.transactions + transactions
+        wait_until(lambda: self.source.workload.transactions > enough, "the writers to go on")
+
+
+@contextmanager
+def writing(server: EmbeddedPostgres) -> Iterator[Source]:
+    with new_database(server) as database:
+        workload = Workload(database.url, SEED, pause_s=0.04).setup(_ROWS, audited=TABLES)
+        with workload.start():
+            yield Source(database, workload)
+
+
+@contextmanager
+def lane_of(
+    source: Source, at: Target, directory: Path, tables: tuple[str, ...] = TABLES
+) -> Iterator[Followed]:
+    """Not started yet; nothing of it outlives the block."""
+    pipeline = StreamPipeline(
+        source.database,
+        directory,
+        at.name,
+        at.section,
+        tables,
+        settings={"load": {"rows_per_chunk": 100}},  # several chunks per table
+        environment=at.environment,
+    )
+    with running(pipeline) as (instance,):
+        yield Followed(source, at, pipeline, instance)

@@ -1,0 +1,103 @@
+"""A target that refuses one key: the key's events wait as dead letters, in order, and all others flow on.
+
+A broker refuses records that are too large for their topic. Nothing of the key may overtake them, nothing may
+be acknowledged before they are on disk, and once the topic takes them a replay delivers all, as if they had
+never been refused.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from tests.chaos.matrix import LEVEL
+from tests.chaos.stream_matrix import LETTERS, cases
+from tests.chaos.stream_targets import OfKafka, target
+from tests.conftest import Database, wait_until
+from tests.oracle import OPTIONS
+from tests.oracle_history import audited, install_audit
+from tests.stream_instances import StreamPipeline, running
+from tests.stream_reader import Told, assert_told
+
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600)]
+
+REFUSED_BYTES, TAKEN_BYTES = 400_000, 200_000
+TABLE = "public.items"
+BODY = f"(SELECT string_agg(md5(n::text), '') FROM generate_series(1, {REFUSED_BYTES // 32}) n)"
+REFUSED_KEY, KEYS = 7, 20
+
+
+@pytest.mark.skipif(LEVEL == "short", reason="only by make chaos-once and make chaos")
+@pytest.mark.parametrize("rule", ["", *(rule for _, rule in cases(LETTERS, targets=("kafka",)))])
+def test_a_refused_key_waits_in_order_while_all_others_flow_on(
+    database: Database, request: pytest.FixtureRequest, tmp_path: Path, rule: str
+) -> None:
+    database.execute("CREATE TABLE items (id int PRIMARY KEY, body text, version serial)")
+    install_audit(database.url, [TABLE])
+    with target("kafka", request, tmp_path) as at, ExitStack() as stack:
+        assert isinstance(at, OfKafka)
+        section = {
+            **at.section,
+            "properties": {"message.max.bytes": "8000000"},
+            "topic_config": {"max.message.bytes": str(TAKEN_BYTES)},
+            "compression": "none",
+            "dead_letter": {"max_share": 1.0},
+        }
+        pipeline = StreamPipeline(database, tmp_path / "pipeline", "kafka", section, [TABLE])
+        (instance,) = stack.enter_context(running(pipeline))
+
+        def strike(name: str) -> None:
+            if rule.startswith(name):
+                assert instance.lane.wait_until_struck(rule), instance.lane.told()
+                instance.lane.start()
+
+        connection = stack.enter_context(psycopg.connect(database.url, options=OPTIONS, autocommit=True))
+        connection.execute(b"INSERT INTO items SELECT n, 'first' FROM generate_series(1, %d) n" % KEYS)
+        instance.start(rule)
+        instance.lane.wait_until_running()
+        pipeline.wait_until_level(instance)
+        _change_items(connection)
+        strike("streams.letter_written")
+        _change_items(connection)
+        pipeline.wait_until_level(instance)
+        _assert_waits(database, at.read(pipeline.name, [TABLE]), pipeline.dead_letters())
+
+        at.server.configure_topic(f"{pipeline.name}.{TABLE}", {"max.message.bytes": "8000000"})
+        pipeline.command("dlq", "replay", "--lane", "kafka", "--yes")
+        strike("streams.letter_replayed")
+        wait_until(lambda: pipeline.dead_letters() == [], "the letters to be delivered", timeout_s=60)
+        _change_items(connection)
+        pipeline.wait_until_level(instance)
+        assert_told(database.url, TABLE, at.read(pipeline.name, [TABLE]))
+
+
+def _assert_waits(database: Database, told: list[Told], letters: list[dict[str, Any]]) -> None:
+    """All of the refused key waits in order, nothing of it came by; all others are there."""
+    of_key = [each for each in told if each.key == (str(REFUSED_KEY),)]
+    assert [each.op for each in of_key] == ["r"], "nothing of the key came behind what was refused"
+    assert {letter["key"] for letter in letters} == {b"[%d]" % REFUSED_KEY}
+    names = [(letter["tx"], letter["op"], letter["kind"] == ord("n")) for letter in letters]
+    assert names == sorted(names), "the key's events wait in order"
+    layout, audit = audited(database.url, TABLE)
+    history = layout.by_key(audit)[(str(REFUSED_KEY),)]
+    changes = [name for name in names if not name[2]]
+    assert len(changes) == len(history) - 1, "each of them once, all but the loaded row"
+    others = Counter(each.key for each in told if each.is_change)
+    expected = Counter({key: len(each) - 1 for key, each in layout.by_key(audit).items()})
+    assert others == expected - Counter({(str(REFUSED_KEY),): len(history)}), "all others flow on"
+
+
+def _change_items(connection: psycopg.Connection[Any]) -> None:
+    """One change that is too large; then the key goes on between those of others."""
+    connection.execute(f"UPDATE items SET body = {BODY}, version = DEFAULT WHERE id = {REFUSED_KEY}".encode())
+    again = "UPDATE items SET body = 'again', version = DEFAULT WHERE id = %s"
+    for key in range(1, KEYS + 1):
+        connection.execute(again, (key,))
+        connection.execute(again, (REFUSED_KEY,))
+    connection.execute("DELETE FROM items WHERE id = %s", (REFUSED_KEY,))
+    connection.execute("INSERT INTO items VALUES (%s, 'new')", (REFUSED_KEY,))

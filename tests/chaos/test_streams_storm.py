@@ -1,0 +1,141 @@
+"""Everything breaks at once: lanes and captures are killed, instances stand still, brokers restart, and the
+way to the target loses requests and answers. Each change is at the target once all the same.
+
+What breaks is drawn from the seed alone, which a run prints: it is repeated by `PENSTOCK_CHAOS_SEED`, but for
+what depends on the moment. What cannot be proved is counted by the lane and printed.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.matrix import LEVEL, SEED
+from tests.chaos.stream_chain import Source, lane_of
+from tests.chaos.stream_matrix import FOLLOWING, TARGETS, has
+from tests.chaos.stream_targets import TAKE_OVER_S, OfKafka, Target, target
+from tests.failure_plan import Kind, Plan
+from tests.oracle_history import audit_end
+from tests.stream_instances import StreamInstance, running
+
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(1200)]
+
+STORM_S = {"short": 0.0, "once": 60.0, "full": 300.0}[LEVEL]
+LEVEL_TIMEOUT_S = 240.0
+#: Of the requests to a target.
+SHARES: dict[str, dict[Kind, float]] = {
+    "kafka": {"reset": 0.01, "slow": 0.02, "lost": 0.01, "late": 0.005},
+    "kinesis": {
+        "reset": 0.03,
+        "slow": 0.03,
+        "lost": 0.03,
+        "late": 0.02,
+        "throttled": 0.03,
+        "failed": 0.03,
+        "partial": 0.05,
+    },
+}
+
+
+@pytest.mark.skipif(not STORM_S, reason="only by make chaos-once and make chaos")
+@pytest.mark.parametrize("name", TARGETS)
+def test_whatever_breaks_at_once_each_change_is_there_once(
+    stream_source: Source, request: pytest.FixtureRequest, tmp_path: Path, name: str
+) -> None:
+    plan = Plan(SEED, SHARES.get(name), seconds_max=TAKE_OVER_S / 3)
+    with (
+        target(name, request, tmp_path, plan) as at,
+        lane_of(stream_source, at, tmp_path / "pipeline") as lane,
+        running(lane.pipeline, "b") as (other,),
+    ):
+        pair = [lane.instance, other]
+        lane.instance.start()
+        lane.instance.lane.wait_until_running()
+        lane.pipeline.wait_until_level(lane.instance, timeout_s=LEVEL_TIMEOUT_S)
+        lane.since = audit_end(stream_source.database.url)
+        other.start()
+        storm = Storm(pair, at, random.Random(f"{SEED}/{name}"))
+        storm.blow(STORM_S)
+        plan.rest()
+        storm.calm()
+        changes = lane.compare(*pair, timeout_s=LEVEL_TIMEOUT_S)
+        unproven = sum(instance.lane.metric("penstock_stream_unproven_events_total") for instance in pair)
+        print(f"{name}: {storm}, proxy {plan}; {changes} changes, each once; {unproven:.0f} not provable")
+
+
+class Storm:
+    """Kills, failovers, standstills and broker restarts of one seed, one after the other."""
+
+    def __init__(self, pair: list[StreamInstance], at: Target, chance: random.Random) -> None:
+        self._pair = pair
+        self._at = at
+        self._chance = chance
+        self.struck: Counter[str] = Counter()
+        self._kinds: list[Callable[[], None]] = [
+            self._kill_lane,
+            self._strike,
+            self._kill_capture,
+            self._freeze,
+        ]
+        if isinstance(at, OfKafka):
+            self._kinds += [self._restart_broker]
+
+    def blow(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            self._watch(self._chance.uniform(1, 5))
+            kind = self._chance.choice(self._kinds)
+            kind()
+            self.struck[kind.__name__.strip("_")] += 1
+
+    def calm(self) -> None:
+        for instance in self._pair:
+            instance.watch()
+
+    def __str__(self) -> str:
+        return ", ".join(f"{count} {kind}" for kind, count in self.struck.items())
+
+    def _watch(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            for instance in self._pair:
+                instance.watch()
+            time.sleep(0.1)
+
+    def _leader(self) -> StreamInstance:
+        return next(
+            (instance for instance in self._pair if instance.leads()), self._chance.choice(self._pair)
+        )
+
+    def _kill_lane(self) -> None:
+        self._leader().lane.kill()
+
+    def _strike(self) -> None:
+        names = [name for name in FOLLOWING if has(self._at.name, name)]
+        instance = self._leader()
+        instance.lane.kill()
+        instance.watch(f"{self._chance.choice(names)}=kill@{self._chance.randint(1, 5)}")
+
+    def _kill_capture(self) -> None:
+        self._leader().kill_capture()
+
+    def _freeze(self) -> None:
+        """The whole instance stands still, then goes on as if nothing had happened."""
+        instance = self._leader()
+        instance.send(signal.SIGSTOP)
+        time.sleep(8)
+        instance.send(signal.SIGCONT)
+
+    def _restart_broker(self) -> None:
+        assert isinstance(self._at, OfKafka)
+        if self._chance.random() < 0.5:
+            self._at.server.kill()
+            self._at.server.start()
+        else:
+            self._at.server.restart()

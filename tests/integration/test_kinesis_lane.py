@@ -1,0 +1,67 @@
+"""Postgres to Kinesis by the lane itself: rows that are there, changes, and a table that has no key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.config import Config
+from tests.conftest import Database, wait_until
+from tests.kinesis_server import CREDENTIALS, REGION, Kinesalite, Record
+from tests.stream_lane import WAIT_S, LaneThread, pipeline_file, stream_capture
+
+_TABLES = """
+CREATE TABLE orders (id bigint PRIMARY KEY, status text);
+INSERT INTO orders SELECT i, 'placed' FROM generate_series(1, 20) AS i;
+CREATE TABLE notes (text text);
+ALTER TABLE notes REPLICA IDENTITY FULL;
+INSERT INTO notes VALUES ('same'), ('same'), ('other');
+"""
+
+
+def _events(records: list[Record], table: str) -> list[dict[str, Any]]:
+    values = [record.value for record in records]
+    return [value for value in values if value["penstock"]["stream"] == f"public.{table}"]
+
+
+@pytest.mark.parametrize("aggregation", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_rows_and_changes_are_told_once_across_lives_of_the_lane(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, aggregation: bool
+) -> None:
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+    database.execute(_TABLES)
+    with Kinesalite() as server:
+        stream = server.create_stream(2)
+        section: dict[str, Any] = {"stream": stream, "region": REGION, "endpoint": server.endpoint}
+        section["aggregation"] = aggregation
+        path = pipeline_file(tmp_path, database, "kinesis", {**section, "take_over_wait": "1s"})
+
+        def wait_for(table: str, ops: str) -> None:
+            def told() -> str:
+                return "".join(event["op"] for event in _events(server.read(stream), table))
+
+            wait_until(lambda: len(told()) >= len(ops), f"events of {table}", WAIT_S)
+            assert sorted(told()) == sorted(ops)
+
+        with stream_capture(Config.load(path), database) as capture:
+            wait_until(lambda: "leading" in capture.states, "capture to lead", WAIT_S)
+            with LaneThread(path, capture.capture.address):
+                wait_for("orders", "r" * 20)
+                wait_for("notes", "r" * 3)
+                database.execute("UPDATE orders SET status = 'sent'; DELETE FROM notes WHERE text = 'other'")
+                wait_for("orders", "r" * 20 + "u" * 20)
+                wait_for("notes", "rrrd")
+            with LaneThread(path, capture.capture.address):
+                database.execute("DELETE FROM orders; INSERT INTO notes VALUES ('same')")
+                wait_for("orders", "r" * 20 + "u" * 20 + "d" * 20)
+                wait_for("notes", "rrrdc")
+        records = server.read(stream)
+    keys: dict[str, dict[str, list[str]]] = {"public.orders": {}, "public.notes": {}}
+    for record in records:
+        told = keys[record.value["penstock"]["stream"]]
+        told.setdefault(record.partition_key, []).append(record.value["op"])
+    assert list(keys["public.orders"].values()) == [["r", "u", "d"]] * 20
+    assert len(keys["public.notes"]) == 2, "rows without a key go by what they hold"

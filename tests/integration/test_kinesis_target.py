@@ -1,0 +1,381 @@
+"""Kinesis: whatever fails, each event is in the stream once, and those of a key are in their order."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from penstock.config.streams import KinesisLaneConfig
+from penstock.core.errors import StaleTermError, TargetError, UnprovenError
+from penstock.core.position import Lsn
+from penstock.failpoints import FAILPOINTS
+from penstock.streams.events import Events
+from penstock.streams.kinesis.check import check
+from penstock.streams.kinesis.errors import TOO_LARGE
+from penstock.streams.kinesis.settings import KinesisSettings
+from penstock.streams.kinesis.target import KinesisTarget
+from penstock.streams.publisher import Standing, StoppedError
+from penstock.streams.target import Sent
+from tests.conftest import wait_until
+from tests.failure_plan import Fault, Kind, Plan
+from tests.kinesis_proxy import HttpFailureProxy
+from tests.kinesis_publisher import History, publish, settings, start, term
+from tests.kinesis_server import CREDENTIALS, REGION, Kinesalite, KinesisServer, Moto
+
+pytestmark = pytest.mark.timeout(180)
+_KILLS = ["streams.kinesis_sent=kill@2"] + [
+    f"{name}=kill@{1 if name.endswith('read_back') else 2}"
+    for name in sorted(FAILPOINTS)
+    if name.startswith(("streams.kinesis_", "streams.record_"))
+]
+_FAULTS: dict[Kind, float] = {
+    "reset": 0.03,
+    "lost": 0.04,
+    "late": 0.03,
+    "throttled": 0.05,
+    "failed": 0.03,
+    "partial": 0.2,
+    "slow": 0.05,
+}
+
+
+@pytest.fixture(autouse=True)
+def _credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.fixture(scope="module")
+def kinesalite() -> Iterator[KinesisServer]:
+    with Kinesalite() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KinesisServer]:
+    with Moto(tmp_path_factory.mktemp("moto") / "log") as server:
+        yield server
+
+
+@pytest.fixture(params=["kinesalite", "moto"])
+def server(request: pytest.FixtureRequest) -> KinesisServer:
+    chosen: KinesisServer = request.getfixturevalue(request.param)
+    return chosen
+
+
+def _parts(history: History) -> Iterator[Events]:
+    for batch in history.batches(_standing()):
+        yield from batch.events
+
+
+def _standing(position: int = 0) -> Standing:
+    return Standing(Lsn(position), Lsn(1), "system", 1)
+
+
+@pytest.mark.parametrize("aggregation", [False, True])
+def test_every_event_is_there_once_and_in_order(
+    server: KinesisServer, tmp_path: Path, aggregation: bool
+) -> None:
+    stream, history = server.create_stream(4), History(loaded=100)
+    chosen = settings(stream, server.endpoint, aggregation=aggregation)
+    assert publish(history, chosen, tmp_path, 1) == {}
+    history.assert_told_once_and_in_order(server.read(stream))
+
+
+@pytest.mark.parametrize(
+    "kills", [_KILLS[:1], pytest.param(_KILLS, marks=pytest.mark.slow)], ids=["one", "all"]
+)
+@pytest.mark.parametrize("aggregation", [False, True])
+def test_what_killed_publishers_sent_is_not_sent_again(
+    kinesalite: KinesisServer, tmp_path: Path, kills: list[str], aggregation: bool
+) -> None:
+    stream, history = kinesalite.create_stream(2), History(transactions=40 * len(kills), loaded=30)
+    chosen = settings(stream, kinesalite.endpoint, aggregation=aggregation)
+    _publish_killed(history, chosen, tmp_path, kills)
+    history.assert_told_once_and_in_order(kinesalite.read(stream))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2])
+def test_kills_failing_calls_and_other_shards_all_at_once(
+    kinesalite: KinesisServer, tmp_path: Path, seed: int
+) -> None:
+    stream, history = kinesalite.create_stream(2), History(seed, 100, loaded=30)
+    plan = Plan(seed, _FAULTS, seconds_max=0.4)
+    kills = ["streams.kinesis_sent=kill@3", "streams.kinesis_noting=kill@4", "streams.kinesis_sending=kill@9"]
+    with HttpFailureProxy(kinesalite.port, plan) as proxy, ThreadPoolExecutor(1) as pool:
+        chosen = settings(stream, proxy.endpoint, aggregation=seed == 2)
+        publishing = pool.submit(_publish_killed, history, chosen, tmp_path, kills)
+        for change in (kinesalite.split, kinesalite.merge, kinesalite.split):
+            _wait_for_more(kinesalite, stream, publishing)
+            change(stream)
+        publishing.result()
+        proxy.settle()
+    assert plan.struck, plan
+    history.assert_told_once_and_in_order(kinesalite.read(stream))
+
+
+def _publish_killed(history: History, chosen: KinesisSettings, directory: Path, kills: list[str]) -> None:
+    """By publishers of which each is killed somewhere, and one that is not."""
+    for epoch, kill in enumerate(kills, start=1):
+        with start(history, chosen, directory, epoch, kill) as publishing:
+            assert publishing.wait(60) == -signal.SIGKILL
+    assert publish(history, chosen, directory, len(kills) + 1) == {}
+
+
+@pytest.mark.parametrize(
+    ("seed", "transactions", "aggregation"),
+    [
+        (1, 12, False),
+        pytest.param(2, 60, False, marks=pytest.mark.slow),
+        pytest.param(3, 60, True, marks=pytest.mark.slow),
+    ],
+)
+def test_calls_that_fail_in_any_way_lose_and_double_nothing(
+    kinesalite: KinesisServer, tmp_path: Path, seed: int, transactions: int, aggregation: bool
+) -> None:
+    stream, history = kinesalite.create_stream(3), History(seed, transactions)
+    plan = Plan(seed, _FAULTS, seconds_max=0.4)
+    with HttpFailureProxy(kinesalite.port, plan) as proxy:
+        chosen = settings(stream, proxy.endpoint, aggregation=aggregation)
+        unproven = publish(history, chosen, tmp_path, 1)
+        proxy.settle()
+        assert unproven == {}, plan
+    assert plan.struck, plan
+    history.assert_told_once_and_in_order(kinesalite.read(stream))
+
+
+def test_a_lost_answer_is_read_back(server: KinesisServer, tmp_path: Path) -> None:
+    stream, history = server.create_stream(2), History(4, 20)
+    faults = {("PutRecords", 1): Fault("lost"), ("PutRecords", 2): Fault("late", 0.8)}
+    with HttpFailureProxy(server.port, Plan(exactly=faults)) as proxy:
+        publish(history, settings(stream, proxy.endpoint), tmp_path, 1)
+        proxy.settle()
+    history.assert_told_once_and_in_order(server.read(stream))
+
+
+@pytest.mark.parametrize("aggregation", [False, True])
+def test_shards_may_be_split_and_merged_under_way(
+    kinesalite: KinesisServer, tmp_path: Path, aggregation: bool
+) -> None:
+    stream, history = kinesalite.create_stream(2), History(5, 200)
+    chosen = settings(stream, kinesalite.endpoint, aggregation=aggregation)
+    with ThreadPoolExecutor(1) as pool:
+        publishing = pool.submit(publish, history, chosen, tmp_path, 1)
+        for change in (kinesalite.split, kinesalite.merge, kinesalite.split):
+            _wait_for_more(kinesalite, stream, publishing)
+            change(stream)
+        assert publishing.result() == {}
+    records = kinesalite.read(stream)
+    assert len({record.shard for record in records}) > 2
+    history.assert_told_once_and_in_order(records)
+
+
+def _wait_for_more(server: KinesisServer, stream: str, publishing: Future[Any]) -> None:
+    already = len(server.read(stream))
+    wait_until(lambda: publishing.done() or len(server.read(stream)) > already, "more records", timeout_s=90)
+    assert not publishing.done(), "it is too fast to be disturbed"
+
+
+def test_a_successor_reads_the_children_of_shards_that_its_predecessor_knew(
+    kinesalite: KinesisServer, tmp_path: Path
+) -> None:
+    stream, history = kinesalite.create_stream(1), History(6, 16)
+    chosen = settings(stream, kinesalite.endpoint)
+    target = KinesisTarget(chosen, tmp_path)
+    assert target.open(term(1)) is None
+    target.note(_standing(), -1)
+    batches = history.batches(_standing())
+    for number, batch in enumerate(batches):
+        if number in (4, 8):
+            kinesalite.split(stream)
+        if number == 12:
+            kinesalite.merge(stream)
+        for events in batch.events:
+            _, firsts = np.unique(events.key.to_pylist(), return_index=True)
+            target.send(events.take(np.sort(firsts)), number)
+    successor = KinesisTarget(chosen, tmp_path)
+    assert successor.open(term(2)) == _standing()
+    for batch in batches:
+        for events in batch.events:
+            _, firsts = np.unique(events.key.to_pylist(), return_index=True)
+            there = np.flatnonzero(successor.is_there(events))
+            assert there.tolist() == sorted(firsts.tolist())
+    assert successor.unproven == {}
+
+
+def test_what_was_found_is_known_to_the_next_term_although_more_was_sent_behind_it(
+    kinesalite: KinesisServer, tmp_path: Path
+) -> None:
+    stream, chosen = kinesalite.create_stream(1), settings("", kinesalite.endpoint, wait_s=0.1)
+    chosen = replace(chosen, stream=stream)
+    earlier, later = (part.slice(0, 1) for part in list(_parts(History(6, 16)))[:4:3])
+    assert earlier.tx[0] < later.tx[0]
+    first, second, third = (KinesisTarget(chosen, tmp_path) for _ in range(3))
+    first.open(term(1))
+    first.note(_standing(), -1)
+    first.send(later, 1)  # and killed before the earlier one is sent
+    second.open(term(2))
+    assert (second.is_there(earlier), second.is_there(later)) == ([False], [True])
+    second.send(earlier, 0)
+    second.note(_standing(int(earlier.tx[0]) + 1), 0)  # and killed
+    third.open(term(3))
+    assert third.is_there(later) == [True]
+    third.note(_standing(int(later.tx[0]) + 1), 1)
+    assert "true" not in next(tmp_path.rglob("*3.json")).read_text()
+
+
+def test_a_record_that_makes_a_call_invalid_is_found(kinesalite: KinesisServer, tmp_path: Path) -> None:
+    stream = kinesalite.create_stream(1)
+    events = next(part for part in _parts(History(8, 5, keys=1000)) if len(part) >= 5).slice(0, 5)
+    with HttpFailureProxy(kinesalite.port) as proxy:
+        target = KinesisTarget(settings(stream, proxy.endpoint), tmp_path)
+        target.open(term(1))
+        proxy.invalid = events.key[3].as_py().decode()
+        sent = target.send(events, 4)
+        target.close()
+    assert {row: code for row, (code, _) in sent.failed.items()} == {3: "ValidationException"}
+    assert len(kinesalite.read(stream)) == 4
+
+
+def test_an_aggregate_that_went_nobody_knows_where_is_looked_for(
+    kinesalite: KinesisServer, tmp_path: Path
+) -> None:
+    stream = kinesalite.create_stream(1)
+    keyed = next(part for part in _parts(History(8, 5, keys=1000)) if len(part) >= 12)
+    _, firsts = np.unique(keyed.key.to_pylist(), return_index=True)
+    events = keyed.take(np.sort(firsts))
+    with HttpFailureProxy(kinesalite.port) as proxy:
+        target = KinesisTarget(settings(stream, proxy.endpoint, aggregation=True), tmp_path)
+        target.open(term(1))
+        target.note(_standing(), -1)
+        target._stream._tries_max = 1
+        kinesalite.split(stream)
+        proxy.plan = Plan(0, {"throttled": 1.0}, only={"ListShards"})
+        sent = target.send(events, 1)
+        assert (sent.failed, sent.unknown) == ({}, True)
+        proxy.plan = Plan()
+        target.look_again(events)
+        missing = np.flatnonzero(~np.array(target.is_there(events)))
+        assert 0 < len(missing) < len(events), "the half whose keys belong to the other shard"
+        assert target.send(events.take(missing), 2) == Sent()
+        target.close()
+    assert len(kinesalite.read(stream)) == len(events)
+
+
+def test_whoever_waits_is_let_go(kinesalite: KinesisServer, tmp_path: Path) -> None:
+    chosen = settings(kinesalite.create_stream(1), kinesalite.endpoint, wait_s=600)
+    first, second = KinesisTarget(chosen, tmp_path), KinesisTarget(chosen, tmp_path)
+    first.open(term(1))
+    first.note(_standing(), -1)
+    with ThreadPoolExecutor(1) as pool:
+        opening = pool.submit(second.open, term(2))
+        second.stop()
+        with pytest.raises(StoppedError):
+            opening.result(30)
+
+
+def test_expired_credentials_and_a_missing_stream_hold_the_position(
+    kinesalite: KinesisServer, tmp_path: Path
+) -> None:
+    stream, history = kinesalite.create_stream(1), History(7, 5)
+    events = next(_parts(history)).slice(0, 1)
+    with HttpFailureProxy(kinesalite.port) as proxy:
+        target = KinesisTarget(settings(stream, proxy.endpoint), tmp_path)
+        target.open(term(1))
+        target.note(_standing(), -1)
+        for code in ("ExpiredTokenException", "AccessDeniedException", "ResourceNotFoundException"):
+            proxy.answering = code
+            with pytest.raises(TargetError, match=code):
+                target.send(events, 0)
+        proxy.answering = None
+        assert target.send(events, 0).failed == {}
+        target.close()
+    assert len(kinesalite.read(stream)) == 1
+
+
+def test_an_event_that_is_too_large_is_refused_alone(server: KinesisServer, tmp_path: Path) -> None:
+    stream = server.create_stream(1)
+    target = KinesisTarget(settings(stream, server.endpoint), tmp_path)
+    target.open(term(1))
+    events = next(part for part in _parts(History(8, 5)) if len(part) >= 3).slice(0, 3)
+    values = [b'{"a":1}', b'{"a":"' + b"x" * target.limits.record_bytes + b'"}', b'{"a":3}']
+    sent = target.send(replace(events, value=pa.array(values, pa.binary())), 2)
+    assert [(row, code) for row, (code, _) in sent.failed.items()] == [(1, TOO_LARGE)]
+    assert len(server.read(stream)) == 2
+
+
+def test_a_leader_that_was_replaced_notes_nothing_more(kinesalite: KinesisServer, tmp_path: Path) -> None:
+    stream = kinesalite.create_stream(1)
+    chosen = settings(stream, kinesalite.endpoint, wait_s=0.1)
+    former, later = KinesisTarget(chosen, tmp_path), KinesisTarget(chosen, tmp_path)
+    former.open(term(1))
+    former.note(_standing(), -1)
+    later.open(term(2))
+    with pytest.raises(StaleTermError):
+        former.note(_standing(50), 0)
+    with pytest.raises(StaleTermError):
+        KinesisTarget(chosen, tmp_path).open(term(1))
+
+
+@pytest.mark.parametrize("on_unproven", ["publish", "stop"])
+def test_a_late_write_of_a_former_leader_is_counted(
+    kinesalite: KinesisServer, tmp_path: Path, on_unproven: Literal["publish", "stop"]
+) -> None:
+    stream, history = kinesalite.create_stream(1), History(9, 5)
+    chosen = settings(stream, kinesalite.endpoint, wait_s=0.1)
+    former, later = KinesisTarget(chosen, tmp_path), KinesisTarget(chosen, tmp_path)
+    event = next(_parts(history)).slice(0, 1)
+    former.open(term(1))
+    former.note(_standing(), -1)
+    later.open(term(2))
+    assert not any(later.is_there(event))
+    later.send(event, 0)
+    former.send(event, 0)
+    third = KinesisTarget(replace(chosen, on_unproven=on_unproven), tmp_path)
+    if on_unproven == "stop":
+        with pytest.raises(UnprovenError):
+            third.open(term(3))
+    else:
+        third.open(term(3))
+    assert third.unproven == {"late": 1}
+
+
+@pytest.mark.parametrize(("hours", "reason"), [(25, "retention"), (1, "made_anew")])
+def test_a_tail_that_the_stream_does_not_keep_is_counted(
+    kinesalite: KinesisServer, tmp_path: Path, hours: int, reason: str
+) -> None:
+    stream = kinesalite.create_stream(1)
+    chosen = settings(stream, kinesalite.endpoint, wait_s=0.1)
+    target = KinesisTarget(chosen, tmp_path)
+    target.open(term(1))
+    target.note(_standing(), -1)
+    (path,) = tmp_path.rglob("*.json")
+    told = json.loads(path.read_bytes())
+    path.write_text(json.dumps(told | {"written_at": told["written_at"] - hours * 3600}))
+    successor = KinesisTarget(chosen, tmp_path)
+    successor.open(term(2))
+    assert successor.unproven == {reason: 1}
+
+
+def test_check_tells_whether_the_stream_can_be_used(kinesalite: KinesisServer) -> None:
+    stream = kinesalite.create_stream(3)
+
+    def levels(name: str, endpoint: str) -> list[str]:
+        section = KinesisLaneConfig(stream=name, region=REGION, endpoint=endpoint)
+        return [finding.level for finding in check(section)]
+
+    assert levels(stream, kinesalite.endpoint) == ["ok", "ok", "ok"]
+    assert levels("no-such-stream", kinesalite.endpoint) == ["error"]
+    with HttpFailureProxy(kinesalite.port) as proxy:
+        proxy.answering = "AccessDeniedException"
+        assert levels(stream, proxy.endpoint) == ["error"]

@@ -1,0 +1,462 @@
+"""A stream lane on a real Postgres: every change once and in order, whatever happens to the lane.
+
+The target is a file (`penstock.streams.file`), so that the lane is under test and not a broker. Capture is a
+process of its own; the lane runs in a thread, or as a process where it is killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock import metrics
+from penstock.config import Config
+from penstock.core.errors import ConfigError, PositionGoneError
+from penstock.core.position import Lsn
+from penstock.streams.orders import OrderBook, lane_directory
+from tests.always import AlwaysOn
+from tests.conftest import Database, wait_until
+from tests.kafka_server import KafkaServer
+from tests.stream_lane import (
+    WAIT_S,
+    LaneProcess,
+    LaneThread,
+    events_of,
+    pipeline_file,
+    position_of,
+    rows_of,
+    standing_of,
+    stream_capture,
+)
+
+SHOP = """
+CREATE TABLE orders (id bigint PRIMARY KEY, status text, note text);
+INSERT INTO orders SELECT i, 'placed', NULL FROM generate_series(1, 50) AS i;
+"""
+
+
+class Shop:
+    """A pipeline with a file lane, and its capture."""
+
+    def __init__(self, directory: Path, database: Database, **section: Any) -> None:
+        self.database = database
+        self.out = directory / "out.ndjson"
+        self.path = pipeline_file(directory, database, "file", {"path": str(self.out), **section})
+        self.config = Config.load(self.path)
+        self.capture: AlwaysOn | None = None
+        self.orders = OrderBook(lane_directory(self.config.state, "file"))
+
+    @contextmanager
+    def captured(self, **changed: Any) -> Iterator[AlwaysOn]:
+        with stream_capture(self.config, self.database, **changed) as capture:
+            self.capture = capture
+            # gRPC is slow to try a socket again that was not there.
+            wait_until(lambda: "leading" in capture.states, "capture to lead", WAIT_S)
+            yield capture
+
+    def lane(self) -> LaneThread:
+        assert self.capture is not None
+        return LaneThread(self.path, self.capture.capture.address)
+
+    def process(self, **environment: str) -> LaneProcess:
+        assert self.capture is not None
+        return LaneProcess(self.path, self.capture.capture.address, **environment)
+
+    def execute(self, statement: str) -> None:
+        self.database.execute(statement)
+
+    def events(self, table: str = "public.orders") -> list[dict[str, Any]]:
+        """Of one table, in order."""
+        return [event for event in events_of(self.out) if event["route"].endswith(f".{table}")]
+
+    def ops(self, table: str = "public.orders") -> str:
+        return "".join(event["value"]["op"] for event in self.events(table))
+
+    def wait_for(self, count: int, table: str = "public.orders") -> list[dict[str, Any]]:
+        wait_until(lambda: len(self.events(table)) >= count, f"{count} events of {table}", WAIT_S)
+        found = self.events(table)
+        assert len(found) == count
+        return found
+
+    def wait_until_level(self, *, resumed: bool = False) -> None:
+        """Until what somebody has who applies the events is what the source has; each event is there once."""
+        wait_until(lambda: self.held(resumed=resumed) == self.source(), "the lane to be level", WAIT_S)
+        self.require_once()
+
+    def held(self, *, resumed: bool) -> dict[str, tuple[str | None, ...]]:
+        rows = rows_of(events_of(self.out), "public.orders", resumed=resumed)
+        return {
+            key: tuple(None if value is None else str(value) for value in row.values())
+            for key, row in rows.items()
+        }
+
+    def source(self) -> dict[str, tuple[str | None, ...]]:
+        rows = self.database.query("SELECT * FROM orders")
+        texts = [tuple(None if value is None else str(value) for value in row) for row in rows]
+        return {json.dumps([int(str(row[0]))]): row for row in texts}
+
+    def require_once(self) -> None:
+        names = [
+            (event["route"], event.get("chunk"), event["offset"], event["kind"], json.dumps(event["key"]))
+            for event in events_of(self.out)
+        ]
+        assert len(names) == len(set(names)), "an event is there twice"
+
+
+@pytest.fixture
+def shop(database: Database, tmp_path: Path) -> Iterator[Shop]:
+    database.execute(SHOP)
+    shop = Shop(tmp_path, database)
+    with shop.captured():
+        yield shop
+
+
+def test_rows_go_first_and_then_every_kind_of_change(shop: Shop) -> None:
+    with shop.lane() as lane:
+        shop.wait_for(50)
+        assert shop.ops() == "r" * 50
+        shop.execute("INSERT INTO orders VALUES (51, 'placed', 'x')")
+        shop.execute("UPDATE orders SET status = 'sent' WHERE id = 51")
+        shop.execute("UPDATE orders SET id = 52 WHERE id = 51")
+        shop.execute("DELETE FROM orders WHERE id = 52")
+        shop.execute("TRUNCATE orders")
+        shop.execute("INSERT INTO orders VALUES (1, 'again', NULL)")
+        shop.wait_for(57)
+        assert shop.ops()[50:] == "cudcdtc"
+        moved = shop.events()[52:54]
+        assert [event["key"] for event in moved] == [[51], [52]], "a key change is a delete and a create"
+        assert moved[0]["offset"].split("_")[0] == moved[1]["offset"].split("_")[0]
+        assert shop.events()[55]["key"] is None
+        shop.wait_until_level()
+        wait_until(
+            lambda: any(
+                name == metrics.STREAM_LANE_FRESHNESS_SECONDS.name for name, _, _ in lane.measures.samples()
+            ),
+            "the lane to say how fresh its target is",
+        )
+    assert lane.state[0] != "reconnecting"
+
+
+def test_large_values_partitions_and_new_columns_come_whole(database: Database, tmp_path: Path) -> None:
+    database.execute(
+        "CREATE TABLE orders (id bigint PRIMARY KEY, status text, note text);"
+        "CREATE TABLE visits (id bigint, day date, PRIMARY KEY (id, day)) PARTITION BY RANGE (day);"
+        "CREATE TABLE visits_1 PARTITION OF visits FOR VALUES FROM ('2024-01-01') TO ('2024-02-01');"
+        "CREATE TABLE visits_2 PARTITION OF visits FOR VALUES FROM ('2024-02-01') TO ('2024-03-01');"
+        "INSERT INTO visits VALUES (1, '2024-01-05'), (2, '2024-02-05');"
+    )
+    shop = Shop(tmp_path, database)
+    with shop.captured(), shop.lane():
+        shop.wait_for(2, "public.visits")
+        shop.execute("INSERT INTO visits VALUES (3, '2024-02-07')")
+        shop.execute("UPDATE visits SET day = '2024-02-08' WHERE id = 1")
+        events = shop.wait_for(5, "public.visits")
+        assert [event["value"]["op"] for event in events] == list("rrcdc"), "rows of all leaves are its rows"
+        shop.execute(
+            "INSERT INTO orders SELECT 1, 'placed', string_agg(md5(i::text), '') "
+            "FROM generate_series(1, 1000) AS i"
+        )
+        shop.execute("UPDATE orders SET status = 'sent'")
+        shop.execute("ALTER TABLE orders ADD COLUMN weight numeric DEFAULT 1.5")
+        shop.execute("UPDATE orders SET status = 'lost'")
+        inserted, updated, evolved = (event["value"] for event in shop.wait_for(3))
+        assert len(inserted["after"]["note"]) == 32_000
+        assert "note" not in updated["after"]
+        assert updated["unchanged"] == ["note"]
+        assert evolved["after"]["weight"] == "1.5"
+
+
+def test_a_transaction_larger_than_any_batch_is_there_whole_or_not_at_all(shop: Shop) -> None:
+    with shop.lane() as lane:
+        lane.wait_until_running()
+        shop.wait_for(50)
+        shop.execute(
+            "INSERT INTO orders SELECT i, 'placed', repeat('x', 500) FROM generate_series(1001, 41000) AS i"
+        )
+        counts = set()
+
+        def all_there() -> bool:
+            counts.add(len(shop.events()))
+            return max(counts) >= 40_050
+
+        wait_until(all_there, "the transaction to be there", WAIT_S)
+        assert counts <= {50, 40_050}
+        shop.require_once()
+
+
+def test_a_lane_that_is_killed_anywhere_goes_on_without_loss_or_doubles(shop: Shop, tmp_path: Path) -> None:
+    names = (
+        "streams.opened",
+        "streams.begun",
+        "streams.handed_over",
+        "streams.file_written",
+        "streams.file_committed",
+    )
+    for number, name in enumerate(names):
+        report = tmp_path / f"report{number}"
+        nth = "@2" if name.startswith("streams.file") else ""
+        with shop.process(
+            PENSTOCK_FAILPOINT=f"{name}=kill{nth}", PENSTOCK_FAILPOINT_REPORT=str(report)
+        ) as lane:
+            first = 1000 * (number + 1)
+            shop.execute(f"INSERT INTO orders SELECT {first} + i FROM generate_series(1, 20) AS i")
+            shop.execute(f"UPDATE orders SET status = 'sent' WHERE id < {first} + 10")
+            shop.execute(f"DELETE FROM orders WHERE id = {first} + 3")
+            lane.process.wait(WAIT_S)
+        assert report.exists(), lane.said
+        assert report.read_text().startswith(name), "the kill struck where it was to"
+    with shop.process() as lane:
+        shop.wait_until_level(resumed=True)
+        assert lane.stop() == 0
+
+
+def test_a_new_leader_goes_on_where_the_target_is_and_the_old_one_writes_nothing(
+    shop: Shop, tmp_path: Path
+) -> None:
+    with shop.process() as first:
+        shop.wait_for(50)
+        epoch = standing_of(shop.out)["epoch"]
+        assert shop.capture is not None
+        shop.capture.process.kill()
+        shop.execute("INSERT INTO orders VALUES (60, 'placed', NULL)")
+        with shop.captured(), shop.process():
+            shop.execute("INSERT INTO orders VALUES (61, 'placed', NULL)")
+            shop.wait_until_level()
+            assert Lsn.parse(standing_of(shop.out)["epoch"]) > Lsn.parse(epoch)
+            assert first.process.poll() is None
+            assert first.state in ("waiting", "reconnecting")
+
+
+def test_a_paused_lane_stands_still_and_loses_nothing(shop: Shop) -> None:
+    with shop.lane() as lane:
+        shop.wait_for(50)
+        shop.orders.write(shop.orders.read().pause("a consumer is moved"))
+        wait_until(lambda: "a consumer is moved" in lane.state[1], "the lane to stand still", WAIT_S)
+        assert (metrics.STREAM_LANE_PAUSED.name, {"lane": "file"}, 1.0) in lane.measures.samples()
+        shop.execute("INSERT INTO orders VALUES (60, 'placed', NULL)")
+        assert shop.capture is not None
+        shop.capture.read_now()
+        assert shop.ops() == "r" * 50
+        shop.orders.write(shop.orders.read().resume())
+        shop.wait_until_level()
+
+
+def test_a_rewound_lane_sends_the_same_again_by_the_same_offsets(shop: Shop) -> None:
+    with shop.lane() as lane:
+        shop.wait_for(50)
+        shop.execute("INSERT INTO orders VALUES (60, 'placed', NULL)")
+        shop.wait_for(51)
+        before = position_of(shop.out)
+        shop.execute("INSERT INTO orders VALUES (61, 'placed', NULL)")
+        shop.execute("UPDATE orders SET status = 'sent' WHERE id = 61")
+        first = shop.wait_for(53)[51:]
+        shop.orders.write(shop.orders.read().rewind(before))
+        again = shop.wait_for(55)[53:]
+        assert [event["offset"] for event in again] == [event["offset"] for event in first]
+        shop.orders.write(shop.orders.read().rewind(Lsn(1)))
+        wait_until(lambda: bool(lane.notes), "the lane to say that it cannot", WAIT_S)
+        wait_until(lambda: not shop.orders.read().is_open, "the order to be done with", WAIT_S)
+        assert len(shop.events()) == 55
+
+
+def test_a_resync_loads_a_stream_anew_and_then_follows(shop: Shop) -> None:
+    shop.execute("CREATE TABLE customers (id bigint PRIMARY KEY); INSERT INTO customers VALUES (1)")
+    with shop.lane():
+        shop.wait_for(50)
+        shop.wait_for(1, "public.customers")
+        shop.execute("INSERT INTO orders VALUES (60, 'placed', NULL)")
+        shop.wait_for(51)
+        shop.orders.write(shop.orders.read().load_anew(("public.orders",)))
+        shop.wait_for(51 + 51)
+        shop.execute("INSERT INTO orders VALUES (61, 'placed', NULL)")
+        shop.wait_for(51 + 52)
+        assert shop.ops()[51:] == "r" * 51 + "c"
+        assert shop.ops("public.customers") == "r"
+        shop.require_once()  # another load, by another name
+
+
+def test_a_lane_whose_changes_are_gone_says_what_to_do_and_a_resync_mends_it(shop: Shop) -> None:
+    with shop.lane():
+        shop.wait_for(50)
+    lines = shop.out.read_text().splitlines()
+    last = json.loads(lines[-1])
+    last["commit"]["system_id"] = "7000000000000000000"
+    shop.out.write_text("\n".join([*lines[:-1], json.dumps(last)]) + "\n")
+    broken = shop.lane()
+    with pytest.raises(PositionGoneError, match="another server") as caught, broken:
+        wait_until(lambda: broken.error is not None, "the lane to end", WAIT_S)
+    assert "penstock resync --lane file --yes" in caught.value.remedy
+    shop.orders.write(shop.orders.read().load_anew(()))
+    with shop.lane():
+        shop.wait_for(100)
+        shop.execute("DELETE FROM orders WHERE id = 1")
+        shop.wait_for(101)
+
+
+def test_new_streams_are_loaded_and_only_wanted_ones_are_sent(database: Database, tmp_path: Path) -> None:
+    database.execute(SHOP + "CREATE TABLE secrets (id bigint PRIMARY KEY); INSERT INTO secrets VALUES (1)")
+    shop = Shop(tmp_path, database, streams=["public.orders", "public.late*"])
+    with shop.captured():
+        with shop.lane():
+            shop.wait_for(50)
+        database.execute("CREATE TABLE late (id bigint PRIMARY KEY); INSERT INTO late VALUES (7)")
+        with shop.lane():
+            shop.wait_for(1, "public.late")
+            shop.execute("INSERT INTO late VALUES (8)")
+            shop.execute("INSERT INTO secrets VALUES (2)")
+            shop.execute("INSERT INTO orders VALUES (60)")
+            shop.wait_for(51)
+            assert shop.ops("public.late") == "rc"
+            assert shop.ops("public.secrets") == ""
+
+
+def test_what_is_told_beside_changes_is_told_by_choice(database: Database, tmp_path: Path) -> None:
+    database.execute(
+        SHOP + "CREATE TABLE outbox (id bigint PRIMARY KEY, kind text, payload text);"
+        "INSERT INTO outbox VALUES (1, 'old', 'before the lane')"
+    )
+    shop = Shop(
+        tmp_path,
+        database,
+        snapshot="never",
+        transactions="boundaries",
+        schema_changes="columns",
+        messages={"prefixes": ["shop*"], "topic": "messages"},
+        outbox=[{"table": "public.outbox", "topic": "events.{kind}", "payload": "payload"}],
+        mask={"public.orders.note": "redact"},
+    )
+    with shop.captured(), shop.lane() as lane:
+        lane.wait_until_running()
+        with database.connect(autocommit=False) as connection:
+            connection.execute("INSERT INTO orders VALUES (60, 'placed', 'private')")
+            connection.execute("INSERT INTO outbox VALUES (2, 'sale', 'sold')")
+            connection.execute("SELECT pg_logical_emit_message(true, 'shop.note', 'hello')")
+            connection.execute("SELECT pg_logical_emit_message(true, 'other', 'not for us')")
+            connection.commit()
+
+        def routes() -> dict[str, list[dict[str, Any]]]:
+            found: dict[str, list[dict[str, Any]]] = {}
+            for event in events_of(shop.out):
+                found.setdefault(event["route"], []).append(event)
+            return found
+
+        wait_until(lambda: "boundaries" in routes(), "the transaction's end to be told", WAIT_S)
+        found = routes()
+        assert [event["value"] for event in found["events.sale"]] == ["sold"]
+        assert [event["value"]["message"]["prefix"] for event in found["messages"]] == ["shop.note"]
+        [end] = found["boundaries"]
+        assert {each["data_collection"] for each in end["value"]["data_collections"]} >= {
+            "public.orders",
+            "public.outbox",
+        }
+        told = {event["value"]["stream"]: event["value"]["columns"] for event in found["columns"]}
+        assert [column["name"] for column in told["public.orders"]] == ["id", "status", "note"]
+        [order] = shop.events()
+        assert order["value"]["after"]["note"] == "***"
+
+
+def test_a_mask_that_names_no_column_stops_the_lane_before_anything_is_sent(
+    database: Database, tmp_path: Path
+) -> None:
+    database.execute(SHOP)
+    shop = Shop(tmp_path, database, mask={"public.orders.nte": "redact"})
+    with shop.captured():
+        lane = shop.lane()
+        with pytest.raises(ConfigError, match=r"public\.orders\.nte"), lane:
+            wait_until(lambda: lane.error is not None, "the lane to end", WAIT_S)
+    assert not shop.out.exists()
+
+
+def test_capture_is_told_what_the_target_holds_and_no_more(shop: Shop) -> None:
+    assert shop.capture is not None
+    capture = shop.capture
+    with shop.lane():
+        shop.wait_for(50)
+        shop.execute("INSERT INTO orders VALUES (60, 'placed', NULL)")
+        shop.wait_for(51)
+        end = capture.read_now()
+
+        def position() -> Lsn | None:
+            return {each.lane: each.position for each in capture.capture.lanes()}["file"]
+
+        wait_until(lambda: (position() or Lsn(0)) >= end, "capture to be told", WAIT_S)
+        assert (position() or Lsn(0)) <= position_of(shop.out)
+
+
+def test_the_lane_to_kafka_sends_rows_changes_and_tombstones_in_order(
+    database: Database, tmp_path: Path, kafka: KafkaServer
+) -> None:
+    database.execute(SHOP)
+    prefix = f"lane_{database.name}"
+    section = {"bootstrap": kafka.bootstrap, "prefix": prefix, "identity": prefix, "partitions": 3}
+    path = pipeline_file(tmp_path, database, "kafka", section)
+    topic = f"{prefix}.public.orders"
+
+    def read() -> list[Any]:
+        return kafka.read(topic) if topic in kafka.topics() else []
+
+    with stream_capture(Config.load(path), database) as capture:
+        wait_until(lambda: "leading" in capture.states, "capture to lead", WAIT_S)
+        with LaneThread(path, capture.capture.address):
+            wait_until(lambda: len(read()) == 50, "the rows to be there", WAIT_S)
+        with LaneThread(path, capture.capture.address):
+            database.execute("UPDATE orders SET status = 'sent' WHERE id = 7")
+            database.execute("DELETE FROM orders WHERE id = 7")
+            wait_until(lambda: len(read()) >= 53, "the changes to be there", WAIT_S)
+    records = read()
+    assert len(records) == 53
+    of_seven = [record for record in records if record.key == b"[7]"]
+    assert len({record.partition for record in of_seven}) == 1
+    ops = [None if record.value is None else json.loads(record.value)["op"] for record in of_seven]
+    assert ops == ["r", "u", "d", None]
+
+
+def test_a_masked_column_that_is_renamed_is_never_shown_by_either_name(
+    database: Database, tmp_path: Path
+) -> None:
+    database.execute("CREATE TABLE customers (id bigint PRIMARY KEY, email text, name text)")
+    shop = Shop(tmp_path, database, mask={"public.customers.email": "redact"})
+    with shop.captured():
+        lane = shop.lane()
+        with contextlib.suppress(ConfigError), lane:
+            lane.wait_until_running()
+            database.execute("INSERT INTO customers VALUES (1, 'private', 'Ada')")
+            shop.wait_for(1, "public.customers")
+            shop.orders.write(shop.orders.read().pause(""))
+            wait_until(lambda: "paused" in lane.state[1], "the lane to stand still", WAIT_S)
+            database.execute("INSERT INTO customers VALUES (2, 'private', 'Bo')")
+            database.execute("ALTER TABLE customers RENAME email TO mail")
+            database.execute("INSERT INTO customers VALUES (3, 'private', 'Cy')")
+            shop.orders.write(shop.orders.read().resume())
+            wait_until(lambda: lane.error is not None, "the lane to end", WAIT_S)
+        assert isinstance(lane.error, ConfigError)
+        again = Shop(tmp_path, database, mask={"public.customers.mail": "redact"})
+        again.capture = shop.capture
+        with again.lane():
+            again.wait_for(3, "public.customers")
+    told = [event["value"]["after"] for event in shop.events("public.customers")]
+    assert told == [
+        {"id": 1, "email": "***", "name": "Ada"},
+        {"id": 2, "email": "***", "name": "Bo"},
+        {"id": 3, "mail": "***", "name": "Cy"},
+    ]
+
+
+def test_a_renamed_key_column_is_the_key_of_older_changes_too(shop: Shop) -> None:
+    with shop.lane() as lane:
+        shop.wait_for(50)
+        shop.orders.write(shop.orders.read().pause(""))
+        wait_until(lambda: "paused" in lane.state[1], "the lane to stand still", WAIT_S)
+        shop.execute("INSERT INTO orders VALUES (60)")
+        assert shop.capture is not None
+        shop.capture.read_now()
+        shop.execute("ALTER TABLE orders RENAME id TO number")
+        shop.execute("DELETE FROM orders WHERE number = 60")
+        shop.orders.write(shop.orders.read().resume())
+        assert [event["key"] for event in shop.wait_for(52)[50:]] == [[60], [60]]

@@ -1,0 +1,67 @@
+"""How many calls may be under way for a shard, and what Kinesis' errors mean."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from penstock.streams.error_classes import ErrorClass
+from penstock.streams.kinesis.errors import NOT_SENT, TOO_LARGE, WRONG_SHARD, classify
+from penstock.streams.kinesis.shard_room import ShardRoom
+from penstock.streams.publisher import StoppedError
+
+
+def test_no_shard_has_more_calls_than_it_may() -> None:
+    room, lock = ShardRoom(2), threading.Lock()
+    under_way = {"a": 0, "b": 0}
+    most = dict(under_way)
+
+    def call(shards: list[str]) -> None:
+        with room.taken(shards):
+            for step in (1, -1):
+                with lock:
+                    for shard in shards:
+                        under_way[shard] += step
+                        most[shard] = max(most[shard], under_way[shard])
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(call, [["a"], ["b"], ["a", "b"], []] * 200))
+    assert max(most.values()) <= 2
+    assert under_way == {"a": 0, "b": 0}
+
+
+def test_a_shard_that_is_full_does_not_hold_up_others() -> None:
+    room = ShardRoom(1)
+    with room.taken(["a"]), room.taken(["b"]):
+        waiting = threading.Thread(target=lambda: _stopped(room, ["b", "a"]))
+        waiting.start()
+        room.stop()
+        waiting.join(30)
+        assert not waiting.is_alive()
+
+
+def _stopped(room: ShardRoom, shards: list[str]) -> None:
+    with pytest.raises(StoppedError), room.taken(shards):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("code", "meaning"),
+    [
+        (TOO_LARGE, ErrorClass.POISON),
+        ("ValidationException", ErrorClass.POISON),
+        ("InvalidArgumentException", ErrorClass.POISON),
+        ("ProvisionedThroughputExceededException", ErrorClass.TARGET),
+        ("KMSThrottlingException", ErrorClass.TARGET),
+        ("AccessDeniedException", ErrorClass.TARGET),
+        ("ResourceNotFoundException", ErrorClass.TARGET),
+        ("ExpiredTokenException", ErrorClass.TARGET),
+        ("InternalFailure", ErrorClass.TARGET),
+        (NOT_SENT, ErrorClass.TARGET),
+        (WRONG_SHARD, ErrorClass.TARGET),
+    ],
+)
+def test_only_what_is_wrong_with_a_record_itself_makes_a_dead_letter(code: str, meaning: ErrorClass) -> None:
+    assert classify(code) is meaning

@@ -1,0 +1,206 @@
+"""Publishing record by record: once and in order, though calls fail in part, get lost, and crashes happen."""
+
+from __future__ import annotations
+
+import math
+import random
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.core.errors import StaleTermError
+from penstock.core.position import Lsn
+from penstock.streams.dead_letters import DeadLetterPolicy, DeadLetters
+from penstock.streams.events import CREATE, Batch, Events
+from penstock.streams.inflight import QueueLimits
+from penstock.streams.letter_file import LetterFile
+from penstock.streams.letter_names import names_of
+from penstock.streams.publisher import Publisher
+from penstock.streams.record_publisher import RecordPublisher
+from penstock.streams.retry import RetryPolicy
+from penstock.streams.target import Sent
+from tests.conftest import wait_until
+from tests.publishing import (
+    CLASSES,
+    START,
+    STREAMS,
+    History,
+    MemoryRecordTarget,
+    Order,
+    Store,
+    Trial,
+    events,
+    in_memory,
+    term,
+)
+
+pytestmark = pytest.mark.unit
+RETRY = RetryPolicy(max_attempts=3, least_s=0.0001, most_s=0.001)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    order=st.sampled_from(["block_key", "skip"]),
+    troubles=st.sampled_from([0.0, 0.1, 0.3]),
+    poison=st.sampled_from([0.0, 0.05, 0.3]),
+    crashes=st.sampled_from([0.0, 0.03]),
+)
+def test_each_event_is_there_once_and_in_order(
+    seed: int, order: Order, troubles: float, poison: float, crashes: float
+) -> None:
+    draw = random.Random(seed)
+
+    def publisher(letters: DeadLetters) -> Publisher:
+        target = MemoryRecordTarget(kept, draw, troubles, crashes)
+        queue = QueueLimits(20, 1000)
+        return RecordPublisher(
+            target, letters, CLASSES.classify, RETRY, queue, note_every_s=0.005, requests_every_s=0.002
+        )
+
+    with in_memory() as directory:
+        history = History.drawn(draw, poison=poison, keys=4)
+        kept = Store(directory / "letters.sqlite", history)
+        trial = Trial(kept, draw, publisher, DeadLetterPolicy(order, max_share=1.0))
+        trial.publish_all()
+        trial.replay_all()
+        trial.drop_all()
+
+
+class _Scripted(MemoryRecordTarget):
+    """`answer` decides over each call, before anything of it has arrived."""
+
+    def __init__(self, store: Store, answer: Callable[[Events], Sent]) -> None:
+        super().__init__(store, random.Random(0), 0.0, 0.0)
+        self.answer = answer
+        self.looked = 0
+
+    def send(self, events: Events, last: int) -> Sent:
+        sent = self.answer(events)
+        names = names_of(events)
+        self._store.arrived += [names.name(row) for row in range(len(events)) if row not in sent.failed]
+        return Sent({}, unknown=True) if sent.unknown else sent
+
+    def look_again(self, events: Events) -> None:
+        self.looked += 1
+        super().look_again(events)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "letters.sqlite", History([]))
+
+
+@contextmanager
+def begun(store: Store, answer: Callable[[Events], Sent]) -> Iterator[tuple[RecordPublisher, _Scripted]]:
+    with DeadLetters(store.letters, "kinesis") as letters:
+        target = _Scripted(store, answer)
+        publisher = RecordPublisher(target, letters, CLASSES.classify, RETRY, note_every_s=0.001)
+        publisher.open(term(1))
+        publisher.begin(START)
+        try:
+            yield publisher, target
+        finally:
+            publisher.close()
+
+
+def batch(end: int, *keys: bytes | None) -> Batch:
+    rows = [(op, CREATE, key, b"value") for op, key in enumerate(keys)]
+    return Batch(Lsn(end), [events(STREAMS[0], end - 1, rows)] if rows else [])
+
+
+def failing(code: str, key: bytes, times: float = math.inf) -> Callable[[Events], Sent]:
+    """Fails records of a key so many times."""
+    left = [times]
+
+    def answer(of: Events) -> Sent:
+        failed = {row: (code, "said so") for row, each in enumerate(of.key.to_pylist()) if each == key}
+        if not failed or left[0] <= 0:
+            return Sent()
+        left[0] -= 1
+        return Sent(failed)
+
+    return answer
+
+
+def test_many_small_batches_all_arrive(store: Store) -> None:
+    with begun(store, lambda _: Sent()) as (publisher, _):
+        for end in range(200, 3200):
+            publisher.publish(batch(end, b"[%d]" % end))
+        assert publisher.drain(30)
+        assert len(store.arrived) == 3000
+        assert publisher.standing.position == Lsn(3199)
+
+
+def test_an_event_is_a_dead_letter_after_so_many_attempts(store: Store) -> None:
+    with begun(store, failing("flaky", b"[1]")) as (publisher, _):
+        publisher.publish(batch(200, b"[1]", b"[2]"))
+        publisher.publish(batch(300, b"[1]", b"[3]"))
+        assert publisher.drain(30)
+        assert sorted((name[2], name[3]) for name in store.arrived) == [(199, b"1 c"), (299, b"1 c")]
+    file = LetterFile(store.letters)
+    found = [(each.tx, each.code, each.reason, each.attempts) for each in file.letters("true ORDER BY batch")]
+    file.close()
+    assert found[0] == (199, "flaky", "said so", RETRY.max_attempts)
+    assert found[1][:2] == (299, "behind")
+
+
+def test_a_throttled_record_is_tried_without_end(store: Store) -> None:
+    with begun(store, failing("slow", b"[1]", times=20 * RETRY.max_attempts)) as (publisher, _):
+        publisher.publish(batch(200, b"[1]", b"[2]", b"[1]"))
+        assert publisher.drain(30)
+        assert [name[3] for name in store.arrived] == [b"1 c", b"0 c", b"2 c"]
+        assert not store.dead()
+
+
+def test_a_call_without_an_answer_is_read_back_and_only_what_is_missing_sent(store: Store) -> None:
+    lost = iter([Sent({1: ("", "")}, unknown=True)])
+    with begun(store, lambda _: next(lost, Sent())) as (publisher, target):
+        publisher.publish(batch(200, b"[1]", b"[2]", b"[3]"))
+        assert publisher.drain(30)
+        assert target.looked == 1
+        assert [name[3] for name in store.arrived] == [b"0 c", b"2 c", b"1 c"]
+
+
+def test_the_frontier_stays_before_what_is_under_way(store: Store) -> None:
+    gate, entered = threading.Event(), threading.Event()
+
+    def answer(of: Events) -> Sent:
+        if of.tx[0] == 199:
+            entered.set()
+            gate.wait(30)
+        return Sent()
+
+    with begun(store, answer) as (publisher, _):
+        publisher.publish(batch(200, b"[1]"))
+        assert entered.wait(30)
+        publisher.publish(batch(300, b"[2]"))
+        wait_until(lambda: len(store.arrived) == 1, "the second has arrived")
+        assert not publisher.drain(0.05)
+        assert publisher.standing.position == START.position
+        gate.set()
+        assert publisher.drain(30)
+        assert publisher.standing.position == Lsn(300)
+
+
+def test_a_later_leader_ends_the_term(store: Store) -> None:
+    def answer(_: Events) -> Sent:
+        raise StaleTermError("A later leader writes.")
+
+    with begun(store, answer) as (publisher, _):
+        publisher.publish(batch(200, b"[1]"))
+        with pytest.raises(StaleTermError):
+            publisher.drain(30)
+        with pytest.raises(StaleTermError):
+            publisher.publish(batch(300, b"[1]"))
+
+
+def test_a_keepalive_moves_the_position(store: Store) -> None:
+    with begun(store, lambda _: Sent()) as (publisher, _):
+        publisher.publish(batch(200))
+        wait_until(lambda: publisher.standing.position == Lsn(200), "the keepalive is noted")
