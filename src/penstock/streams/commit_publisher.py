@@ -14,7 +14,6 @@ Cost: nothing per event, while no key is blocked; the target's own call is all t
 
 from __future__ import annotations
 
-import threading
 import time
 from dataclasses import dataclass, replace
 
@@ -22,9 +21,9 @@ from penstock.metrics import Sample
 from penstock.streams.commit_writer import CommitWriter
 from penstock.streams.dead_letters import DeadLetters
 from penstock.streams.events import Batch
-from penstock.streams.inflight import InflightEventQueue, QueueLimits
-from penstock.streams.publish_measures import publish_measures
-from penstock.streams.publisher import Standing, StoppedError, Term
+from penstock.streams.inflight import QueueLimits
+from penstock.streams.publisher import Standing, Term
+from penstock.streams.publishing_thread import PublishingThread
 from penstock.streams.retry import RetryPolicy
 from penstock.streams.target import CommitTarget
 
@@ -39,7 +38,7 @@ class CommitLimits:
     bytes: int = 32 * 1024 * 1024
 
 
-class CommitPublisher:
+class CommitPublisher(PublishingThread[CommitTarget, Batch]):
     """See `Publisher`. After `begin` the target is called by a thread of its own, until `close`."""
 
     def __init__(
@@ -52,98 +51,34 @@ class CommitPublisher:
         *,
         requests_every_s: float = 0.5,
     ) -> None:
-        self._target = target
-        self._letters = letters
+        super().__init__(target, letters, queue)
         self._limits = commit or CommitLimits()
-        self._queue: InflightEventQueue[Batch] = InflightEventQueue(queue or QueueLimits())
-        self._measures = publish_measures(letters.lane)
         self._requests_every_s = requests_every_s
-        self._stopped = threading.Event()
         self._writer = CommitWriter(
             target, letters, retry or RetryPolicy(), 2 * self._limits.bytes, self._measures, self._stopped
         )
-        self._thread: threading.Thread | None = None
-        self._error: BaseException | None = None
-        self._passed = threading.Condition()
-        self._taken, self._is_draining = 0, False
-        self._standing: Standing | None = None  # what the target holds
-        self._next: Standing | None = None  # what it holds after the open commit
+        self._next: Standing | None = None  # what the target holds after the open commit
         self._is_whole = True  # the open commit ends with a whole transaction
         self._batches = 0  # taken, over all terms
-        self._begun_at = 0  # as many as there were then
         self._committed_at, self._requests_at = 0.0, 0.0
 
     def open(self, term: Term) -> Standing | None:
         self._standing = self._target.open(term)
-        self._batches = self._letters.begin(term, self._standing)
+        self._begun_at = self._batches = self._letters.begin(term, self._standing)
         return self._standing
-
-    def begin(self, standing: Standing) -> None:
-        replays = 0 if self._standing is None else self._standing.replays
-        standing = replace(standing, batches=self._batches, replays=replays)
-        if standing != self._standing:
-            self._writer.commit(standing)
-        self._letters.follow(standing)
-        self._standing = self._next = standing
-        self._begun_at = self._batches
-        self._thread = threading.Thread(target=self._run, name=f"publish-{self._letters.lane}", daemon=True)
-        self._thread.start()
 
     def publish(self, batch: Batch) -> None:
-        try:
-            self._queue.put(batch, len(batch) + 1, batch.bytes)  # one without events takes room too
-        except StoppedError:
-            self._raise_error()
-            raise
-        self._taken += 1
-
-    @property
-    def standing(self) -> Standing:
-        assert self._standing is not None, "not begun"
-        return self._standing
-
-    def drain(self, within_s: float) -> bool:
-        with self._passed:
-            self._is_draining = True
-            self._queue.poke()
-            self._passed.wait_for(lambda: self._is_drained() or self._stopped.is_set(), within_s)
-            self._is_draining = False
-        self._raise_error()
-        return self._is_drained()
-
-    def stop(self) -> None:
-        self._stopped.set()
-        self._queue.stop()
-        self._target.stop()
-        with self._passed:
-            self._passed.notify_all()
-
-    def close(self) -> None:
-        self.stop()
-        if self._thread is not None:
-            self._thread.join()
-        self._target.close()
+        self._hand_over(batch, len(batch) + 1, batch.bytes)  # one without events takes room too
 
     def samples(self) -> list[Sample]:
         in_flight = self._queue.count, self._queue.bytes
         return self._measures.samples(self._letters.counts, len(self._letters.blocked), in_flight)
 
-    def _is_drained(self) -> bool:
-        return self.standing.batches >= self._begun_at + self._taken
+    def _write_down(self, standing: Standing) -> None:
+        self._writer.commit(standing)
 
-    def _raise_error(self) -> None:
-        if self._error is not None:
-            raise self._error
-
-    def _run(self) -> None:
-        try:
-            while True:
-                self._turn()
-        except StoppedError:
-            pass
-        except BaseException as error:
-            self._error = error
-            self.stop()
+    def _prepare(self, standing: Standing) -> None:
+        self._next = standing
 
     def _turn(self) -> None:
         """Take one more batch, or end the commit, or look around."""
@@ -170,9 +105,7 @@ class CommitPublisher:
     def _commit(self, standing: Standing) -> None:
         self._writer.commit(standing)
         self._committed_at = time.monotonic()
-        with self._passed:
-            self._standing = standing
-            self._passed.notify_all()
+        self._moved_to(standing)
 
     def _is_full(self) -> bool:
         return self._writer.count >= self._limits.count or self._writer.bytes >= self._limits.bytes

@@ -16,12 +16,10 @@ Cost: about 2 µs per event beside the target's call, while no key is blocked.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 import structlog
 
@@ -32,10 +30,10 @@ from penstock.streams.batcher import MicroBatcher
 from penstock.streams.dead_letters import DeadLetters
 from penstock.streams.error_classes import ErrorClass
 from penstock.streams.events import Batch, Int64s
-from penstock.streams.inflight import InflightEventQueue, QueueLimits
+from penstock.streams.inflight import QueueLimits
 from penstock.streams.parcels import Parcel
-from penstock.streams.publish_measures import publish_measures
 from penstock.streams.publisher import Standing, StoppedError, Term
+from penstock.streams.publishing_thread import PublishingThread
 from penstock.streams.record_call import Answer, RecordCall
 from penstock.streams.record_flow import RecordFlow, room_of
 from penstock.streams.retry import RetryPolicy
@@ -45,7 +43,7 @@ _BATCHES_AT_ONCE = 1000
 _logger = structlog.get_logger("penstock.streams")
 
 
-class RecordPublisher:
+class RecordPublisher(PublishingThread[RecordTarget, tuple[Batch, list[Int64s]]]):
     """See `Publisher`. It has a thread of its own from `begin` to `close`, and others that make calls."""
 
     def __init__(
@@ -60,26 +58,15 @@ class RecordPublisher:
         *,
         requests_every_s: float = 0.5,
     ) -> None:
-        self._target = target
-        self._letters = letters
+        super().__init__(target, letters, queue)
         self._retry = retry or RetryPolicy()
-        self._queue: InflightEventQueue[tuple[Batch, list[Int64s]]] = InflightEventQueue(
-            queue or QueueLimits()
-        )
         self._note_every_s = note_every_s
         self._linger_s = linger_s
         self._requests_every_s = requests_every_s
-        self._measures = publish_measures(letters.lane)
-        self._stopped = threading.Event()
         self._flow = RecordFlow(letters, classify, self._retry, self._measures, self._queue.task_done)
         self._call = RecordCall(target, self._retry, self._measures, self._stopped)
         self._answers: deque[tuple[int, Answer]] = deque()
-        self._thread: threading.Thread | None = None
         self._pool: ThreadPoolExecutor | None = None
-        self._error: BaseException | None = None
-        self._noted = threading.Condition()
-        self._taken, self._begun_at, self._is_draining = 0, 0, False
-        self._standing: Standing | None = None  # noted
         self._note_at, self._note_failures, self._requests_at = 0.0, 0, 0.0
 
     def open(self, term: Term) -> Standing | None:
@@ -87,77 +74,22 @@ class RecordPublisher:
         self._begun_at = self._letters.begin(term, self._standing, self._target.is_there)
         return self._standing
 
-    def begin(self, standing: Standing) -> None:
-        replays = 0 if self._standing is None else self._standing.replays
-        standing = replace(standing, batches=self._begun_at, replays=replays)
-        if standing != self._standing:
-            self._until_noted(standing)
-        self._letters.follow(standing)
-        self._standing = standing
-        self._flow.begin(standing)
-        self._pool = ThreadPoolExecutor(max(1, self._target.limits.calls), f"send-{self._letters.lane}")
-        self._thread = threading.Thread(target=self._run, name=f"publish-{self._letters.lane}", daemon=True)
-        self._thread.start()
-
     def publish(self, batch: Batch) -> None:
         sizes = [self._target.sizes(events) for events in batch.events]
-        try:
-            size = sum(int(each.sum()) for each in sizes)
-            self._queue.put((batch, sizes), room_of(batch), size)
-        except StoppedError:
-            self._raise_error()
-            raise
-        self._taken += 1
-
-    @property
-    def standing(self) -> Standing:
-        assert self._standing is not None, "not begun"
-        return self._standing
-
-    def drain(self, within_s: float) -> bool:
-        with self._noted:
-            self._is_draining = True
-            self._queue.poke()
-            self._noted.wait_for(lambda: self._is_drained() or self._stopped.is_set(), within_s)
-            self._is_draining = False
-        self._raise_error()
-        return self._is_drained()
-
-    def stop(self) -> None:
-        self._stopped.set()
-        self._queue.stop()
-        self._target.stop()
-        with self._noted:
-            self._noted.notify_all()
-
-    def close(self) -> None:
-        self.stop()
-        if self._thread is not None and self._pool is not None:
-            self._thread.join()
-            self._pool.shutdown()
-        self._target.close()
+        self._hand_over((batch, sizes), room_of(batch), sum(int(each.sum()) for each in sizes))
 
     def samples(self) -> list[Sample]:
         in_flight = self._queue.count, self._queue.bytes
         counts, blocked = self._letters.counts, len(self._letters.blocked)
         return self._measures.samples(counts, blocked, in_flight, self._target.unproven)
 
-    def _is_drained(self) -> bool:
-        return self.standing.batches >= self._begun_at + self._taken
+    def _prepare(self, standing: Standing) -> None:
+        self._flow.begin(standing)
+        self._pool = ThreadPoolExecutor(max(1, self._target.limits.calls), f"send-{self._letters.lane}")
 
-    def _raise_error(self) -> None:
-        if self._error is not None:
-            raise self._error
-
-    def _run(self) -> None:
-        try:
-            while True:
-                self._turn()
-        except StoppedError:
-            pass
-        except BaseException as error:
-            self._error = error
-            self.stop()
+    def _wind_up(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown()
 
     def _turn(self) -> None:
         arrived = self._queue.get(self._patience_s())
@@ -205,11 +137,9 @@ class RecordPublisher:
             return
         failpoints.reach("streams.record_noted")
         self._note_at, self._note_failures = time.monotonic() + self._note_every_s, 0
-        with self._noted:
-            self._standing = reached
-            self._noted.notify_all()
+        self._moved_to(reached)
 
-    def _until_noted(self, standing: Standing) -> None:
+    def _write_down(self, standing: Standing) -> None:
         failures = 0
         while True:
             try:
