@@ -130,6 +130,7 @@ def test_a_stop_seals_and_acknowledges_what_has_come(orders: Database, tmp_path:
     assert LaneRegistry(tmp_path / "lanes.json").positions() == {"lake": end}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("application", ["penstock-capture", "penstock-lock", "penstock-control"])
 def test_a_session_that_is_ended_costs_nothing(application: str, orders: Database, tmp_path: Path) -> None:
     with AlwaysOn(always_spec(orders, tmp_path)) as always:

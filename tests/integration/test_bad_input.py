@@ -88,6 +88,7 @@ def test_a_slot_that_somebody_else_reads(pipeline: PipelineUnderTest, database: 
     pipeline.assert_same("public.orders")
 
 
+@pytest.mark.slow
 def test_a_slot_dropped_between_two_syncs(pipeline: PipelineUnderTest, database: Database) -> None:
     pipeline.sync()
     database.execute(f"SELECT pg_drop_replication_slot('{pipeline.name}')")

@@ -81,6 +81,7 @@ def test_a_column_added_with_a_default_is_right_in_old_rows_too(
     pipeline.assert_same("public.state")
 
 
+@pytest.mark.slow
 @ADDED_COLUMNS
 def test_a_column_added_before_older_changes_were_read_is_right_in_old_rows_too(
     tables: Database, make: MakePipeline, column: str

@@ -135,6 +135,7 @@ def test_files_are_merged_deletes_applied_and_old_snapshots_expire(worn: Worn) -
     assert again.due == ("orphans",)
 
 
+@pytest.mark.slow
 def test_the_position_is_known_without_any_snapshot_of_ours_and_a_rollback_is_seen(worn: Worn) -> None:
     """Nothing but what the expiry wrote down tells what the compacted table holds."""
     before = worn.marker
@@ -182,6 +183,7 @@ def test_a_pending_load_keeps_its_branch_and_its_files(worn: Worn) -> None:
     worn.assert_whole()
 
 
+@pytest.mark.slow
 def test_a_table_that_waits_to_be_shown_keeps_its_rows_and_its_position(worn: Worn) -> None:
     columns = begun(worn.table, "load2")
     worn.table.commit_chunks("load2", Lsn(1), ["c0"], [write(worn.table, columns, [500], "again")])
@@ -197,6 +199,7 @@ def test_a_table_that_waits_to_be_shown_keeps_its_rows_and_its_position(worn: Wo
     worn.assert_whole()
 
 
+@pytest.mark.slow
 def test_files_that_nobody_committed_go_when_they_are_old_and_no_others(worn: Worn) -> None:
     young, old = (write(worn.table, worn.columns, [900 + n], "uncommitted") for n in range(2))
     letters = worn.table.dead_letters_directory / "kept.parquet"
@@ -223,6 +226,7 @@ def age(path: Path) -> None:
     os.utime(path, (then, then))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("foreign", ["deletes", "rows"])
 def test_compaction_gives_way_to_another_writer(
     worn: Worn, monkeypatch: pytest.MonkeyPatch, foreign: str
@@ -251,6 +255,7 @@ def test_compaction_gives_way_to_another_writer(
     worn.assert_whole()
 
 
+@pytest.mark.slow
 def test_a_snapshot_that_somebody_names_meanwhile_is_kept(
     worn: Worn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -324,6 +329,7 @@ def test_deletes_of_files_that_others_rewrote_are_due_once(tmp_path: Path, forma
     assert worn.compact(limits).due == ("orphans",)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("readable_from", [None, Lsn(1000)], ids=["load", "resumed load"])
 def test_an_age_for_the_branches_of_users_does_not_end_a_load(worn: Worn, readable_from: Lsn | None) -> None:
     columns = begun(worn.table, "load2")

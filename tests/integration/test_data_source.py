@@ -80,6 +80,7 @@ def test_a_batch_query_gets_every_change_typed_as_the_tables_are(
     assert {row["_leaf"] for row in rows(read(session, orders))} == {STREAM}
 
 
+@pytest.mark.slow
 def test_untyped_columns_are_the_text_that_the_source_sent(
     database: Database, orders: PipelineUnderTest, session: SparkSession
 ) -> None:
@@ -89,6 +90,7 @@ def test_untyped_columns_are_the_text_that_the_source_sent(
     assert (row["id"], row["price"], row["placed"], row["day"]) == ("1", "NaN", "infinity", "0044-03-15 BC")
 
 
+@pytest.mark.slow
 def test_after_from_and_to_cut_the_log_between_any_two_changes(
     database: Database, orders: PipelineUnderTest, session: SparkSession
 ) -> None:

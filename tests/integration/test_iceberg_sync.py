@@ -42,6 +42,7 @@ PROMISES: list[Callable[..., None]] = [
 LONG_PROMISES: list[Callable[..., None]] = [test_sync.test_a_resumed_load_by_pages_equals_the_source]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "promise",
     [*PROMISES, *(pytest.param(promise, marks=pytest.mark.slow) for promise in LONG_PROMISES)],
@@ -177,6 +178,7 @@ def test_an_incremental_stream_compares_rows_by_columns_and_not_by_their_names(
     assert not [note for note in pipeline.notes if "loaded again" in note]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("in_a_round", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_table_that_was_rolled_back_past_a_load_is_loaded_again(
     database: Database, make: MakePipeline, monkeypatch: pytest.MonkeyPatch, in_a_round: bool

@@ -186,6 +186,7 @@ def test_copy_on_write_leaves_no_vectors_behind(database: Database, make: MakePi
     assert_same(pipeline)
 
 
+@pytest.mark.slow
 def test_a_column_added_with_a_default_is_right_where_rows_are_deleted(
     database: Database, make: MakePipeline
 ) -> None:
@@ -244,6 +245,7 @@ def test_a_table_of_version_2_is_upgraded_and_its_delete_files_go_into_vectors(
     row_ids(pipeline)
 
 
+@pytest.mark.slow
 def test_a_table_is_not_taken_back_to_version_2_and_goes_on_without_being_asked_to(
     database: Database, make: MakePipeline
 ) -> None:

@@ -50,6 +50,7 @@ def test_the_first_lane_of_a_term_has_the_tables_of_all_lanes_read(shop: Databas
         assert ids(log_rows(tmp_path)) == [1]
 
 
+@pytest.mark.slow
 def test_a_sync_in_between_keeps_what_the_other_lane_follows(shop: Database, tmp_path: Path) -> None:
     spec = always_spec(shop, tmp_path, lanes={"lake": None, "shapes": None})
     with AlwaysOn(spec) as capture, RemoteCapture(capture.capture.address, "shapes") as shapes:
@@ -103,6 +104,7 @@ def past_the_log(database: Database, slot: str) -> None:
     database.execute("SELECT pg_replication_slot_advance(%s, pg_current_wal_flush_lsn())", (slot,))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["moved", pytest.param("dropped", marks=pytest.mark.slow)])
 def test_a_log_that_only_renewable_lanes_need_is_begun_anew_when_the_slot_is_not_where_it_was(
     shop: Database, tmp_path: Path, what: str

@@ -28,6 +28,7 @@ def state(pipeline: PipelineUnderTest) -> Any:
     return json.loads((pipeline.state / "state.json").read_text())
 
 
+@pytest.mark.slow
 def test_a_paused_stream_stands_still_while_the_others_go_on_and_then_catches_up(
     tables: Database, make: MakePipeline
 ) -> None:

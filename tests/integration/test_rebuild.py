@@ -73,6 +73,7 @@ def test_tables_of_another_slot_are_not_taken_up(tables: Database, make: MakePip
     pipeline.assert_same("public.state")
 
 
+@pytest.mark.slow
 def test_a_slot_that_we_made_ourselves_has_not_seen_what_came_before(
     tables: Database, make: MakePipeline
 ) -> None:

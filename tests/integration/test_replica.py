@@ -208,6 +208,7 @@ def test_the_source_is_left_alone_by_loads_of_every_kind(
     pipeline.assert_same("public.refreshed", "public.read_on")
 
 
+@pytest.mark.slow
 def test_a_transaction_that_began_before_its_table_was_published_is_whole(
     tables: Database, standby: EmbeddedPostgres, at_replica: MakePipeline
 ) -> None:
@@ -228,6 +229,7 @@ def test_a_transaction_that_began_before_its_table_was_published_is_whole(
     assert_exact(pipeline)
 
 
+@pytest.mark.slow
 def test_a_table_rewritten_at_the_source_between_chunks_is_loaded_again(
     tables: Database, standby: EmbeddedPostgres, at_replica: MakePipeline, pause_at: PauseAt
 ) -> None:
@@ -242,6 +244,7 @@ def test_a_table_rewritten_at_the_source_between_chunks_is_loaded_again(
     assert_exact(pipeline)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("load", [{"rows_per_chunk": 5, "method": "key"}, {}], ids=["goes on", "again"])
 def test_a_load_whose_snapshot_was_in_the_way_of_replay_is_done_under_another(
     tables: Database,
@@ -281,6 +284,7 @@ def test_a_replica_that_does_not_come_far_enough_in_time_is_an_error_and_stays_a
     assert_exact(pipeline)
 
 
+@pytest.mark.slow
 def test_a_sync_that_is_killed_while_it_pauses_replay_leaves_it_running(
     tables: Database, standby: EmbeddedPostgres, replica: Database, at_replica: MakePipeline
 ) -> None:

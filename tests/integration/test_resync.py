@@ -144,6 +144,7 @@ def test_a_load_that_ends_while_a_round_has_failed_leaves_a_state_that_goes_on(
     assert_exact(pipeline)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "place",
     [
@@ -169,6 +170,7 @@ def test_a_kill_while_the_old_table_is_kept_up_loses_nothing(
     assert_exact(pipeline)
 
 
+@pytest.mark.slow
 def test_a_resync_that_was_killed_still_replaces_the_history_of_an_append_table(
     tables: Database, make: MakePipeline
 ) -> None:

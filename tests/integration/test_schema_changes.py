@@ -138,6 +138,7 @@ def test_streams_that_wait_for_a_person_hold_nobody_up_and_miss_nothing(
     pipeline.assert_same(*names[1:])
 
 
+@pytest.mark.slow
 def test_what_changed_once_more_is_asked_about_once_more(database: Database, make: MakePipeline) -> None:
     database.execute(TABLE)
     database.execute(OTHER)
@@ -171,6 +172,7 @@ def test_what_changes_nothing_in_the_table_asks_nobody(
     pipeline.assert_same(*changes, "public.other")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", ["a column dropped", "a type of other values"])
 def test_a_stream_may_end_the_sync_until_somebody_decides(
     database: Database, make: MakePipeline, change: str

@@ -99,6 +99,7 @@ def test_a_transaction_that_wrote_before_the_table_was_published_is_taken_whole_
     assert history_rows(pipeline) == Counter([("i", 102, "later")])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "place",
     [

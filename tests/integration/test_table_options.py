@@ -206,6 +206,7 @@ def change_one(database: Database) -> None:
     database.execute("INSERT INTO items SELECT max(id) + 1, 'new', now(), 'n' FROM items")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("partitioned", [True, False])
 def test_rows_of_each_file_are_in_order_and_the_file_says_so(
     database: Database, make: MakePipeline, partitioned: bool
@@ -231,6 +232,7 @@ def at_us(at: Any) -> float:
     return 0.0 if at is None else float(at.timestamp())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [
@@ -263,6 +265,7 @@ def test_every_way_of_writing_knows_partitions(
         pipeline.assert_same(ITEMS)
 
 
+@pytest.mark.slow
 def test_a_resync_and_a_truncate_keep_the_partitions(database: Database, make: MakePipeline) -> None:
     items(database)
     pipeline = make([stream(partition_by=["region"])])
@@ -308,6 +311,7 @@ def test_a_renamed_partition_column_is_the_same_and_a_dropped_one_has_to_leave_t
     pipeline.assert_same(ITEMS)
 
 
+@pytest.mark.slow
 def test_a_partition_column_of_another_type_is_a_partition_again_after_the_next_sync(
     database: Database, make: MakePipeline
 ) -> None:
@@ -322,6 +326,7 @@ def test_a_partition_column_of_another_type_is_a_partition_again_after_the_next_
     assert (1,) in partitions(files_of(table_of(pipeline)))
 
 
+@pytest.mark.slow
 def test_a_table_has_a_directory_of_its_own_and_keeps_it(database: Database, make: MakePipeline) -> None:
     items(database)
     pipeline = make([stream(location="./far/away")])
