@@ -2,7 +2,7 @@
 #
 #   make demo          a real Postgres, loaded and followed into Parquet tables, in front of you
 #   make test          unit, integration and a short chaos round
-#   make slow          integration tests that would make the round above too long; SHARE=4 a quarter, as in CI
+#   make slow          integration tests that would make the round above too long; SHARE=8 an eighth, as in CI
 #   make iceberg       what the state file and each mode promise, on Iceberg tables; ALL=1: every integration test
 #   make lint          ruff, mypy --strict, import-linter
 #   make chaos-once    kill -9 at every failpoint, on Parquet and on Iceberg tables, with writers running on

@@ -123,7 +123,7 @@ def _events(stream: StreamId, tx: int, op: int, keys: list[bytes], chunk: str = 
 
 
 def settings(
-    stream: str, endpoint: str, *, aggregation: bool = False, wait_s: float = 1.0
+    stream: str, endpoint: str, *, aggregation: bool = False, wait_s: float = 3.0
 ) -> KinesisSettings:
     return KinesisSettings(stream, REGION, endpoint, aggregation, "publish", wait_s, 4)
 

@@ -24,7 +24,7 @@ _OF: dict[str, tuple[str, ...]] = {
 }
 #: Reached in the other scenarios only.
 _NOT_FOLLOWING = ("load_", "letter_", "ordered")
-#: Where something is at the target and nobody knows yet: all that `short` strikes.
+#: Where something is at the target and nobody knows yet: all that `short` strikes, on those that are quick.
 UNKNOWN = {
     "file": "streams.file_committed",
     "kafka": "streams.kafka_committed",
@@ -32,6 +32,7 @@ UNKNOWN = {
 }
 #: How often each of `make chaos` is struck later than the first time.
 _TIMES = 3
+_QUICK = ("file", "kafka")
 
 Case = tuple[str, str]
 
@@ -56,6 +57,6 @@ ORDERED = _named("ordered")
 def cases(names: list[str], level: str = LEVEL, targets: tuple[str, ...] = TARGETS) -> list[Case]:
     """Pairs of target and rule, as `PENSTOCK_FAILPOINT` has it, each target's together."""
     if level == "short":
-        return [(t, f"{UNKNOWN[t]}=kill") for t in targets if UNKNOWN[t] in names]
+        return [(t, f"{UNKNOWN[t]}=kill") for t in targets if t in _QUICK and UNKNOWN[t] in names]
     times = range(1, _TIMES + 1) if level == "full" else (1,)
     return [(t, f"{name}=kill@{nth}") for t in targets for name in names if has(t, name) for nth in times]

@@ -10,7 +10,6 @@ from typing import Any, Protocol
 
 import pytest
 
-from tests.chaos.matrix import LEVEL
 from tests.failure_plan import Plan
 from tests.failure_proxy import FailureProxy
 from tests.kafka_server import KafkaServer
@@ -20,7 +19,7 @@ from tests.stream_reader import Told, read_file, read_shards, read_topics
 
 PARTITIONS, SHARDS = 2, 2
 #: Longer than a request to a server beside us lasts, and than what a proxy passes on late.
-TAKE_OVER_S = 1.0 if LEVEL == "short" else 3.0
+TAKE_OVER_S = 6.0  # requests may take most of it, on a machine that has much else to do
 
 
 class Target(Protocol):

@@ -37,7 +37,7 @@ def test_rows_and_changes_are_told_once_across_lives_of_the_lane(
         stream = server.create_stream(2)
         section: dict[str, Any] = {"stream": stream, "region": REGION, "endpoint": server.endpoint}
         section["aggregation"] = aggregation
-        path = pipeline_file(tmp_path, database, "kinesis", {**section, "take_over_wait": "1s"})
+        path = pipeline_file(tmp_path, database, "kinesis", {**section, "take_over_wait": "6s"})
 
         def wait_for(table: str, ops: str) -> None:
             def told() -> str:

@@ -216,7 +216,7 @@ def test_a_successor_reads_the_children_of_shards_that_its_predecessor_knew(
 def test_what_was_found_is_known_to_the_next_term_although_more_was_sent_behind_it(
     kinesalite: KinesisServer, tmp_path: Path
 ) -> None:
-    stream, chosen = kinesalite.create_stream(1), settings("", kinesalite.endpoint, wait_s=0.1)
+    stream, chosen = kinesalite.create_stream(1), settings("", kinesalite.endpoint, wait_s=1.5)
     chosen = replace(chosen, stream=stream)
     earlier, later = (part.slice(0, 1) for part in list(_parts(History(6, 16)))[:4:3])
     assert earlier.tx[0] < later.tx[0]
@@ -316,7 +316,7 @@ def test_an_event_that_is_too_large_is_refused_alone(server: KinesisServer, tmp_
 
 def test_a_leader_that_was_replaced_notes_nothing_more(kinesalite: KinesisServer, tmp_path: Path) -> None:
     stream = kinesalite.create_stream(1)
-    chosen = settings(stream, kinesalite.endpoint, wait_s=0.1)
+    chosen = settings(stream, kinesalite.endpoint, wait_s=1.5)
     former, later = KinesisTarget(chosen, tmp_path), KinesisTarget(chosen, tmp_path)
     former.open(term(1))
     former.note(_standing(), -1)
@@ -332,7 +332,7 @@ def test_a_late_write_of_a_former_leader_is_counted(
     kinesalite: KinesisServer, tmp_path: Path, on_unproven: Literal["publish", "stop"]
 ) -> None:
     stream, history = kinesalite.create_stream(1), History(9, 5)
-    chosen = settings(stream, kinesalite.endpoint, wait_s=0.1)
+    chosen = settings(stream, kinesalite.endpoint, wait_s=1.5)
     former, later = KinesisTarget(chosen, tmp_path), KinesisTarget(chosen, tmp_path)
     event = next(_parts(history)).slice(0, 1)
     former.open(term(1))
@@ -355,7 +355,7 @@ def test_a_tail_that_the_stream_does_not_keep_is_counted(
     kinesalite: KinesisServer, tmp_path: Path, hours: int, reason: str
 ) -> None:
     stream = kinesalite.create_stream(1)
-    chosen = settings(stream, kinesalite.endpoint, wait_s=0.1)
+    chosen = settings(stream, kinesalite.endpoint, wait_s=1.5)
     target = KinesisTarget(chosen, tmp_path)
     target.open(term(1))
     target.note(_standing(), -1)
