@@ -73,20 +73,24 @@ class Database:
         self.roles.append(name)
         return name, self.server.url(self.name, user=name, password=password)
 
+    def drop_slot(self, name: str) -> None:
+        """A server has few: in a database that lasts, what has ended leaves none."""
+        with psycopg.connect(self.server.url(), autocommit=True) as connection:
+            _drop_slots(connection, "slot_name", name)
+
     def drop(self) -> None:
         with psycopg.connect(self.server.url(), autocommit=True) as connection:
-            _drop_slots(connection, self.name)
+            _drop_slots(connection, "database", self.name)
             connection.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(self.name)))
             for role in self.roles:
                 connection.execute(sql.SQL("DROP ROLE {}").format(sql.Identifier(role)))
 
 
-def _drop_slots(connection: psycopg.Connection[tuple[Any, ...]], database: str) -> None:
+def _drop_slots(connection: psycopg.Connection[tuple[Any, ...]], column: str, value: str) -> None:
+    query = sql.SQL("SELECT slot_name, active_pid, temporary FROM pg_replication_slots WHERE {} = %s")
+
     def gone() -> bool:
-        rows = connection.execute(
-            "SELECT slot_name, active_pid, temporary FROM pg_replication_slots WHERE database = %s",
-            (database,),
-        ).fetchall()
+        rows = connection.execute(query.format(sql.Identifier(column)), (value,)).fetchall()
         for name, pid, temporary in rows:
             if pid is not None:
                 connection.execute("SELECT pg_terminate_backend(%s)", (pid,))
@@ -94,7 +98,7 @@ def _drop_slots(connection: psycopg.Connection[tuple[Any, ...]], database: str) 
                 connection.execute("SELECT pg_drop_replication_slot(%s)", (name,))
         return not rows
 
-    wait_until(gone, f"the slots of {database} to be dropped")
+    wait_until(gone, f"the slots of {value} to be dropped")
 
 
 @pytest.fixture(autouse=True)
