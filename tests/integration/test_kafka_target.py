@@ -192,6 +192,26 @@ def test_the_same_term_shut_out_by_accident_goes_on(lane: Lane) -> None:
     lane.assert_told(10)
 
 
+def test_a_producer_that_is_shut_out_while_it_sends_is_replaced(lane: Lane) -> None:
+    """The client tells of it wherever it is asked next: while records are handed over, too."""
+    target = lane.begun()
+    target.write(changes(range(1, 6), lane.topic))
+    told = {"bootstrap.servers": lane.kafka.bootstrap, "log_level": 0}
+    other = Producer(told | {"transactional.id": f"{lane.identity}.kafka.0"})
+    other.init_transactions(30)
+
+    def is_noticed() -> bool:
+        try:
+            target.write(changes(range(6, 11), lane.topic))
+        except TargetError:
+            return True
+        return False
+
+    wait_until(is_noticed, "the producer to be shut out")
+    write_on(target, standing(0, 1), 1, 10, lane.topic, 5)
+    lane.assert_told(10)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("end", ["restart", "kill"])
 def test_a_broker_that_comes_back_in_the_middle_of_a_transaction(lane: Lane, end: str) -> None:

@@ -82,7 +82,7 @@ class TransactionalProducer:
         """Shut out whoever used the id before; a transaction of theirs is ended first."""
         self.close()
         wanted = settings.producer_settings(self._config, self._id)
-        wanted["error_cb"] = self._patience.hear  # else a fatal error comes out of every `poll`
+        wanted["error_cb"] = self._patience.hear
         wanted["batch.size"] = min(batch_bytes, int(wanted["batch.size"]))
         producer = settings.make(Producer, wanted, self._config)
         self._patience.ask("starting transactions", producer.init_transactions)
@@ -119,8 +119,11 @@ class TransactionalProducer:
     def flush(self) -> None:
         """Wait until everything is at the broker."""
         producer = self._open_producer()
-        while producer.flush(_PIECE_S):
-            self._patience.go_on()
+        try:
+            while producer.flush(_PIECE_S):
+                self._patience.go_on()
+        except KafkaException as error:
+            self._lose(error)
         if self._failed_code is not None:
             code = self._failed_code
             self.abort()
@@ -139,7 +142,8 @@ class TransactionalProducer:
                 if told.retriable() and time.monotonic() < deadline:
                     self._go_on_in_doubt()
                     continue
-                producer.poll(0)
+                with contextlib.suppress(KafkaException):  # the same again, if it is fatal
+                    producer.poll(0)
                 # Only if a record has failed is it certain that the broker was not asked to commit.
                 if told.fatal() or self._failed_code is None:
                     self._lose(error)
@@ -162,7 +166,8 @@ class TransactionalProducer:
             raise
         except Exception:
             self._give_up()
-        self._poll()
+        with contextlib.suppress(LostError):
+            self._poll()
         if self._failed_code is not None:
             self._give_up()
 
@@ -196,11 +201,16 @@ class TransactionalProducer:
                 return produce()
             except BufferError:
                 self._patience.go_on()
-                self._open_producer().poll(0.05)
+                self._poll(0.05)
 
-    def _poll(self) -> None:
-        if self._producer is not None:
-            self._producer.poll(0)
+    def _poll(self, within_s: float = 0.0) -> None:
+        """Hear what became of records. The client tells of a fatal error here, whoever asks."""
+        if self._producer is None:
+            return
+        try:
+            self._producer.poll(within_s)
+        except KafkaException as error:
+            self._lose(error)
 
     def _go_on_in_doubt(self) -> None:
         try:
@@ -213,7 +223,7 @@ class TransactionalProducer:
         """Before it was to be committed."""
         if error.args[0].fatal():
             self._lose(error)
-        self._open_producer().poll(0)
+        self._poll()
         self._abort_for(self._failed_code or code_of(error), error)
 
     def _abort_for(self, code: str, error: KafkaException) -> None:
