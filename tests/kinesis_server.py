@@ -29,6 +29,7 @@ REGION = "eu-west-1"
 #: For the environment of whoever connects: both servers take any.
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "of-a-test", "AWS_SECRET_ACCESS_KEY": "of-a-test"}
 _HOST = "127.0.0.1"
+_SCRIPTS = Path(__file__).parent / "kinesis"
 _MAGIC = b"\xf3\x89\x9a\xc2"
 _numbers = itertools.count()
 
@@ -117,7 +118,7 @@ class KinesisServer:
 
 class Kinesalite(KinesisServer):
     def __enter__(self) -> Self:
-        self._process = NodeProcess(Path(__file__).parent / "kinesis" / "server.mjs")
+        self._process = NodeProcess(_SCRIPTS / "server.mjs")
         self._process.__enter__()
         self.port = self._process.ask("listen")
         return self
@@ -132,7 +133,7 @@ class Moto(KinesisServer):
         self.port = free_port()
 
     def __enter__(self) -> Self:
-        command = [sys.executable, "-m", "moto.server", "-H", _HOST, "-p", str(self.port)]
+        command = [sys.executable, str(_SCRIPTS / "moto_server.py"), _HOST, str(self.port)]
         with open(self._log, "ab") as log:
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         wait_until(self._answers, "moto to answer")

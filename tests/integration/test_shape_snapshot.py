@@ -25,7 +25,6 @@ HOSTILE = (
     "bytea_output = 'escape'",
     "extra_float_digits = -15",
     "TimeZone = 'Asia/Kathmandu'",
-    "statement_timeout = '1ms'",
     "default_transaction_isolation = 'serializable'",
 )
 
@@ -244,6 +243,32 @@ def test_a_locked_table_is_told_of_after_a_while(database: Database, tmp_path: P
         assert problem.message == "Snapshot timed out while waiting for a table lock"
         holding.rollback()
         assert taking.items(definition) == []
+
+
+@pytest.mark.parametrize("pooled", [False, True])
+def test_a_statement_timeout_of_the_role_does_not_end_a_snapshot(
+    database: Database, tmp_path: Path, pooled: bool
+) -> None:
+    database.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    role, url = database.create_role()
+    database.execute(f"GRANT SELECT ON t TO {role}")
+    database.execute(f"ALTER ROLE {role} SET statement_timeout = '1s'")
+    urls = {"pooled_url": url} if pooled else {}
+    outlived = (
+        "SELECT 1 FROM pg_stat_activity "
+        f"WHERE usename = '{role}' AND wait_event_type = 'Lock' AND now() - query_start > '1.5s'"
+    )
+    with (
+        database.connect() as locker,
+        snapshots(database.url if pooled else url, tmp_path, snapshot_lock_timeout="60s", **urls) as taking,
+    ):
+        shape = taking.shape(definition_of(database.url, "t"))
+        locker.execute("BEGIN; LOCK TABLE t")
+        outcome = taking.start(shape)
+        wait_until(lambda: outcome.told or database.query(outlived), "a snapshot that waits for long")
+        locker.execute("COMMIT")
+        outcome.wait()
+    assert outcome.problem is None, outcome.problem
 
 
 def test_a_query_that_gives_nothing_is_ended_at_the_server_too(database: Database) -> None:
