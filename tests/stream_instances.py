@@ -307,4 +307,3 @@ def running(pipeline: StreamPipeline, *names: str) -> Iterator[list[StreamInstan
     finally:
         for instance in made:
             instance.end()
-        pipeline.database.drop_slot(pipeline.name)

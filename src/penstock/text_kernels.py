@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 from numba.np.numpy_support import carray
@@ -24,6 +25,7 @@ Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
 Indices = npt.NDArray[np.int32]
 Flags = npt.NDArray[np.bool_]
+Addresses: TypeAlias = tuple[int, int, int, int]
 Cells: TypeAlias = npt.NDArray[np.int64]  # a row per column: address of values, offsets, validity; first row
 Number: TypeAlias = Any  # a machine integer inside compiled code
 
@@ -31,6 +33,18 @@ QUOTE, _BACKSLASH, _ZERO, _LETTER_U = (ord(letter) for letter in '"\\0u')
 LONGEST_ESCAPE = 6  # \u001f
 _VALUES, _OFFSETS, _VALIDITY, _FIRST = range(4)
 _HEX = np.frombuffer(b"0123456789abcdef", np.uint8)
+
+
+def addresses(column: pa.Array) -> Addresses:
+    """A row of `Cells`."""
+    assert column.type in (pa.string(), pa.binary())
+    validity, offsets, values = column.buffers()
+    return (
+        values.address if values is not None else 0,
+        offsets.address if offsets is not None else 0,
+        validity.address if validity is not None else 0,
+        column.offset,
+    )
 
 
 def _escape_letters() -> Bytes:

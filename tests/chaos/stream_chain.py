@@ -90,5 +90,8 @@ def lane_of(
         settings={"load": {"rows_per_chunk": 100}},  # several chunks per table
         environment=at.environment,
     )
-    with running(pipeline) as (instance,):
-        yield Followed(source, at, pipeline, instance)
+    try:
+        with running(pipeline) as (instance,):
+            yield Followed(source, at, pipeline, instance)
+    finally:
+        source.database.drop_slot(pipeline.name)

@@ -28,6 +28,7 @@ pytestmark = [pytest.mark.chaos, pytest.mark.timeout(1200)]
 
 STORM_S = {"short": 0.0, "once": 60.0, "full": 300.0}[LEVEL]
 LEVEL_TIMEOUT_S = 240.0
+_STANDSTILL_S = 8.0  # longer than it takes the other instance to lead
 #: Of the requests to a target.
 SHARES: dict[str, dict[Kind, float]] = {
     "kafka": {"reset": 0.01, "slow": 0.02, "lost": 0.01, "late": 0.005},
@@ -129,7 +130,7 @@ class Storm:
         """The whole instance stands still, then goes on as if nothing had happened."""
         instance = self._leader()
         instance.send(signal.SIGSTOP)
-        time.sleep(8)
+        time.sleep(_STANDSTILL_S)
         instance.send(signal.SIGCONT)
 
     def _restart_broker(self) -> None:

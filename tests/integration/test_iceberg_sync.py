@@ -36,18 +36,12 @@ PROMISES: list[Callable[..., None]] = [
     test_sync.test_resync_loads_one_table_again_and_leaves_no_gap,
     test_change_traps.test_a_constant_default_that_was_changed_meanwhile_is_right_in_every_row,
     test_review.test_an_append_table_keeps_its_history_when_it_is_loaded_again,
+    test_sync.test_a_resumed_load_by_pages_equals_the_source,
 ]
 
 
-LONG_PROMISES: list[Callable[..., None]] = [test_sync.test_a_resumed_load_by_pages_equals_the_source]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "promise",
-    [*PROMISES, *(pytest.param(promise, marks=pytest.mark.slow) for promise in LONG_PROMISES)],
-    ids=lambda promise: promise.__name__.removeprefix("test_"),
-)
+@pytest.mark.parametrize("promise", PROMISES, ids=lambda promise: promise.__name__.removeprefix("test_"))
 def test_iceberg_tables_keep_what_parquet_tables_promise(
     promise: Callable[..., None], make: MakePipeline, request: pytest.FixtureRequest
 ) -> None:
@@ -179,7 +173,7 @@ def test_an_incremental_stream_compares_rows_by_columns_and_not_by_their_names(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("in_a_round", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("in_a_round", [True, False])
 def test_a_table_that_was_rolled_back_past_a_load_is_loaded_again(
     database: Database, make: MakePipeline, monkeypatch: pytest.MonkeyPatch, in_a_round: bool
 ) -> None:

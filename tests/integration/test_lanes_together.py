@@ -105,7 +105,7 @@ def past_the_log(database: Database, slot: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", ["moved", pytest.param("dropped", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("what", ["moved", "dropped"])
 def test_a_log_that_only_renewable_lanes_need_is_begun_anew_when_the_slot_is_not_where_it_was(
     shop: Database, tmp_path: Path, what: str
 ) -> None:

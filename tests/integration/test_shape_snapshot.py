@@ -265,7 +265,7 @@ def test_a_statement_timeout_of_the_role_does_not_end_a_snapshot(
         shape = taking.shape(definition_of(database.url, "t"))
         locker.execute("BEGIN; LOCK TABLE t")
         outcome = taking.start(shape)
-        wait_until(lambda: outcome.told or database.query(outlived), "a snapshot that waits for long")
+        wait_until(lambda: bool(outcome.told or database.query(outlived)), "a snapshot that waits for long")
         locker.execute("COMMIT")
         outcome.wait()
     assert outcome.problem is None, outcome.problem

@@ -100,14 +100,7 @@ def test_a_transaction_that_wrote_before_the_table_was_published_is_taken_whole_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "place",
-    [
-        "load.planned",
-        "load.swapped",
-        *(pytest.param(f"load.{each}", marks=pytest.mark.slow) for each in ("committed", "done")),
-    ],
-)
+@pytest.mark.parametrize("place", ["load.planned", "load.committed", "load.swapped", "load.done"])
 def test_a_start_that_was_killed_goes_on_from_the_position_where_it_joined(
     tables: Database, make: MakePipeline, place: str
 ) -> None:

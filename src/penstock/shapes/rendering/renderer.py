@@ -38,6 +38,7 @@ from penstock.capture.transactions import ChangeRows
 from penstock.core.stream import StreamId
 from penstock.shapes.rendering import renderer_kernels as kernels
 from penstock.shapes.rendering.assembly_kernels import choose_items, distinct_changes
+from penstock.text_kernels import Addresses, addresses
 
 if TYPE_CHECKING:
     from penstock.shapes.definition import ShapeDefinition
@@ -117,7 +118,7 @@ class Renderer:
     def __init__(self, changes: ChangeRows) -> None:
         self._changes = changes
         self._txid = (changes.xid & np.uint64(_TXID_MASK)).astype(np.int64)
-        self._cells: dict[str, tuple[_Cells, _Cells]] = {}
+        self._cells: dict[str, tuple[Addresses, Addresses]] = {}
         self._alive: list[pa.Array] = []  # the kernel reads their buffers by address
 
     def render(self, view: View, rows: Int32s, actions: Bytes, *, keep_unchanged: bool = False) -> Rendered:
@@ -143,12 +144,12 @@ class Renderer:
             )
         )
 
-    def _column(self, name: str) -> tuple[_Cells, _Cells]:
+    def _column(self, name: str) -> tuple[Addresses, Addresses]:
         cells = self._cells.get(name)
         if cells is None:
             new, old = self._changes.new(name), self._changes.old(name)
             self._alive += (new, old)
-            cells = self._cells[name] = (_cells(new), _cells(old))
+            cells = self._cells[name] = (addresses(new), addresses(old))
         return cells
 
 
@@ -162,27 +163,12 @@ def render(
 def render_keys(stream: StreamId, columns: Sequence[pa.StringArray]) -> pa.BinaryArray:
     """The keys of rows whose key is these columns."""
     count = len(columns[0])
-    cells = np.array([_cells(column) for column in columns], np.int64)
+    cells = np.array([addresses(column) for column in columns], np.int64)
     ends, keys = kernels.render_key_column(
         cells, count, np.frombuffer(key_prefix(stream).encode(), np.uint8).copy()
     )
     offsets = np.concatenate((np.zeros(1, np.int32), ends.astype(np.int32)))
     return pa.BinaryArray.from_buffers(pa.binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(keys)])
-
-
-_Cells: TypeAlias = tuple[int, int, int, int]
-
-
-def _cells(column: pa.StringArray) -> _Cells:
-    """Where the kernels find a column's values."""
-    assert column.type == pa.string()
-    validity, offsets, values = column.buffers()
-    return (
-        values.address if values is not None else 0,
-        offsets.address if offsets is not None else 0,
-        validity.address if validity is not None else 0,
-        column.offset,
-    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,29 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-Cells: TypeAlias = npt.NDArray[np.int64]
+from penstock.text_kernels import Cells, addresses
 
 
 def cells_of(columns: Sequence[pa.Array]) -> Cells:
     """Addresses of the columns' buffers: whoever uses them keeps the columns alive."""
-    return np.array([_addresses(column) for column in columns], np.int64).reshape(len(columns), 4)
-
-
-def _addresses(column: pa.Array) -> tuple[int, int, int, int]:
-    assert column.type in (pa.string(), pa.binary())
-    validity, offsets, values = column.buffers()
-    return (
-        values.address if values is not None else 0,
-        offsets.address if offsets is not None else 0,
-        validity.address if validity is not None else 0,
-        column.offset,
-    )
+    return np.array([addresses(column) for column in columns], np.int64).reshape(len(columns), 4)
 
 
 def packed(
