@@ -158,15 +158,17 @@ class PipelineUnderTest:
 
     def wait_until_nothing_runs(self) -> None:
         """Capture, Spark and its workers end by themselves when the sync that started them is gone."""
-        wait_until(lambda: not self.running(), f"these to end: {self.running()}", timeout_s=60)
+        while started := self.running():
+            _, alive = psutil.wait_procs(started, timeout=60)
+            assert not alive, f"these should have ended: {alive}"
 
-    def running(self) -> list[str]:
+    def running(self) -> list[psutil.Process]:
         """Every process that a sync of this pipeline started, directly or not."""
         found = []
         for process in psutil.process_iter():
             try:
                 if process.environ().get(_MARK) == self._mark:
-                    found.append(f"{process.pid} {' '.join(process.cmdline())[:80]}")
+                    found.append(process)
             except psutil.Error:
                 continue
         return found
