@@ -44,9 +44,11 @@ class Sync:
     def run(self) -> SyncReport:
         begun = time.monotonic()
         with only_one(self._config.state), ExitStack() as stack:
-            streams = resolve_from_source(self._config)
             stack.enter_context(self._spark)
-            with CaptureProcess(self._capture_spec(streams), self._captured) as capture:
+            with CaptureProcess(on_progress=self._captured) as capture:
+                capture.begin()
+                streams = resolve_from_source(self._config)
+                capture.use(self._capture_spec(streams))
                 lane = self._run(capture, streams)
                 position = self._finish(lane)
             after_sync(self._config, self._spark, list(lane.streams), self._listener)

@@ -26,7 +26,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 
 from penstock import failpoints
@@ -38,6 +38,8 @@ from penstock.core.errors import ConfigError, SnapshotLostError, SourceError, St
 from penstock.core.position import Lsn
 from penstock.core.report import ProgressListener
 from penstock.core.stream import StreamId
+from penstock.destinations.base import Destination
+from penstock.lake.ahead import looked_at
 from penstock.lake.cluster import checked_session
 from penstock.lake.destination import open_destination, spark_conf
 from penstock.lake.lane import LakeLane
@@ -113,13 +115,15 @@ class Turns:
         self._seen_before_start = fingerprints(streams)
         if follows:
             self._mark_if_slot_is_new(ledger)
-        started = start() if follows else None
-        # Setting up may have given tables another replica identity. A table that a wildcard finds only now
-        # is not published yet: it waits for the next look.
         names = {stream.info.stream for stream in streams}
-        streams = [stream for stream in self.resolve() if stream.info.stream in names]
-        epoch, version = self._identify(ledger, started)
-        lane = self._lane(ledger, streams, epoch, version)
+        destination = open_destination(self._config.destination, self._spark)
+        with looked_at(destination, names) if self._spark.is_there() else nullcontext():
+            started = start() if follows else None
+            # Setting up may have given tables another replica identity. A table that a wildcard finds only
+            # now is not published yet: it waits for the next look.
+            streams = [stream for stream in self.resolve() if stream.info.stream in names]
+            epoch, version = self._identify(ledger, started)
+        lane = self._lane(ledger, streams, destination, epoch, version)
         if fence:
             lane.fence()
         if started is not None and not started.slot_created:
@@ -141,7 +145,12 @@ class Turns:
             reconcile_partitions(connection, lane.ledger, lane)
 
     def _lane(
-        self, ledger: Ledger, streams: Sequence[LaneStream], epoch: Lsn, server_version: int
+        self,
+        ledger: Ledger,
+        streams: Sequence[LaneStream],
+        destination: Destination,
+        epoch: Lsn,
+        server_version: int,
     ) -> LakeLane:
         loading, replica = self._config.loading, self._config.source.replica_url
         settings = LaneSettings(
@@ -162,7 +171,7 @@ class Turns:
             ledger,
             LoadRecords(self._config.state / "load"),
             ChangeLog(self._config.state / "log"),
-            open_destination(self._config.destination, self._spark),
+            destination,
             self._spark,
             self._listener,
             leaves_off=self._leaves_off,

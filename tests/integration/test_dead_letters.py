@@ -159,6 +159,7 @@ def test_dead_letters_are_there_once_after_a_kill(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("make", ["parquet", "iceberg"], indirect=True)
 def test_a_row_that_a_resumed_load_read_itself_is_a_dead_letter_once(
     database: Database, make: MakePipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:

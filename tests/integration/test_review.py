@@ -488,6 +488,7 @@ def test_an_unchanged_value_of_a_dropped_column_is_not_missing_from_its_namesake
     assert changes.unchanged is None or changes.unchanged.to_pylist() in ([None], [[]])
 
 
+@pytest.mark.parametrize("make", ["parquet", pytest.param("iceberg", marks=pytest.mark.slow)], indirect=True)
 @pytest.mark.parametrize(
     ("before", "after"),
     [({"mode": "full_refresh"}, {}), ({"write": "append"}, {}), ({}, {"rename": {"v": "w"}})],

@@ -417,6 +417,7 @@ def test_deleted_rows_are_there_once_after_a_kill(
 
 
 @pytest.mark.slow
+@both
 @pytest.mark.parametrize("method", ["ctid", "key"])
 def test_a_load_that_was_cut_short_keeps_what_was_deleted_meanwhile_if_it_had_read_it(
     database: Database, make: MakePipeline, method: str

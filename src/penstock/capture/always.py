@@ -19,7 +19,7 @@ import psycopg
 
 from penstock import metrics
 from penstock.capture.anew import may_begin_anew
-from penstock.capture.server import error_to_json, log_unexpected, warm_up
+from penstock.capture.server import error_to_json, log_unexpected
 from penstock.capture.service import CaptureService
 from penstock.capture.spec import CaptureSpec
 from penstock.capture.tail import Tail
@@ -58,7 +58,6 @@ class AlwaysCapture:
 
     def run(self) -> int:
         """The process's exit code; it must end then, which closes what lanes have open here."""
-        warm_up()
         stop, pauses = self._channel.stop_asked, 0
         try:
             self._service.start()

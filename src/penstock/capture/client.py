@@ -27,12 +27,17 @@ _STOP_TIMEOUT_S = 10.0
 
 
 class CaptureProcess:
-    """One capture process. Once it is started, several threads may ask it at the same time."""
+    """One capture process. Once it is started, several threads may ask it at the same time.
+
+    Without a `spec` it waits for one (`use`): a process takes longer to get ready than it takes to find out
+    what to tell it.
+    """
 
     def __init__(
-        self, spec: CaptureSpec, on_progress: Callable[[CaptureProgress], None] | None = None
+        self, spec: CaptureSpec | None = None, on_progress: Callable[[CaptureProgress], None] | None = None
     ) -> None:
         self._spec = spec
+        self._knows_spec = False
         self._on_progress = on_progress
         self._process: subprocess.Popen[str] | None = None
         self._heard = threading.Condition()
@@ -55,6 +60,24 @@ class CaptureProcess:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+    def begin(self) -> None:
+        """Have the process get ready; does nothing if it is running."""
+        if self._process is None:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "penstock.capture"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                encoding="utf-8",
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+            )
+            self._knows_spec = False
+
+    def use(self, spec: CaptureSpec) -> None:
+        """What the process is to do; before anything is asked of it."""
+        assert not self._knows_spec, "a process has one spec"
+        self._spec = spec
 
     def start(self) -> Started:
         """Set up replication: publication and slot exist afterwards, nothing is read yet."""
@@ -113,8 +136,11 @@ class CaptureProcess:
         process = self._process
         if process is None:
             return
-        with contextlib.suppress(PenstockError):
-            self._ask("stop", timeout_s=_STOP_TIMEOUT_S)
+        if self._knows_spec:
+            with contextlib.suppress(PenstockError):
+                self._ask("stop", timeout_s=_STOP_TIMEOUT_S)
+        elif process.stdout is not None:
+            process.stdout.close()  # nobody listens to it yet
         assert process.stdin is not None
         with contextlib.suppress(OSError):
             process.stdin.close()
@@ -150,26 +176,21 @@ class CaptureProcess:
         return answer["result"]
 
     def _running(self) -> subprocess.Popen[str]:
-        if self._process is None:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "penstock.capture"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-                encoding="utf-8",
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
-            )
-            assert self._process.stdin is not None
-            assert self._process.stdout is not None
+        self.begin()
+        process = self._process
+        assert process is not None
+        if not self._knows_spec:
+            assert self._spec is not None, "told before anything is asked"
+            assert process.stdin is not None
             with self._heard:
                 self._ended, self._failure, self._reached = False, None, None
-            listener = threading.Thread(
-                target=self._listen, args=(self._process.stdout,), name="capture-listener", daemon=True
-            )
             with contextlib.suppress(OSError):
-                self._process.stdin.write(json.dumps(self._spec.to_json()) + "\n")
-            listener.start()
-        return self._process
+                process.stdin.write(json.dumps(self._spec.to_json()) + "\n")
+            self._knows_spec = True
+            threading.Thread(
+                target=self._listen, args=(process.stdout,), name="capture-listener", daemon=True
+            ).start()
+        return process
 
     def _listen(self, lines: IO[str]) -> None:
         for text in lines:

@@ -92,7 +92,6 @@ class CaptureServer:
 
     def start(self) -> Started:
         """For a sync: take the lock and set the source up. Nothing is read yet."""
-        warm_up()
         self._begin_leadership()
         return self._set_up(self._acquire, self._spec.streams, self._spec.full_identity)
 

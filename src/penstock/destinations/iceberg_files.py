@@ -28,6 +28,7 @@ class IcebergFiles:
         self._table = table
         self._data = f"{table.location()}/data/"
         self._live: dict[str, DataFile] = {}
+        self._specs: dict[int | None, Any] = {}  # by id, and never another under the same; None: unpartitioned
         self.snapshot_id: int | None = None
 
     @property
@@ -133,8 +134,14 @@ class IcebergFiles:
         return builder.withReferencedDataFile(self.location(of))
 
     def _spec(self, file: DataFile | None) -> Any:
-        if file is not None and file.spec_id is not None:
-            return self._table.specs().get(file.spec_id)
+        spec_id = None if file is None else file.spec_id
+        if spec_id not in self._specs:
+            self._specs[spec_id] = self._find_spec(spec_id)
+        return self._specs[spec_id]
+
+    def _find_spec(self, spec_id: int | None) -> Any:
+        if spec_id is not None:
+            return self._table.specs().get(spec_id)
         for spec in self._table.specs().values():
             if spec.isUnpartitioned():
                 return spec

@@ -2,9 +2,9 @@
 
 `fold_task` makes rows and touched keys of each stream's changes, `rewrite_task` takes the touched rows out
 of the table, `complete_task` finishes rows that needed the table, `settle_task` looks after dead letters
-where there are some. However many tables a round has, it costs at most four Spark jobs. What comes back is,
-per stream, the files to add and the names to remove; nothing is visible to anyone until the caller commits
-them.
+where there are some. However many tables a round has, it costs at most four Spark jobs; a small one costs
+none (`light`). What comes back is, per stream, the files to add and the names to remove; nothing is visible
+to anyone until the caller commits them.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from penstock.lake.complete_task import CompleteTask, complete_rows
 from penstock.lake.delete_stage import delete_touched
 from penstock.lake.evolve import ColumnSource
 from penstock.lake.fold_task import FoldResult, FoldTask, Staged, fold_changes, stands_alone, truncated_at
+from penstock.lake.light import folds_are_light, run_light
 from penstock.lake.output import OutputFile
 from penstock.lake.rewrite_task import RewriteResult, RewriteTask, rewrite_files
 from penstock.lake.session import balanced, run_tasks
@@ -125,8 +126,13 @@ def fold(
         for work in works
         for task in _fold_tasks(work, staging[work.stream], _parts(work, cores))
     ]
-    rows = [sum(file.rows for file in task.files) for _, task in tasks]
-    results = run_tasks(spark, fold_changes, [task for _, task in tasks], "fold changes", weights=rows)
+    folds = [task for _, task in tasks]
+    results: Sequence[FoldResult | None]
+    if folds_are_light(folds):
+        results = run_light(fold_changes, folds)
+    else:
+        rows = [sum(file.rows for file in task.files) for task in folds]
+        results = run_tasks(spark, fold_changes, folds, "fold changes", weights=rows)
     found: dict[StreamId, list[FoldResult | None]] = {work.stream: [] for work in works}
     for (work, _), result in zip(tasks, results, strict=True):
         found[work.stream].append(result)

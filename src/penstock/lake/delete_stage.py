@@ -15,6 +15,7 @@ from penstock.destinations.records import DataFile
 from penstock.lake.delete_task import DeleteResult, DeleteTask, HeldFile, delete_rows
 from penstock.lake.fold_task import FoldResult, truncated_at
 from penstock.lake.key_index import KeyForm
+from penstock.lake.light import deletes_are_light, run_light
 from penstock.lake.session import balanced, run_tasks
 from penstock.lake.target import Target
 
@@ -38,8 +39,12 @@ def delete_touched(
         for work in works
         for task in _tasks(work, folded[work.stream], staging[work.stream], cores)
     ]
-    sizes = [len(task.files) for _, task in tasks]
-    done = run_tasks(spark, delete_rows, [task for _, task in tasks], "find touched rows", weights=sizes)
+    looks = [task for _, task in tasks]
+    if deletes_are_light(looks):
+        done = run_light(delete_rows, looks)
+    else:
+        sizes = [len(task.files) for task in looks]
+        done = run_tasks(spark, delete_rows, looks, "find touched rows", weights=sizes)
     results: dict[StreamId, list[DeleteResult]] = {work.stream: [] for work in works}
     for (work, _), result in zip(tasks, done, strict=True):
         results[work.stream].append(result)

@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -53,6 +54,16 @@ def ensure_java() -> None:
 
 def java_version(java: Path) -> int:
     """The major version of that executable; 0 if it does not run."""
+    try:
+        found = java.stat()
+    except OSError:
+        return 0
+    return _version(java, found.st_size, found.st_mtime_ns)
+
+
+@lru_cache(8)
+def _version(java: Path, _size: int, _changed_ns: int) -> int:
+    """Asked once: every sync looks for a Java, and an answer takes as long as committing a small batch."""
     try:
         answer = subprocess.run(
             [str(java), "-version"], capture_output=True, text=True, timeout=60, check=True

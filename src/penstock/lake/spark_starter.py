@@ -12,6 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 
 from py4j.protocol import Py4JError
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 
@@ -29,6 +30,10 @@ class SparkStarter(AbstractContextManager["SparkStarter"]):
 
     def __call__(self) -> SparkSession:
         return self._begun().result()
+
+    def is_there(self) -> bool:
+        """Whether asking for the session starts nothing: this process has one."""
+        return SparkContext._active_spark_context is not None
 
     def has_died(self) -> bool:
         """Whether the session was there and its JVM is not any more."""
