@@ -486,6 +486,28 @@ def test_capture_ends_with_its_parent_and_leaves_ctrl_c_to_it(orders: Database, 
     wait_until(lambda: orders.query(active, (f"slot_{orders.name}",)) == [(False,)], "the slot to be free")
 
 
+def test_a_process_that_is_never_told_what_to_do_ends_when_it_is_given_up() -> None:
+    with CaptureProcess() as capture:
+        capture.begin()
+        assert capture.pid is not None
+        process = psutil.Process(capture.pid)
+    assert not process.is_running()
+
+
+def test_a_process_gets_ready_before_it_is_told_what_to_do(orders: Database, tmp_path: Path) -> None:
+    with CaptureProcess() as capture:
+        capture.begin()
+        assert capture.pid is not None
+        loaded = Path("/proc") / str(capture.pid) / "maps"
+        wait_until(lambda: "numba" in loaded.read_text(), "compiled code to be there")
+        capture.use(spec(orders, tmp_path))
+        capture.start()
+        orders.execute("INSERT INTO orders VALUES (1)")
+        read_now(capture)
+        assert "pandas" not in loaded.read_text(), "nobody needs it here, and it takes its time"
+    assert brief(log_rows(tmp_path), "id") == [("i", "1")]
+
+
 def test_progress_is_told_while_reading(orders: Database, tmp_path: Path) -> None:
     told: list[CaptureProgress] = []
     with CaptureProcess(spec(orders, tmp_path), told.append) as capture:

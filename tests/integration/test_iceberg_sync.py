@@ -12,11 +12,13 @@ from typing import Any
 
 import pytest
 from pyiceberg.catalog.sql import SqlCatalog
+from pyspark import SparkContext
 
 from penstock.core.errors import HistoryUnknownError
 from penstock.core.stream import StreamId
 from penstock.destinations.iceberg import IcebergTable
 from penstock.destinations.records import TableRecord
+from penstock.lake import light
 from penstock.lake.recovery import Recovery
 from penstock.pipeline import Pipeline
 from tests.conftest import Database
@@ -74,6 +76,25 @@ def test_pyiceberg_and_duckdb_read_what_spark_reads(database: Database, make: Ma
     assert by_id(scan.to_arrow()) == by_id(spark)
     counted = scan.to_duckdb("orders").execute("SELECT count(*), sum(id) FROM orders").fetchall()
     assert counted == database.query("SELECT count(*), sum(id) FROM orders")
+
+
+def spark_jobs() -> int:
+    return len(SparkContext.getOrCreate().statusTracker().getJobIdsForGroup(None))
+
+
+def test_a_small_round_is_the_same_on_spark_and_without_a_job_of_it(
+    database: Database, make: MakePipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipeline = changed_table(database, make)
+    for changes_max in (light.CHANGES_MAX, 0):
+        monkeypatch.setattr(light, "CHANGES_MAX", changes_max)
+        monkeypatch.setattr(light, "TABLE_FILES_MAX", changes_max)
+        database.execute("UPDATE orders SET note = note || '+' WHERE id % 2 = 0")
+        database.execute("UPDATE orders SET id = id + 1000 WHERE id < 20; DELETE FROM orders WHERE id = 40")
+        before = spark_jobs()
+        pipeline.sync()
+        assert (spark_jobs() == before) is (changes_max > 0)
+        pipeline.assert_same("public.orders")
 
 
 def by_id(table: Any) -> list[dict[str, Any]]:

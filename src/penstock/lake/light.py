@@ -6,7 +6,7 @@ light runs here, in threads: they are in Arrow, in compiled code or in an `fsync
 of these holds the interpreter. The functions, the tasks and what comes of them are the same.
 
 What is light is bounded by rows, bytes and files, and so is the driver's memory: it holds the changes of a
-light round once, and of the table one file's index at a time.
+light round once, and of the table the index of one file per thread.
 """
 
 from __future__ import annotations
