@@ -258,18 +258,23 @@ _KINDS: Mapping[str, _Kind] = {
 
 @contextlib.contextmanager
 def own_disk(directory: Path) -> Iterator[bool]:
-    """Mount one in memory at `directory`, if we may; whether we could."""
+    """Mount one in memory at `directory`, if we may; whether we could.
+
+    Who unmounts it waits for the end of its input, which comes with ours, however we end.
+    """
     directory.mkdir(parents=True, exist_ok=True)
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={_DISK}", "tmpfs", str(directory)]
-    try:
-        mounted = subprocess.run(mount, check=False, capture_output=True).returncode == 0
-    except FileNotFoundError:
-        mounted = False
-    try:
+    mount = 'mount -t tmpfs -o "size=$1" tmpfs "$2" || exit; echo mounted; read -r _; umount --lazy "$2"'
+    with subprocess.Popen(
+        ["sh", "-c", mount, "sh", _DISK, str(directory)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,  # an interrupt of the whole group is not for it
+    ) as keeper:
+        assert keeper.stdout is not None
+        mounted = keeper.stdout.readline() == b"mounted\n"
         yield mounted
-    finally:
-        if mounted:
-            subprocess.run(["umount", "--lazy", str(directory)], check=True)
+    assert not mounted or keeper.returncode == 0, f"{directory} is still mounted"
 
 
 def _fill(directory: Path) -> int:

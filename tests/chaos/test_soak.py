@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,11 +15,19 @@ import pytest
 from tests.chaos import soak
 from tests.chaos.matrix import SEED
 from tests.chaos.soak import Soak, faults, own_disk
+from tests.conftest import wait_until
 
 pytestmark = pytest.mark.chaos
 
 SECONDS = float(os.environ.get("PENSTOCK_SOAK_S", "0"))
 DESTINATION = os.environ.get("PENSTOCK_SOAK_DESTINATION", "parquet")
+_KEEPS_A_DISK = """
+import pathlib, sys
+from tests.chaos.soak import own_disk
+with own_disk(pathlib.Path(sys.argv[1])) as mounted:
+    print(mounted, flush=True)
+    sys.stdin.read()
+"""
 
 
 def test_what_breaks_is_told_by_the_seed() -> None:
@@ -52,3 +61,14 @@ def test_a_disk_is_full_although_others_write_to_it_meanwhile(
     assert soak._fill(tmp_path) == 1000
     slack = [size - 1000 for size in sizes]
     assert slack == sorted(set(slack)), "each try leaves more"
+
+
+def test_a_disk_is_unmounted_however_its_process_ends(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", _KEEPS_A_DISK, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        if process.stdout.readline() != b"True\n":
+            pytest.skip("no file system of its own can be mounted here")
+        assert tmp_path.is_mount()
+        process.kill()
+    wait_until(lambda: not tmp_path.is_mount(), "its disk to be gone")
