@@ -100,11 +100,9 @@ class LakeProcess:
     # A term
 
     def _term(self, *, warm: bool) -> None:
-        self._channel.state("waiting")
-        with kept_warm(self._spark) if warm else nullcontext():
-            leads = self._capture.wait_until_leading(
-                self._stop, lambda reason: self._channel.state("waiting", reason)
-            )
+        standing = _Standing(self._channel, is_warming=warm)
+        with kept_warm(self._spark, standing.warmed) if warm else nullcontext():
+            leads = self._capture.wait_until_leading(self._stop, standing.away)
         if not leads:
             return
         self._channel.state("starting")
@@ -277,6 +275,32 @@ class LakeProcess:
         _logger.warning("the lake lane begins anew", code=error.code, reason=error.message)
         self._channel.state("reconnecting", str(error))
         self._stop.wait(pause_s(self._failures, *BACKOFF_S))
+
+
+class _Standing:
+    """What is said while capture does not lead: who is to be warm has not started until it is."""
+
+    def __init__(self, channel: Channel, *, is_warming: bool) -> None:
+        self._channel = channel
+        self._is_warming = is_warming
+        self._away = ""
+        self._saying = threading.Lock()
+        self._say()
+
+    def warmed(self) -> None:
+        self._is_warming = False
+        self._say()
+
+    def away(self, reason: str) -> None:
+        self._away = reason
+        self._say()
+
+    def _say(self) -> None:
+        with self._saying:
+            if self._is_warming:
+                self._channel.state("starting", self._away or "Spark is being made ready")
+            else:
+                self._channel.state("waiting", self._away)
 
 
 class _Every:

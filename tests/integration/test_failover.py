@@ -17,7 +17,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from penstock.sources.postgres.embedded import EmbeddedPostgres
@@ -34,6 +33,7 @@ _BESIDE_OTHERS = 3 if "PYTEST_XDIST_WORKER" in os.environ else 1
 CAPTURES_WITHIN_S = 5.0 * _BESIDE_OTHERS
 COMMITS_WITHIN_S = {"cold": 30.0 * _BESIDE_OTHERS, "warm": 10.0 * _BESIDE_OTHERS}
 _LEVEL_S = 180.0
+Taken = list[tuple[str, str, str, float, float]]
 _SETTINGS: dict[str, Any] = {
     "log": {"seal_every": "1s"},
     "lanes": {"lake": {"every": "1s"}},
@@ -41,18 +41,26 @@ _SETTINGS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("strike", "state", "standby"),
-    [
-        (signal.SIGKILL, "shared", "cold"),
-        (signal.SIGKILL, "own", "warm"),
-        (signal.SIGSTOP, "shared", "warm"),
-        (signal.SIGSTOP, "own", "cold"),
-    ],
-    ids=lambda value: value.name if isinstance(value, signal.Signals) else value,
-)
+@pytest.fixture(scope="module")
+def taken() -> Iterator[Taken]:
+    """Seconds from the strike, printed as a table in the end."""
+    rows: Taken = []
+    yield rows
+    print("\n| leader | state | standby | sealed a step, s | committed, s |\n|---|---|---|---|---|")
+    for strike, state, standby, captured_s, committed_s in rows:
+        print(f"| {strike} | {state} | {standby} | {captured_s:.1f} | {committed_s:.1f} |")
+
+
+@pytest.mark.parametrize("standby", ["cold", "warm"])
+@pytest.mark.parametrize("state", ["shared", "own"])
+@pytest.mark.parametrize("strike", [signal.SIGKILL, signal.SIGSTOP], ids=lambda strike: strike.name)
 def test_a_standby_takes_over_in_seconds_and_nothing_is_lost_or_doubled(
-    make: MakePipeline, database: Database, strike: signal.Signals, state: str, standby: str
+    make: MakePipeline,
+    database: Database,
+    taken: Taken,
+    strike: signal.Signals,
+    state: str,
+    standby: str,
 ) -> None:
     pipeline = make(streams_of(UPSERT, APPEND), **_SETTINGS)
     other = {"run": {"standby": standby}, **({"state": "./state-b"} if state == "own" else {})}
@@ -68,7 +76,7 @@ def test_a_standby_takes_over_in_seconds_and_nothing_is_lost_or_doubled(
         captured_s = time.monotonic() - struck
         b.wait_until(partial(_has_committed_since, pipeline, shown), "the standby to commit")
         committed_s = time.monotonic() - struck
-        print(f"{strike.name}, {state} state, {standby}: {captured_s:.1f} s, {committed_s:.1f} s")
+        taken.append((strike.name, state, standby, captured_s, committed_s))
         if strike is signal.SIGSTOP:
             a.send(signal.SIGCONT)
             a.wait_until(lambda: a.role == "standby", "the woken leader to stand by")
@@ -184,20 +192,8 @@ def _stand_by(instance: Instance, *, warm: bool = False) -> None:
     instance.wait_until(lambda: instance.role == "standby", "it to stand by")
     instance.wait_until(lambda: instance.state_of("lake") == "waiting", "its lake process to wait")
     if warm:
-        instance.wait_until(lambda: _is_warm(instance), "its Spark to be there")
-
-
-def _is_warm(instance: Instance) -> bool:
-    """Spark's workers are there, and nothing of it is at work any more."""
-    spark = [(process, role) for process, role in instance.processes() if role in ("jvm", "worker")]
-    if [role for _, role in spark].count("worker") < 2:  # the one that makes them, and one at least
-        return False
-    try:
-        before = sum(sum(process.cpu_times()[:2]) for process, _ in spark)
-        time.sleep(1)
-        return sum(sum(process.cpu_times()[:2]) for process, _ in spark) - before < 0.1
-    except psutil.NoSuchProcess:  # a worker that had nothing to do
-        return False
+        workers = [process for process, role in instance.processes() if role == "worker"]
+        assert len(workers) >= 2, "the one that makes them, and one at least, before it says that it waits"
 
 
 def _has_sealed_since(instance: Instance, known: set[str]) -> bool:

@@ -2,13 +2,13 @@
 
 The first job of a session spends seconds on starting workers, on imports and on loading classes, and Spark
 ends workers that were idle for a minute. A small job every so often spares a standby all that when it takes
-over.
+over. Until the first of them is done a standby is no faster than a cold one, so that is told.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 
@@ -22,22 +22,36 @@ _MODULES = tuple(
 
 
 @contextmanager
-def kept_warm(spark: SparkStarter) -> Iterator[None]:
-    """In a thread of its own until the end of the block, which does not wait for a job under way."""
-    ended = threading.Event()
-    threading.Thread(target=_keep, args=(spark, ended), name="lake-warmth", daemon=True).start()
+def kept_warm(spark: SparkStarter, on_warm: Callable[[], None]) -> Iterator[None]:
+    """In a thread of its own until the end of the block, which does not wait for a job under way.
+
+    `on_warm` is called once, when the first job is done, and not after the block.
+    """
+    ended, telling = threading.Event(), threading.Lock()
+
+    def tell() -> None:
+        with telling:
+            if not ended.is_set():
+                on_warm()
+
+    threading.Thread(target=_keep, args=(spark, ended, tell), name="lake-warmth", daemon=True).start()
     try:
         yield
     finally:
-        ended.set()
+        with telling:
+            ended.set()
 
 
-def _keep(spark: SparkStarter, ended: threading.Event) -> None:
+def _keep(spark: SparkStarter, ended: threading.Event, on_warm: Callable[[], None]) -> None:
     try:
         session = spark()
         count = session.sparkContext.defaultParallelism
+        is_first = True
         while not ended.is_set():
             run_tasks(session, _import, [_MODULES] * count, "keep workers ready", at_once=count)
+            if is_first:
+                is_first = False
+                on_warm()
             ended.wait(EVERY_S)
     except Exception:
         return  # whoever needs the session next is told what is wrong with it
