@@ -67,7 +67,7 @@ class LaneThread:
         self._capture = RemoteCapture(address, lane)
         self.measures = StreamMeasures(lane)
         self._lane = StreamLane(
-            StreamSettings.of_pipeline(config, lane),
+            StreamSettings.of_pipeline(config, lane, path),
             self._capture,
             self.measures,
             lambda state, reason: self.states.append((state, reason)),

@@ -122,6 +122,9 @@ STREAM_UNPROVEN = _counter(
 )
 STREAM_LANE_PAUSED = _gauge("stream_lane_paused", "1 while somebody has paused the lane.", "lane")
 STREAM_LANE_LOADING = _gauge("stream_lane_loading", "Streams whose rows are being loaded.", "lane")
+STREAM_LANE_GAPS = _gauge(
+    "stream_lane_gaps", "Streams that stand still, because changes of theirs are missing.", "lane"
+)
 
 METRICS: tuple[Metric, ...] = tuple(value for value in globals().values() if isinstance(value, Metric))
 BY_NAME = {metric.name: metric for metric in METRICS}

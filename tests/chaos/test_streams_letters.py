@@ -1,24 +1,28 @@
 """A target that refuses one key: the key's events wait as dead letters, in order, and all others flow on.
 
-A broker refuses records that are too large for their topic. Nothing of the key may overtake them, nothing may
-be acknowledged before they are on disk, and once the topic takes them a replay delivers all, as if they had
-never been refused.
+A broker refuses records that are too large for their topic; Kinesis, calls that have a record which it calls
+invalid. Nothing of the key may overtake what was refused, nothing may be acknowledged before it is on disk,
+and once the target takes it a replay delivers all, as if it had never been refused.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import psycopg
 import pytest
 
 from tests.chaos.matrix import LEVEL
-from tests.chaos.stream_matrix import LETTERS, cases
-from tests.chaos.stream_targets import OfKafka, target
+from tests.chaos.stream_matrix import LETTERS, REFUSING, cases
+from tests.chaos.stream_targets import OfKafka, OfKinesis, Target, target
 from tests.conftest import Database, wait_until
+from tests.kinesis_proxy import HttpFailureProxy
+from tests.kinesis_server import Kinesalite
 from tests.oracle import OPTIONS
 from tests.oracle_history import audited, install_audit
 from tests.stream_instances import StreamPipeline, running
@@ -32,27 +36,93 @@ BODY = f"(SELECT string_agg(md5(n::text), '') FROM generate_series(1, {REFUSED_B
 REFUSED_KEY, KEYS = 7, 20
 
 
-@pytest.mark.skipif(LEVEL == "short", reason="only by make chaos-once and make chaos")
-@pytest.mark.parametrize("rule", ["", *(rule for _, rule in cases(LETTERS, targets=("kafka",)))])
-def test_a_refused_key_waits_in_order_while_all_others_flow_on(
-    database: Database, request: pytest.FixtureRequest, tmp_path: Path, rule: str
-) -> None:
-    database.execute("CREATE TABLE items (id int PRIMARY KEY, body text, version serial)")
-    install_audit(database.url, [TABLE])
-    with target("kafka", request, tmp_path) as at, ExitStack() as stack:
-        assert isinstance(at, OfKafka)
-        section = {
-            **at.section,
+class Refusal(Protocol):
+    """A target that can be told to refuse the key, and then to take it."""
+
+    @property
+    def at(self) -> Target: ...
+
+    @property
+    def section(self) -> Mapping[str, Any]: ...
+
+    def refuse(self) -> None: ...
+
+    def take(self, slot: str) -> None: ...
+
+
+@dataclass
+class TooLarge:
+    """From the beginning: no other key has such a large row."""
+
+    at: OfKafka
+
+    @property
+    def section(self) -> Mapping[str, Any]:
+        return {
+            **self.at.section,
             "properties": {"message.max.bytes": "8000000"},
             "topic_config": {"max.message.bytes": str(TAKEN_BYTES)},
             "compression": "none",
-            "dead_letter": {"max_share": 1.0},
         }
-        pipeline = StreamPipeline(database, tmp_path / "pipeline", "kafka", section, [TABLE])
+
+    def refuse(self) -> None:
+        """It does."""
+
+    def take(self, slot: str) -> None:
+        self.at.server.configure_topic(f"{slot}.{TABLE}", {"max.message.bytes": "8000000"})
+
+
+@dataclass
+class Invalid:
+    """A call with the key is refused whole, so it must be found out which of its records is the reason."""
+
+    at: OfKinesis
+    proxy: HttpFailureProxy
+
+    @property
+    def section(self) -> Mapping[str, Any]:
+        return self.at.section
+
+    def refuse(self) -> None:
+        self.proxy.invalid = f"[{REFUSED_KEY}]"
+
+    def take(self, slot: str) -> None:
+        self.proxy.invalid = None
+
+
+@contextmanager
+def refusing(name: str, request: pytest.FixtureRequest, directory: Path) -> Iterator[Refusal]:
+    with target(name, request, directory) as at:
+        if isinstance(at, OfKafka):
+            yield TooLarge(at)
+            return
+        assert isinstance(at, OfKinesis)
+        kinesis: Kinesalite = at.server
+        with HttpFailureProxy(kinesis.port) as proxy:
+            yield Invalid(OfKinesis(kinesis, proxy.endpoint, at.stream), proxy)
+
+
+@pytest.mark.skipif(LEVEL == "short", reason="only by make chaos-once and make chaos")
+@pytest.mark.parametrize(
+    ("name", "rule"),
+    [*((name, "") for name in REFUSING), *cases(LETTERS, targets=REFUSING)],
+    ids=str,
+)
+def test_a_refused_key_waits_in_order_while_all_others_flow_on(
+    database: Database, request: pytest.FixtureRequest, tmp_path: Path, name: str, rule: str
+) -> None:
+    database.execute("CREATE TABLE items (id int PRIMARY KEY, body text, version serial)")
+    install_audit(database.url, [TABLE])
+    with refusing(name, request, tmp_path) as refusal, ExitStack() as stack:
+        at = refusal.at
+        section = {**refusal.section, "dead_letter": {"max_share": 1.0}}
+        pipeline = StreamPipeline(
+            database, tmp_path / "pipeline", name, section, [TABLE], environment=at.environment
+        )
         (instance,) = stack.enter_context(running(pipeline))
 
-        def strike(name: str) -> None:
-            if rule.startswith(name):
+        def strike(place: str) -> None:
+            if rule.startswith(place):
                 assert instance.lane.wait_until_struck(rule), instance.lane.told()
                 instance.lane.start()
 
@@ -61,19 +131,20 @@ def test_a_refused_key_waits_in_order_while_all_others_flow_on(
         instance.start(rule)
         instance.lane.wait_until_running()
         pipeline.wait_until_level(instance)
+        refusal.refuse()
         _change_items(connection)
         strike("streams.letter_written")
         _change_items(connection)
         pipeline.wait_until_level(instance)
         _assert_waits(database, at.read(pipeline.name, [TABLE]), pipeline.dead_letters())
 
-        at.server.configure_topic(f"{pipeline.name}.{TABLE}", {"max.message.bytes": "8000000"})
-        pipeline.command("dlq", "replay", "--lane", "kafka", "--yes")
+        refusal.take(pipeline.name)
+        pipeline.command("dlq", "replay", "--lane", name, "--yes")
         strike("streams.letter_replayed")
         wait_until(lambda: pipeline.dead_letters() == [], "the letters to be delivered", timeout_s=60)
         _change_items(connection)
         pipeline.wait_until_level(instance)
-        assert_told(database.url, TABLE, at.read(pipeline.name, [TABLE]))
+        assert_told(database.url, TABLE, at.read(pipeline.name, [TABLE]), one_place=at.one_place)
 
 
 def _assert_waits(database: Database, told: list[Told], letters: list[dict[str, Any]]) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,94 +18,18 @@ from penstock import metrics
 from penstock.config import Config
 from penstock.core.errors import ConfigError, PositionGoneError
 from penstock.core.position import Lsn
-from penstock.streams.orders import OrderBook, lane_directory
-from tests.always import AlwaysOn
 from tests.conftest import Database, wait_until
 from tests.kafka_server import KafkaServer
 from tests.stream_lane import (
     WAIT_S,
-    LaneProcess,
     LaneThread,
     events_of,
     pipeline_file,
     position_of,
-    rows_of,
     standing_of,
     stream_capture,
 )
-
-SHOP = """
-CREATE TABLE orders (id bigint PRIMARY KEY, status text, note text);
-INSERT INTO orders SELECT i, 'placed', NULL FROM generate_series(1, 50) AS i;
-"""
-
-
-class Shop:
-    """A pipeline with a file lane, and its capture."""
-
-    def __init__(self, directory: Path, database: Database, **section: Any) -> None:
-        self.database = database
-        self.out = directory / "out.ndjson"
-        self.path = pipeline_file(directory, database, "file", {"path": str(self.out), **section})
-        self.config = Config.load(self.path)
-        self.capture: AlwaysOn | None = None
-        self.orders = OrderBook(lane_directory(self.config.state, "file"))
-
-    @contextmanager
-    def captured(self, **changed: Any) -> Iterator[AlwaysOn]:
-        with stream_capture(self.config, self.database, **changed) as capture:
-            self.capture = capture
-            # gRPC is slow to try a socket again that was not there.
-            wait_until(lambda: "leading" in capture.states, "capture to lead", WAIT_S)
-            yield capture
-
-    def lane(self) -> LaneThread:
-        assert self.capture is not None
-        return LaneThread(self.path, self.capture.capture.address)
-
-    def process(self, **environment: str) -> LaneProcess:
-        assert self.capture is not None
-        return LaneProcess(self.path, self.capture.capture.address, **environment)
-
-    def execute(self, statement: str) -> None:
-        self.database.execute(statement)
-
-    def events(self, table: str = "public.orders") -> list[dict[str, Any]]:
-        """Of one table, in order."""
-        return [event for event in events_of(self.out) if event["route"].endswith(f".{table}")]
-
-    def ops(self, table: str = "public.orders") -> str:
-        return "".join(event["value"]["op"] for event in self.events(table))
-
-    def wait_for(self, count: int, table: str = "public.orders") -> list[dict[str, Any]]:
-        wait_until(lambda: len(self.events(table)) >= count, f"{count} events of {table}", WAIT_S)
-        found = self.events(table)
-        assert len(found) == count
-        return found
-
-    def wait_until_level(self, *, resumed: bool = False) -> None:
-        """Until what somebody has who applies the events is what the source has; each event is there once."""
-        wait_until(lambda: self.held(resumed=resumed) == self.source(), "the lane to be level", WAIT_S)
-        self.require_once()
-
-    def held(self, *, resumed: bool) -> dict[str, tuple[str | None, ...]]:
-        rows = rows_of(events_of(self.out), "public.orders", resumed=resumed)
-        return {
-            key: tuple(None if value is None else str(value) for value in row.values())
-            for key, row in rows.items()
-        }
-
-    def source(self) -> dict[str, tuple[str | None, ...]]:
-        rows = self.database.query("SELECT * FROM orders")
-        texts = [tuple(None if value is None else str(value) for value in row) for row in rows]
-        return {json.dumps([int(str(row[0]))]): row for row in texts}
-
-    def require_once(self) -> None:
-        names = [
-            (event["route"], event.get("chunk"), event["offset"], event["kind"], json.dumps(event["key"]))
-            for event in events_of(self.out)
-        ]
-        assert len(names) == len(set(names)), "an event is there twice"
+from tests.stream_shop import SHOP, Shop
 
 
 @pytest.fixture

@@ -18,8 +18,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
+from rich.console import Console
 
 from penstock import metrics
+from penstock.cli.run_view import run_view
 from penstock.core.errors import ConfigError
 from penstock.ledger.run_file import RunFile, Running
 from penstock.metrics import METRICS, Sample
@@ -56,6 +58,16 @@ class Instance:
 
     def samples(self) -> list[Sample]:
         return self.said
+
+
+def test_a_lane_without_a_process_is_told_as_one_to_be_dropped(capsys: pytest.CaptureFixture[str]) -> None:
+    said = [*SAMPLES, *((metrics.LANE_KNOWN.name, {"lane": lane}, 1.0) for lane in ("lake", "kafka"))]
+    status = run_status("here", 42, NOW, (CAPTURE, LAKE), said, live=True, stopping=False)
+    assert {lane.lane: lane.configured for lane in status.lanes} == {"lake": True, "kafka": False}
+    Console(width=200).print(run_view(status_document(Instance(status))))
+    shown = capsys.readouterr().out
+    assert shown.count("not in the pipeline file") == 1
+    assert "penstock lane drop kafka --yes" in shown
 
 
 @pytest.fixture

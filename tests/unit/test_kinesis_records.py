@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from penstock.core.position import Lsn
 from penstock.core.stream import StreamId
 from penstock.streams.events import CREATE, READ, TOMBSTONE, Events
 from penstock.streams.kinesis.aggregation import aggregated, taken_apart
-from penstock.streams.kinesis.records import RecordMaker, group_of, identities, name_of
+from penstock.streams.kinesis.records import RecordMaker, Records, group_of, identities, name_of
 from penstock.streams.kinesis.shards import ShardMap
 from tests.kinesis_server import Record, taken_apart_as_consumers_do
 from tests.unit.test_kinesis_shards import even_shards
@@ -90,6 +91,39 @@ def _assert_says(said: dict[str, Any], value: bytes | None, events: Events, numb
         assert said == json.loads(value)
     else:
         assert base64.b64decode(said["value"]) == value
+
+
+@given(
+    st.lists(
+        st.tuples(_values, st.one_of(st.none(), st.text()), st.one_of(st.none(), st.text())),
+        min_size=1,
+        max_size=5,
+    )
+)
+def test_headers_are_in_the_envelope_and_change_nothing_else(
+    rows: list[tuple[bytes | None, str | None, str | None]],
+) -> None:
+    plain = _events([("[1]", value, False) for value, _, _ in rows])
+    headers = {
+        "type": pa.array([first for _, first, _ in rows], pa.string()),
+        'od"d': pa.array([second for _, _, second in rows], pa.string()),
+    }
+    events = replace(plain, headers=headers)
+    maker = RecordMaker("shop", _EPOCH)
+    records, without = maker.records(events), maker.records(plain)
+    assert (maker.sizes(events) == records.sizes).all()
+    assert (records.hashes == without.hashes).all()
+    for number, (_, first, second) in enumerate(rows):
+        data, bare = (_data(each, number) for each in (records, without))
+        said = json.loads(data)
+        expected = {name: text for name, text in (("type", first), ('od"d', second)) if text is not None}
+        assert said["penstock"].pop("headers", {}) == expected
+        assert said == json.loads(bare)
+        assert name_of(data, "shop") == name_of(bare, "shop")
+
+
+def _data(records: Records, row: int) -> bytes:
+    return base64.b64decode(json.loads(records.body("s", np.array([row])))["Records"][0]["Data"])
 
 
 @given(st.integers(0, 2**40), st.integers(0, 2**20), st.booleans())

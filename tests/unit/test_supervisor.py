@@ -27,10 +27,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock import metrics
+from penstock import metrics, planning
 from penstock.capture.spec import ServiceSpec
 from penstock.cli.main import main
 from penstock.cli.outlet import Outlet
+from penstock.config import Config
 from penstock.core.position import Lsn
 from penstock.ledger.lanes import LANES_FILE, LaneRegistry
 from penstock.ledger.run_file import RunFile, Running, read_running
@@ -530,6 +531,18 @@ class TestCommand:
         assert not any(map(_runs, running.pids()))
         stopped = [each["process"] for each in running.events() if each["event"] == "stopped"]
         assert stopped == ["lake", "capture"]
+
+    def test_a_lane_that_the_file_has_no_more_is_named_with_what_to_do(
+        self, command: Any, tmp_path: Path
+    ) -> None:
+        registry = LaneRegistry(tmp_path / "state" / LANES_FILE)
+        for lane in ("lake", "kafka"):
+            registry.join(lane)
+        running = command({"capture": OBEDIENT, "lake": OBEDIENT})
+        said = running.wait_for("supervisor", "note")
+        assert "The lane kafka is not in the pipeline file" in said["message"]
+        assert "`penstock lane drop kafka --yes`" in said["message"]
+        assert said["message"] in planning.status(Config.load(tmp_path / "penstock.yaml")).notes
 
     def test_a_second_signal_stops_at_once_and_says_so(self, command: Any) -> None:
         running = command({"capture": OBEDIENT, "lake": STUBBORN})

@@ -131,14 +131,8 @@ def rewind(
 
 
 def order_resync(settings: Settings, name: str, streams: tuple[str, ...]) -> None:
-    """Have a stream lane load these streams anew, or all."""
+    """Have a stream lane load these streams anew, or all; those whose rows it does not send go on."""
     config = _config(settings)
-    lane = config.lanes.streams.get(name)
-    if lane is not None and lane.snapshot == "never" and streams:
-        raise ConfigError(
-            f"The lane {name} sends changes alone: it has `snapshot: never`.",
-            remedy="Set `snapshot: initial` if the rows there are are to be sent.",
-        )
     for stream in streams:
         if not any(StreamId.parse(each.table).matches(_stream_id(stream)) for each in config.streams):
             raise ConfigError(

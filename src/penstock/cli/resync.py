@@ -27,7 +27,8 @@ def resync(
     """Load these streams again and go on from there; without a name, all of them under a new slot.
 
     Readers see the old tables until each new one is complete. With --lane the rows go into that lane's
-    stream, as events with `op` `r`, while `penstock run` runs.
+    stream, as events with `op` `r`, while `penstock run` runs; a stream of which it sends changes alone goes
+    on from where it stands.
     """
     settings = settings_of(context)
     if lane is not None:
@@ -47,7 +48,8 @@ def resync(
 def _resync_lane(settings: Settings, lane: str, streams: tuple[str, ...], *, yes: bool) -> None:
     if not yes:
         raise ConfigError(
-            f"This has the lane {lane} send the rows there are again: consumers see them a second time.",
+            f"This has the lane {lane} send the rows there are again: consumers see them a second time. "
+            "Where it sends changes alone, it goes on although some may be missing.",
             remedy="Add --yes if that is what you want.",
         )
     order_resync(settings, lane, streams)
@@ -55,4 +57,4 @@ def _resync_lane(settings: Settings, lane: str, streams: tuple[str, ...], *, yes
     if settings.json:
         settings.emit_json({"lane": lane, "resync": list(streams)})
     else:
-        settings.out.print(f"The lane {lane} loads {what} anew.", markup=False, highlight=False)
+        settings.out.print(f"The lane {lane} begins with {what} anew.", markup=False, highlight=False)

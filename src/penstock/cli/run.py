@@ -24,8 +24,9 @@ def run(context: typer.Context) -> None:
 
 
 def _instance(settings: Settings, directory: Path) -> Instance:
-    from penstock.capture.from_config import service_of
+    from penstock.capture.from_config import lanes_of, service_of
     from penstock.config import Config
+    from penstock.ledger.lanes import LANES_FILE, left_lanes, left_note
     from penstock.supervisor.programs import programs_of
 
     config = Config.load(settings.config_path)
@@ -38,4 +39,5 @@ def _instance(settings: Settings, directory: Path) -> Instance:
         admin=None if config.lanes.shapes is None else admin,
         restarts_max=config.run.restarts_max,
         stop_timeout=config.run.stop_timeout,
+        notes=[left_note(lane) for lane in left_lanes(config.state / LANES_FILE, lanes_of(config))],
     )

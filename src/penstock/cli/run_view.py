@@ -75,6 +75,10 @@ def _lane_note(lane: dict[str, Any]) -> str:
         notes.append("paused")
     if lane.get("loading"):
         notes.append(f"loads {plural(lane['loading'], 'stream')}")
+    if lane.get("gaps"):
+        notes.append(f"{plural(lane['gaps'], 'stream')} with missing changes")
+    if not lane.get("configured", True):
+        notes.append(f"not in the pipeline file: `penstock lane drop {lane['lane']} --yes` gives it up")
     return "; ".join(notes)
 
 

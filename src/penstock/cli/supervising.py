@@ -27,7 +27,10 @@ _DIRECTORY_LENGTH_MAX = 70
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """What one command keeps up. `admin`: where the live lane takes orders, if there is one."""
+    """What one command keeps up. `admin`: where the live lane takes orders, if there is one.
+
+    `notes`: what a person should know when it begins.
+    """
 
     programs: Sequence[Program]
     listen: str
@@ -36,6 +39,7 @@ class Instance:
     admin: Path | None
     restarts_max: int
     stop_timeout: timedelta
+    notes: Sequence[str] = ()
 
 
 def supervise(context: typer.Context, build: Callable[[Settings, Path], Instance]) -> None:
@@ -56,6 +60,7 @@ def _short_directory() -> str:
 
 def _run(settings: Settings, instance: Instance) -> bool:
     from penstock.cli.run_output import run_output
+    from penstock.supervisor.events import SUPERVISOR, Event
     from penstock.supervisor.supervisor import Supervisor
 
     output = run_output(settings)
@@ -72,6 +77,8 @@ def _run(settings: Settings, instance: Instance) -> bool:
     )
     _handle_signals(supervisor)
     with output.showing(supervisor):
+        for note in instance.notes:
+            output.event(Event("note", SUPERVISOR, note))
         return supervisor.run()
 
 

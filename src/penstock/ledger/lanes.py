@@ -144,6 +144,19 @@ class LaneRegistry:
         self._is_saved = True
 
 
+def left_lanes(path: Path, configured: Collection[str]) -> list[str]:
+    """Lanes on the list that the pipeline file does not have any more."""
+    return sorted(set(_read(path)).difference(configured))
+
+
+def left_note(name: str) -> str:
+    """What a person is told of one."""
+    return (
+        f"The lane {name} is not in the pipeline file, and the source keeps all that it lacks: "
+        f"`penstock lane drop {name} --yes` gives it up."
+    )
+
+
 def _read(path: Path) -> dict[str, Lane]:
     try:
         fields = json.loads(path.read_bytes())

@@ -7,6 +7,8 @@ goes on is all that an error decides:
 - source or target cannot be reached: the same, after a pause, without end: the position is held meanwhile;
 - anything that needs a person: the process ends with it, and the supervisor parks it.
 
+Without an error it ends when somebody has ordered something, or tables have come: the next one begins.
+
 A term that capture no longer leads sends nothing more, even while the lane waits for a target that does not
 answer: `_Watch` stops the publisher.
 """
@@ -17,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
@@ -114,20 +117,25 @@ class StreamLane:
         if not self._capture.wait_until_leading(stop, lambda reason: self._on_state("waiting", reason)):
             return
         self._on_state("starting", "")
-        streams = followed_streams(self._settings)
+        settings = self._settings
+        streams = followed_streams(settings)
         started = self._capture.join(
             list(streams), {name for name, stream in streams.items() if stream.full_identity}
         )
         with ExitStack() as opened:
-            publisher = publisher_of(self._settings, opened)
+            publisher = publisher_of(settings, opened)
             self._publisher = publisher
             opened.callback(publisher.stop)
             opened.enter_context(_Watch(self._capture, started.epoch, publisher))
             standing = publisher.open(
-                Term(self._settings.identity, started.epoch, started.system_id, started.timeline)
+                Term(settings.identity, started.epoch, started.system_id, started.timeline)
             )
             failpoints.reach("streams.opened")
-            StreamTerm(self._tools, publisher, streams, started).run(standing, stop)
+            term = StreamTerm(replace(self._tools, settings=settings), publisher, streams, started)
+            try:
+                term.run(standing, stop)
+            finally:
+                self._settings = term.settings
 
 
 class _Watch:

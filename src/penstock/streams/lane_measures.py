@@ -39,6 +39,7 @@ class StreamMeasures:
         self._publisher: Publisher | None = None
         self.is_paused = False
         self.loading = 0
+        self.gaps = 0
 
     def watch(self, publisher: Publisher | None) -> None:
         """From now on it is this one that tells what is at the target."""
@@ -76,6 +77,7 @@ class StreamMeasures:
             (metrics.STREAM_LANE_BYTES.name, self._lane, float(self._bytes)),
             (metrics.STREAM_LANE_PAUSED.name, self._lane, float(self.is_paused)),
             (metrics.STREAM_LANE_LOADING.name, self._lane, float(self.loading)),
+            (metrics.STREAM_LANE_GAPS.name, self._lane, float(self.gaps)),
         ]
         if self._freshness is not None:
             found.append((metrics.STREAM_LANE_FRESHNESS_SECONDS.name, self._lane, self._freshness))

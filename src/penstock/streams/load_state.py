@@ -4,12 +4,14 @@
 {"load", "point", "behind": true}   told are all rows, and the changes before `point`
 {"point"}                           it follows with the lane, from `point` on: the lane is not there yet
 {}                                  it follows with the lane
+{…, "gap": true}                    changes are missing behind `point`: it stands still until somebody decides
+{…, "without_rows": true}           only its changes are told: if its rows are wanted later, they are loaded
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
 from penstock.core.position import Lsn
@@ -38,6 +40,8 @@ class LoadState:
     method: ChunkMethod = "ctid"
     storage: str = ""
     rows: int = 0
+    has_gap: bool = False
+    has_rows: bool = True
 
     @property
     def is_loading(self) -> bool:
@@ -46,9 +50,12 @@ class LoadState:
 
     def to_json(self, lane: Lsn) -> dict[str, Any]:
         """`lane`: how far the lane itself is."""
+        fields: dict[str, Any] = {} if self.has_rows else {"without_rows": True}
         if not self.is_loading:
-            return {"point": str(self.point)} if self.point > lane else {}
-        fields: dict[str, Any] = {"load": self.name, "point": str(self.point), "rows": self.rows}
+            return fields | ({"point": str(self.point)} if self.point > lane else {})
+        fields |= {"load": self.name, "point": str(self.point), "rows": self.rows}
+        if self.has_gap:
+            fields["gap"] = True
         if self.next is None:
             return fields | {"behind": True}
         place = {"leaf": self.next.leaf, "from": self.next.low}
@@ -65,7 +72,23 @@ class LoadState:
             method=cast(Literal["ctid", "key"], fields.get("method", "ctid")),
             storage=fields.get("storage", ""),
             rows=fields.get("rows", 0),
+            has_gap=fields.get("gap", False),
+            has_rows=not fields.get("without_rows", False),
         )
+
+    def stopped_at(self, lane: Lsn) -> LoadState:
+        """Changes are missing behind what was told: no more is told, and the log is kept from there on."""
+        if self.is_loading:
+            return replace(self, has_gap=True)
+        return replace(self, point=max(self.point, lane), is_behind=True, has_gap=True)
+
+    def without_rows(self) -> LoadState:
+        """As of a stream whose rows nobody wants (any more): its changes go on from `point`."""
+        return replace(self, next=None, is_behind=self.is_loading, has_rows=False)
+
+    def gone_on(self) -> LoadState:
+        """Somebody has decided to go on without what is missing."""
+        return replace(self, has_gap=False)
 
 
 def least_point(loads: Mapping[str, Any]) -> Lsn | None:

@@ -39,6 +39,11 @@ Each thing that happens keeps it:
 7. *A stream that is added* begins like any other, with a point of its own, while the others are followed. Its
    state is at the target before its first row is (`held`): of rows whose point nobody knows, nobody could
    tell the deletes between that point and the next.
+8. *A stream that has a gap* (`LoadState.has_gap`) is left out like one that loads, and nothing is done about
+   it: `point` stays, so that the log is kept, until somebody decides (`starting_point`).
+
+Streams whose rows are not wanted take part too, without a load: the target has a state of each, which says
+that it was followed. Of a stream that it has none of, no change can be missing.
 
 A table without a key has rows that cannot be told from each other: when its snapshot is lost it is read anew,
 and rows that were told before are told twice. That is counted (`read_anew`).
@@ -137,6 +142,7 @@ class Loads:
         self._encode = encode
         self._held = held
         self._streams: tuple[StreamId, ...] = ()
+        self._without_rows: tuple[StreamId, ...] = ()
         self._states: dict[StreamId, LoadState] = {}
         self._tables: Mapping[StreamId, TableInfo] = {}
         self._lane = Lsn(0)
@@ -152,21 +158,32 @@ class Loads:
         loads: Mapping[str, Any],
         position: Lsn | None,
         stop: threading.Event | None = None,
+        *,
+        without_rows: Collection[StreamId] = (),
     ) -> Lsn:
         """Take up the loads of these streams, which are all that the lane loads; where it follows from.
 
         `loads` and `position` are what the target holds. A stream that `loads` does not have is new. Where it
-        has to wait for the snapshot, `stop` ends that with a `StoppedError`.
+        has to wait for the snapshot, `stop` ends that with a `StoppedError`. `without_rows`: the lane's other
+        streams, of which only changes are told.
         """
         self._streams = tuple(sorted(streams))
+        self._without_rows = tuple(sorted(without_rows))
         self._lane = position if position is not None else Lsn(0)
-        self._states = {
+        held = {
             stream: LoadState.from_json(loads[str(stream)])
             for stream in self._streams
             if str(stream) in loads
         }
+        self._states = {stream: state for stream, state in held.items() if state.has_rows}
         self._new = frozenset(self._streams).difference(self._states)
-        wanting = [stream for stream in self._streams if stream in self._new or self._states[stream].next]
+        wanting = [
+            stream
+            for stream in self._streams
+            if stream in self._new or (self._states[stream].next and not self._states[stream].has_gap)
+        ]
+        for stream in self._without_rows:
+            self._states[stream] = LoadState.from_json(loads.get(str(stream), {})).without_rows()
         if position is None and not wanting:
             raise ValueError("a lane that loads nothing says where it begins")
         taken = self._take_aside(wanting) if wanting else None
@@ -176,8 +193,7 @@ class Loads:
                     raise StoppedError("the end was asked for while the source made a snapshot")
             self._note(taken.result())
             self._lane = taken.result().snapshot.consistent_point if position is None else self._lane
-        is_behind = any(state.is_behind for state in self._states.values())
-        self._work = self._run(taken) if wanting or is_behind else None
+        self._work = self._run(taken) if wanting or self._behind() else None
         return self._lane
 
     @property
@@ -192,6 +208,17 @@ class Loads:
     def state(self) -> dict[str, Any]:
         """What `Standing.loads` is with all that was given so far."""
         return {str(stream): state.to_json(self._lane) for stream, state in self._states.items()}
+
+    @property
+    def is_level(self) -> bool:
+        """Whether no change of any stream is left out."""
+        behind = (state.is_loading or state.point > self._lane for state in self._states.values())
+        return self._work is None and not any(behind)
+
+    @property
+    def gaps(self) -> list[StreamId]:
+        """Streams that stand still, because changes of theirs are missing."""
+        return [stream for stream, state in self._states.items() if state.has_gap]
 
     def points(self) -> list[Lsn]:
         """From where on the log is needed for streams that load."""
@@ -227,7 +254,7 @@ class Loads:
         self._within_s = within_s
         if self._begins_again:
             self._begins_again = False
-            self.begin(self._streams, self.state, end)
+            self.begin(self._streams, self.state, end, without_rows=self._without_rows)
             return None
         try:
             step = next(self._work)
@@ -253,6 +280,9 @@ class Loads:
             work.close()  # type: ignore[attr-defined]  # a generator
         with contextlib.suppress(CaptureAwayError):
             self._capture.release_snapshot()
+
+    def _behind(self) -> list[StreamId]:
+        return [stream for stream, state in self._states.items() if state.is_behind and not state.has_gap]
 
     def _take_aside(self, streams: Sequence[StreamId]) -> Future[_Taken]:
         """In a thread of its own: a slot waits for every transaction that runs."""
@@ -310,10 +340,8 @@ class Loads:
     # The steps of the work, in the order of the proof
 
     def _run(self, waiting: Future[_Taken] | None) -> Iterator[_Step | None]:
-        for stream in self._streams:
-            state = self._states.get(stream)
-            if state is not None and state.is_behind:
-                yield from self._level(stream)
+        for stream in self._behind():
+            yield from self._level(stream)
         if waiting is None:
             return
         while not waiting.done():
@@ -414,7 +442,7 @@ class Loads:
         state = self._states[stream]
         if not state.is_behind or state.point < self._lane:
             return False
-        self._states[stream] = LoadState(state.point)
+        self._states[stream] = LoadState(state.point, has_rows=state.has_rows)
         failpoints.reach("streams.load_level")
         return True
 

@@ -8,6 +8,7 @@ target has of it.
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 from penstock import logs
 from penstock.capture.remote import RemoteCapture
@@ -58,14 +59,15 @@ def _serve(channel: Channel, bulk: BulkEncoder | None) -> None:
 
 
 def _settings(channel: Channel) -> StreamSettings:
-    config = Config.load(channel.spec["config"])
+    path = Path(channel.spec["config"])
+    config = Config.load(path)
     lane = channel.spec["lane"]
     if lane not in config.lanes.streams:
         raise ConfigError(
             f"The pipeline file has no lane {lane} any more.",
             remedy="Stop `penstock run` and start it again.",
         )
-    return StreamSettings.of_pipeline(config, lane)
+    return StreamSettings.of_pipeline(config, lane, path)
 
 
 def _let_go_after(seconds: float, lane: StreamLane) -> None:

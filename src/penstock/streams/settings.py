@@ -5,7 +5,7 @@ The process reads the pipeline file itself, so that no secret travels.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from penstock.config import Config
@@ -24,15 +24,28 @@ _STOP_PART, _STOP_S_MAX = 0.25, 10.0
 
 @dataclass(frozen=True, slots=True)
 class StreamSettings:
-    """`directory`: this lane's own, for dead letters, orders and checkpoints."""
+    """`directory`: this lane's own, for dead letters, orders and checkpoints. `path`: the pipeline file."""
 
     lane: str
     pipeline: Config
     section: StreamLaneConfig
+    path: Path | None = None
 
     @classmethod
-    def of_pipeline(cls, pipeline: Config, lane: str) -> StreamSettings:
-        return cls(lane, pipeline, pipeline.lanes.streams[lane])
+    def of_pipeline(cls, pipeline: Config, lane: str, path: Path | None = None) -> StreamSettings:
+        return cls(lane, pipeline, pipeline.lanes.streams[lane], path)
+
+    def with_streams_of_now(self) -> StreamSettings:
+        """With the streams that the file has now; whatever else it says counts from the next start on."""
+        if self.path is None:
+            return self
+        now = Config.load(self.path)
+        lane = now.lanes.streams.get(self.lane, self.section)
+        return replace(
+            self,
+            pipeline=self.pipeline.model_copy(update={"streams": now.streams, "exclude": now.exclude}),
+            section=self.section.model_copy(update={"streams": lane.streams}),
+        )
 
     @property
     def source_url(self) -> str:

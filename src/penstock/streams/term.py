@@ -1,8 +1,9 @@
 """`StreamTerm`: one term of a stream lane, from what the target holds to whatever ends it.
 
 Orders of people are carried out (`orders`); it is checked that what comes now goes on from what the target
-holds (`capture.continuity`); loads are begun or gone on with (`loading`); then changes are followed, and
-between whole transactions what loads have ready is handed over.
+holds (`starting_point`); loads are begun or gone on with (`loading`); then changes are followed, and between
+whole transactions what loads have ready is handed over. A term ends, and the next one begins, when somebody
+orders something, or when tables have come (`table_watch`).
 
 Why nothing is lost, doubled or out of order: changes are followed from the position that the target holds,
 each item of the tail is whole transactions, and they are handed over in its order. A batch that is not the
@@ -19,27 +20,27 @@ from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
 
 from penstock import failpoints
-from penstock.capture.continuity import Followed, why_not_on
 from penstock.capture.position_reporter import PositionReporter
 from penstock.capture.remote import RemoteCapture
 from penstock.capture.spec import Started
 from penstock.capture.tail_reader import TailReader
 from penstock.capture.transactions import ChangeRows, TransactionFragment
 from penstock.channel import State
-from penstock.core.errors import CaptureAwayError, PositionGoneError
+from penstock.core.errors import CaptureAwayError
 from penstock.core.position import Lsn
 from penstock.core.stream import MESSAGES, StreamId
-from penstock.log.reader import ChangeLog
 from penstock.streams.bulk import BulkEncoder, backlog
 from penstock.streams.conversion import Conversion
 from penstock.streams.events import Batch
 from penstock.streams.followed import FollowedStream
 from penstock.streams.lane_measures import StreamMeasures
-from penstock.streams.loading import Loads, least_point
+from penstock.streams.loading import Loads
 from penstock.streams.notices import Boundaries
 from penstock.streams.orders import OrderBook
 from penstock.streams.publisher import Publisher, Standing, StoppedError
 from penstock.streams.settings import StreamSettings
+from penstock.streams.starting_point import Beginning, StartingPoint, flushed, gap_told
+from penstock.streams.table_watch import TableWatch
 from penstock.streams.tail_feed import TailFeed
 
 _LOOK_EVERY_S = 0.5  # at orders
@@ -85,13 +86,22 @@ class StreamTerm:
         self._publisher = publisher
         self._streams = streams
         self._started = started
+        self._beginning = Beginning(tools.settings, streams, started, tools.note)
+        self._watch = TableWatch(
+            tools.settings, tools.capture, started.epoch, streams, tools.reporter.joined, tools.note
+        )
         self._orders = tools.orders.read()
         self._looked_at = 0.0
         told = tools.settings.section.transactions
         self._boundaries = None if told is None else Boundaries(told)
 
+    @property
+    def settings(self) -> StreamSettings:
+        """With the streams that the next term is to begin with."""
+        return self._watch.settings
+
     def run(self, standing: Standing | None, stop: threading.Event) -> None:
-        """Until the end is asked for, or somebody orders something; else an error."""
+        """Until the end is asked for, somebody orders something, or tables came; else an error."""
         tools = self._tools
         try:
             if self._orders.is_paused:
@@ -99,17 +109,16 @@ class StreamTerm:
             else:
                 self._send(standing, stop)
         finally:
+            self._watch.close()
             tools.reporter.report()
             tools.held.standing = None
             tools.measures.watch(None)
 
     def _send(self, standing: Standing | None, stop: threading.Event) -> None:
         tools, settings = self._tools, self._tools.settings
-        standing = self._ordered(standing)
-        if standing is not None:
-            self._require_continuity(standing)
-        # What was published just now is new to the lane, and its rows are read later: no change is missing.
-        tools.capture.heard()
+        start = self._beginning.point(standing, self._orders)
+        # What was published just now and is new to the lane: its rows are read later, no change is missing.
+        tools.capture.heard([each for each in self._started.published if each not in start.missed])
         conversion = Conversion.of_source(settings, self._streams)
         with ExitStack() as opened:
             selections = {name: stream.selection for name, stream in self._streams.items()}
@@ -122,10 +131,11 @@ class StreamTerm:
                 lambda: self._publisher.standing.loads,
             )
             opened.callback(loads.close)
-            after = self._begin(loads, standing, stop)
+            after = self._begin(loads, start, stop)
             tools.measures.watch(self._publisher)
             self._tell_capture(lambda: self._publisher.standing)
-            tools.on_state("running", "")
+            tools.measures.gaps = len(loads.gaps)
+            tools.on_state("running", gap_told(settings.lane, loads.gaps))
             after = self._send_backlog(loads, after, stop)
             read = frozenset({*self._streams, MESSAGES})
             reader = TailReader(tools.capture, settings.log_directory, read)
@@ -137,7 +147,7 @@ class StreamTerm:
     def _stand_still(self, standing: Standing | None, stop: threading.Event) -> None:
         """While it is paused: capture knows what the target holds, and nothing is sent."""
         tools, orders = self._tools, self._orders
-        if standing is not None and not self._why_not_on(standing):
+        if standing is not None and not self._beginning.why_not_on(standing):
             # Positions of another server would mean nothing to capture.
             self._tell_capture(lambda: standing)
         why = f" ({orders.reason})" if orders.reason else ""
@@ -158,61 +168,16 @@ class StreamTerm:
 
     # Before anything is sent
 
-    def _ordered(self, standing: Standing | None) -> Standing | None:
-        """What the lane goes on from by the orders that there are; `_begin` has the target write it down."""
-        orders = self._orders
-        if standing is None or orders.resync == ():
-            return None
-        if orders.resync is not None:
-            loads = {name: load for name, load in standing.loads.items() if name not in orders.resync}
-            standing = replace(standing, loads=loads)
-        if (to := orders.position) is not None:
-            begins = ChangeLog(self._tools.settings.log_directory).start()
-            if begins is not None and begins <= to <= standing.position:
-                return replace(standing, position=to)
-            self._tools.note(
-                f"The lane cannot go back to {to}: the change log begins at {begins}, "
-                f"and the target has everything up to {standing.position}."
-            )
-        return standing
-
-    def _require_continuity(self, standing: Standing) -> None:
-        if reason := self._why_not_on(standing):
-            raise self._broken(f"changes that it lacks are not there any more ({reason})")
-        published = [str(each) for each in self._started.published]
-        if missed := [name for name in published if name in standing.loads]:
-            names = ", ".join(missed)
-            raise self._broken(f"{names} was not in the publication for a while, and its changes are missing")
-        if unloaded := [name for name in published if not self._streams[StreamId.parse(name)].is_loaded]:
-            names = ", ".join(unloaded)
-            self._tools.note(f"{names} was not in the publication until now: earlier changes are not sent.")
-
-    def _why_not_on(self, standing: Standing) -> str:
-        settings = self._tools.settings
-        return why_not_on(
-            self._started,
-            Followed(standing.system_id, standing.timeline),
-            flushed(standing),
-            settings.source_url,
-            settings.log_directory,
-        )
-
-    def _broken(self, why: str) -> PositionGoneError:
-        lane = self._tools.settings.lane
-        return PositionGoneError(
-            f"The lane {lane} cannot go on from what its target holds: {why}.",
-            remedy=f"Run `penstock resync --lane {lane} --yes`: the rows there are are sent again, then "
-            "their changes.",
-        )
-
-    def _begin(self, loads: Loads, standing: Standing | None, stop: threading.Event) -> Lsn:
+    def _begin(self, loads: Loads, start: StartingPoint, stop: threading.Event) -> Lsn:
         """Where changes are followed from, written down at the target."""
-        tools, started = self._tools, self._started
+        tools, started, standing = self._tools, self._started, start.standing
         loaded = [name for name, stream in self._streams.items() if stream.is_loaded]
+        others = [name for name, stream in self._streams.items() if not stream.is_loaded]
         position = None if standing is None else standing.position
         if position is None and not loaded:
             position = tools.capture.progress().position
-        after = loads.begin(loaded, {} if standing is None else standing.loads, position, stop)
+        held = {} if standing is None else standing.loads
+        after = loads.begin(loaded, held, position, stop, without_rows=others)
         self._publisher.begin(
             Standing(after, started.epoch, started.system_id, started.timeline, loads.state)
         )
@@ -221,6 +186,8 @@ class StreamTerm:
             tools.orders.carried_out(self._orders)
             self._orders = tools.orders.read()
         failpoints.reach("streams.begun")
+        if start.missed:
+            tools.capture.heard(start.missed)
         return after
 
     # What comes
@@ -230,14 +197,14 @@ class StreamTerm:
     ) -> bool:
         """Whether it ends with whole transactions."""
         is_whole = True
-        while not stop.is_set() and not (is_whole and self._has_new_orders()):
+        while not stop.is_set() and not (is_whole and self._is_over(loads, end)):
             fragment = feed.next(_LOADING_WAIT_S if loads.is_active else _LOOK_EVERY_S)
             if fragment is not None and (fragment.changes or fragment.end != end or not fragment.is_last):
                 self._hand_over(fragment, loads, conversion)
                 end, is_whole = fragment.end, fragment.is_last
             if is_whole and loads.is_active:
                 is_whole = self._load(loads, end, stop)
-            self._tools.measures.loading = sum(map(loads.is_loading, self._streams))
+            self._tools.measures.loading = sum(map(loads.is_loading, self._streams)) - len(loads.gaps)
         return is_whole
 
     def _send_backlog(self, loads: Loads, after: Lsn, stop: threading.Event) -> Lsn:
@@ -246,7 +213,7 @@ class StreamTerm:
         Not while streams load: what is left out of changes then is known here alone.
         """
         tools = self._tools
-        if tools.bulk is None or loads.is_active or any(loads.state.values()):
+        if tools.bulk is None or not loads.is_level:
             return after
         while ends := backlog(tools.settings, after):
             with closing(tools.bulk.encoded(tools.settings, self._streams, after, ends)) as batches:
@@ -293,15 +260,16 @@ class StreamTerm:
                 break
         return is_whole
 
+    def _is_over(self, loads: Loads, end: Lsn) -> bool:
+        """Whether another term is to begin: by order, or because tables came and everything is sent."""
+        if not loads.is_active:
+            self._watch.look()
+        due_at = self._watch.due_at
+        return self._has_new_orders() or (due_at is not None and end >= due_at)
+
     def _has_new_orders(self) -> bool:
         now = time.monotonic()
         if now - self._looked_at < _LOOK_EVERY_S:
             return False
         self._looked_at = now
         return self._tools.orders.read().serial != self._orders.serial
-
-
-def flushed(standing: Standing) -> Lsn:
-    """Everything up to there is at the target, of streams that load too."""
-    point = least_point(standing.loads)
-    return standing.position if point is None else min(standing.position, point)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -40,7 +40,9 @@ class LaneStatus:
     """`known`: the lane has said how far it is; until then the source forgets nothing.
 
     Of a stream lane, also: `freshness_s`, from commit at the source to the target having it; `events` sent
-    since its process started; `paused`; `loading`, how many streams' rows are on their way.
+    since its process started; `paused`; `loading`, how many streams' rows are on their way; `gaps`, how many
+    stand still because changes are missing. `configured`: the run has a process for it; the source keeps what
+    any other one lacks, until it is dropped.
     """
 
     lane: str
@@ -51,6 +53,8 @@ class LaneStatus:
     events: int | None = None
     paused: bool = False
     loading: int = 0
+    gaps: int = 0
+    configured: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,14 +113,14 @@ def role_of(capture: ProcessStatus) -> Role:
     return "stopping" if capture.state == "stopping" else "down"
 
 
-def lanes_of(view: SampleView) -> tuple[LaneStatus, ...]:
+def lanes_of(view: SampleView, configured: Collection[str]) -> tuple[LaneStatus, ...]:
     known = view.by_label(metrics.LANE_KNOWN)
     in_bytes = view.by_label(metrics.LANE_LAG_BYTES)
     in_seconds = view.by_label(metrics.LANE_LAG_SECONDS)
     fresh = view.by_label(metrics.STREAM_LANE_FRESHNESS_SECONDS)
     events = view.by_label(metrics.STREAM_LANE_EVENTS)
     paused = view.by_label(metrics.STREAM_LANE_PAUSED)
-    loading = view.by_label(metrics.STREAM_LANE_LOADING)
+    loading, gaps = view.by_label(metrics.STREAM_LANE_LOADING), view.by_label(metrics.STREAM_LANE_GAPS)
     return tuple(
         LaneStatus(
             lane,
@@ -127,6 +131,8 @@ def lanes_of(view: SampleView) -> tuple[LaneStatus, ...]:
             _whole(events.get(lane)),
             bool(paused.get(lane)),
             int(loading.get(lane, 0)),
+            int(gaps.get(lane, 0)),
+            lane in configured,
         )
         for lane in sorted({*known, *in_bytes, *in_seconds})
     )
@@ -175,7 +181,7 @@ def run_status(
         role="stopping" if stopping else role_of(capture),
         live=live,
         processes=tuple(processes),
-        lanes=lanes_of(view),
+        lanes=lanes_of(view, {process.name for process in processes}),
         streams=streams_of(view),
         source=source_of(view),
     )

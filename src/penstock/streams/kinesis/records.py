@@ -3,12 +3,13 @@
 Kinesis has no headers, so each record bears its name inside: a value that is a JSON object gets one last
 member
 
-    "penstock": {"identity": …, "stream": …, "route": …, "epoch": …, "chunk": …, "id": …}
+    "penstock": {"identity": …, "stream": …, "route": …, "epoch": …, "chunk": …, "id": …, "headers": {…}}
 
 and anything else is sent as `{"value": <base64, or null>, "penstock": {…}}`. `id` is `<tx>_<op>`, with `_n`
 of a tombstone; of a loaded row the digest of its key, or its number in the load if its table has no key.
 `identity` (the lane's and the source's) and `epoch` say who has written it in which term: whoever reads back
-knows its own records, and those that came late. `chunk` is there for loaded rows only.
+knows its own records, and those that came late. `chunk` is there for loaded rows only, `headers` for messages
+that have some.
 
 The partition key is the event's key; one of over 256 letters is sent as its MD5, and an event without a key
 goes by the MD5 of its value.
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -32,6 +34,7 @@ Group: TypeAlias = tuple[str, str, str]  # stream, route, chunk
 Identities: TypeAlias = npt.NDArray[np.uint64]  # of one group: two words a row
 _MEMBER = b'"penstock":{"identity":'
 _OF_MEMBER = len(b'"penstock":')
+_CLOSED = b"}}"  # the envelope, and the value
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +89,8 @@ class RecordMaker:
         names = _names(events, keyless)
         ends = kernels.data_ends(columns.values, names, len(prefix))
         data = kernels.write_data(columns.values, names, digests, prefix, ends)
+        if events.headers:
+            data, ends = _with_headers(data, ends, _told_headers(events))
         return Records(keys, key_ends, data, ends, hashes)
 
     def sizes(self, events: Events) -> Int64s:
@@ -93,7 +98,10 @@ class RecordMaker:
         lengths, keyless = kernels.key_lengths(*columns.keys)
         prefix_length = len(self._prefix(events))
         ends = kernels.data_ends(columns.values, _names(events, keyless), prefix_length)
-        return lengths + np.diff(ends)
+        sizes: Int64s = lengths + np.diff(ends)
+        if events.headers:
+            sizes += np.array([len(each) for each in _told_headers(events)], np.int64)
+        return sizes
 
     def _prefix(self, events: Events) -> bytes:
         told = {
@@ -118,6 +126,30 @@ class _Columns:
     def partition_keys(self) -> Any:
         key_bytes, key_offsets, is_null = self.keys
         return kernels.partition_keys(key_bytes, key_offsets, is_null, *self.values[:2])
+
+
+def _told_headers(events: Events) -> list[bytes]:
+    """What each event's envelope says of headers; nothing, if it has none. One by one, as Kafka's are."""
+    columns = [column.to_pylist() for column in events.headers.values()]
+    rows = (dict(zip(events.headers, row, strict=True)) for row in zip(*columns, strict=True))
+    return [_told({name: text for name, text in row.items() if text is not None}) for row in rows]
+
+
+def _told(headers: dict[str, str]) -> bytes:
+    if not headers:
+        return b""
+    return b',"headers":' + json.dumps(headers, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def _with_headers(data: npt.NDArray[np.uint8], ends: Int64s, headers: list[bytes]) -> tuple[Any, Int64s]:
+    """The data with this before the end of each envelope."""
+    whole = data.tobytes()
+    pieces = [
+        whole[begin : end - len(_CLOSED)] + each + _CLOSED
+        for (begin, end), each in zip(pairwise(ends.tolist()), headers, strict=True)
+    ]
+    lengths = np.array([0, *map(len, pieces)], np.int64)
+    return np.frombuffer(b"".join(pieces), np.uint8), np.cumsum(lengths)
 
 
 def _names(events: Events, keyless: npt.NDArray[np.bool_]) -> kernels.Names:
