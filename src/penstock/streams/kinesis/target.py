@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -230,15 +230,13 @@ class KinesisTarget:
                 self._send_part(smaller, records, last, outcome)
 
     def _take(self, put: Put, results: _Results, records: Records, outcome: _Outcome) -> None:
-        newest: dict[str, int] = {}
+        sequences: defaultdict[str, list[str]] = defaultdict(list)
         for record, result in enumerate(results):
-            code = result.get("ErrorCode")
-            if code:
+            if code := result.get("ErrorCode"):
                 outcome.fail(put.rows_of(record), code, "refused by the service")
-                continue
-            shard, sequence = result["ShardId"], int(result["SequenceNumber"])
-            if sequence > newest.get(shard, -1):
-                newest[shard] = sequence
+            else:
+                sequences[result["ShardId"]].append(result["SequenceNumber"])
+        newest = {shard: max(map(int, texts)) for shard, texts in sequences.items()}
         self._bounds.heard(newest)
         if not newest.keys() <= self._stream.map.shards.keys():
             self._stream.outdate()
