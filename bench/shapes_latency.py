@@ -5,7 +5,8 @@ follows when the client polls again, after a pause drawn from 5 to 15 ms so that
 Writer and client are one process that uses psycopg and http.client. The first 100 writes are not counted.
 
 alone        one shape, nothing else
-first sync   the same while another client reads a table of 1 M rows for the first time
+first sync   the same while another client reads a table of 1 M rows for the first time, again and again, the
+             shape deleted in between, until there are 500 samples: pauses between two syncs have none
 sealing      the same while 2,000 rows a second go through another shape for 25 s, in which capture, at a step
              every 10 s, seals at least two
 indexed      beside 10,000 shapes `category = n` of the same table
@@ -34,7 +35,7 @@ from bench.workload import Connection
 from penstock.sources.postgres.embedded import EmbeddedPostgres
 
 WRITES, WARM_UP = 1000, 100
-SYNC_ROWS = 1_000_000
+SYNC_ROWS, SYNC_SAMPLES = 1_000_000, 500
 SEALING_S = 25.0
 INDEXED_SHAPES, ILIKE_SHAPES = 10_000, 1_000
 _PAUSES_S = (0.005, 0.015)
@@ -55,8 +56,8 @@ def measure(server: EmbeddedPostgres, directory: Path, console: Console) -> list
         probe = Probe(service, connection)
         tell("one shape", probe.samples(WRITES), p50=10, p99=40)
         _create_table(connection, "large", SYNC_ROWS)
-        with _syncing(service) as is_running:
-            tell("during a first sync of 1 M rows", probe.samples_while(is_running), p99=100)
+        probe.samples(WARM_UP)  # the server's log has to be read past all these rows
+        tell("during first syncs of 1 M rows", _while_syncing(service, probe), p99=100)
         with _writing(service) as is_running:
             tell("while steps are sealed", probe.samples_while(is_running), p99=100)
         probe.close()
@@ -156,9 +157,9 @@ def _insert(connection: Connection, table: str, rows: int) -> None:
     connection.execute(f"INSERT INTO {table} (category, label) {numbers}".encode())
 
 
-@contextmanager
-def _syncing(service: Service) -> Iterator[Callable[[], bool]]:
-    """A first sync of the large table, by a client in a process of its own."""
+def _while_syncing(service: Service, probe: Probe) -> list[float]:
+    """Samples during first syncs of the large table, one after the other, by a client in a process of its
+    own: as many syncs as it takes for the samples to be enough."""
     command = [
         sys.executable,
         "-m",
@@ -166,10 +167,19 @@ def _syncing(service: Service) -> Iterator[Callable[[], bool]]:
         str(service.port),
         json.dumps({"table": "large"}),
     ]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
-        yield lambda: process.poll() is None
+    samples: list[float] = []
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
         assert process.stdout is not None
-        assert int(process.stdout.read()) == SYNC_ROWS, "every row came once"
+        while len(samples) < SYNC_SAMPLES:
+            assert process.stdout.readline() == "ready\n"
+            print(file=process.stdin, flush=True)
+            with ThreadPoolExecutor(1) as reader:
+                rows = reader.submit(process.stdout.readline)
+                samples += probe.samples_while(lambda rows=rows: not rows.done())  # type: ignore[misc]
+            assert int(rows.result()) == SYNC_ROWS, "every row came once"
+        process.stdin.close()
+    return samples
 
 
 @contextmanager

@@ -156,6 +156,14 @@ class ShapeClient:
             rows += self.read().count(b'"operation":"insert"')
         return rows
 
+    def delete(self) -> None:
+        """Have the shape removed: whoever asks for it next has it made anew."""
+        parameters = {"table": self.parameters["table"], "handle": self.handle}
+        self._connection.request("DELETE", "/v1/shape?" + urlencode(parameters))
+        answer = self._connection.getresponse()
+        answer.read()
+        assert answer.status == 202
+
     def close(self) -> None:
         self._connection.close()
 
@@ -184,9 +192,18 @@ def _becomes_active(port: int, process: subprocess.Popen[bytes]) -> bool:
 
 
 def main() -> None:
-    """Sync one shape, in a process of its own: `python -m bench.shapes_service PORT JSON`."""
-    client = ShapeClient(int(sys.argv[1]), json.loads(sys.argv[2]))
-    print(client.sync())
+    """First syncs of one shape, in a process of its own: `python -m bench.shapes_service PORT JSON`.
+
+    Each line on stdin asks for one. The number of its rows is printed when the last has come; then the shape
+    is deleted, and `ready` is printed, as it is at the start.
+    """
+    print("ready", flush=True)
+    for _ in sys.stdin:
+        client = ShapeClient(int(sys.argv[1]), json.loads(sys.argv[2]))
+        print(client.sync(), flush=True)
+        client.delete()
+        client.close()
+        print("ready", flush=True)
 
 
 if __name__ == "__main__":

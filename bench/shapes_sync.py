@@ -12,7 +12,6 @@ each. The seconds are those of the slowest client.
 from __future__ import annotations
 
 import asyncio
-import http.client
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -57,11 +56,8 @@ def _first_sync(service: Service) -> Run:
     with measured(service.pid) as meter:
         rows = client.sync()
     assert rows == ROWS, "every row came once"
+    client.delete()
     client.close()
-    connection = http.client.HTTPConnection(HOST, service.port)
-    connection.request("DELETE", "/v1/shape?" + urlencode({"table": "large", "handle": client.handle}))
-    assert connection.getresponse().status == 202
-    connection.close()
     return Run(rows, meter.usage)
 
 

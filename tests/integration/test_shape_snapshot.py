@@ -205,7 +205,7 @@ def test_a_snapshot_shows_what_it_says_and_nothing_that_commits_beyond_its_posit
         running.execute("INSERT INTO t VALUES (1)")
         (xid,) = running.execute("SELECT pg_current_xact_id()::text::bigint").fetchone() or (0,)
         database.execute("INSERT INTO t VALUES (2)")
-        with consistent(reading, [card], 5.0) as point:
+        with consistent(reading, [card], 5.0) as (point, _):
             running.execute("COMMIT")
             (position,) = later.execute("SELECT pg_current_wal_insert_lsn() - '0/0'").fetchone() or (0,)
             assert reading.execute("SELECT id FROM t").fetchall() == [(2,)]
@@ -333,6 +333,30 @@ def test_a_condition_that_fails_for_a_row_names_no_value(database: Database, tak
     problem = taking.problem(definition_of(database.url, "t", where="secret::int > 1"))
     assert problem.status == 500
     assert "confidential" not in problem.message
+
+
+def test_shapes_that_wait_for_one_table_each_get_their_rows_whatever_becomes_of_the_others(
+    database: Database, tmp_path: Path
+) -> None:
+    database.execute("CREATE TABLE t (id int PRIMARY KEY, a text)")
+    database.execute("INSERT INTO t SELECT i, repeat('x', 200) FROM generate_series(1, 5000) AS i")
+    clauses = [f"id % 40 = {number}" for number in range(40)]
+    clauses[7], clauses[11] = "a::int = 7", "id > 0"  # one that fails, and one of several blocks
+    definitions = [definition_of(database.url, "t", where=clause) for clause in clauses]
+    with snapshots(database.url, tmp_path / "shapes", db_pool_size=3) as taking, database.connect() as other:
+        other.execute("BEGIN; LOCK TABLE t IN ACCESS EXCLUSIVE MODE")
+        shapes = [taking.shape(definition) for definition in definitions]
+        outcomes = [taking.start(shape) for shape in shapes]
+        other.execute("COMMIT")
+        for outcome in outcomes:
+            outcome.wait()
+        found = [items_of(shape) for shape in shapes]
+    assert [number for number, outcome in enumerate(outcomes) if outcome.problem is not None] == [7]
+    for number, items in enumerate(found):
+        if number != 7:
+            wanted = range(1, 5001) if number == 11 else range(number or 40, 5001, 40)
+            assert [value_of(item)["id"] for item in items[:-1]] == [str(i) for i in wanted]
+            assert items[-1]["headers"]["control"] == "snapshot-end"
 
 
 def test_a_shape_that_is_gone_is_not_read(database: Database, taking: Snapshots) -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+import psycopg
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.shapes.shape import SnapshotProblem
-from penstock.shapes.source.pool import ConnectionPool, QueryPool, split
+from penstock.shapes.source.connection_pool import ConnectionPool
+from penstock.shapes.source.pool import split
+from penstock.shapes.source.query_pool import QueryPool
 from penstock.sources.postgres.connection import Connection, connect
 from tests.conftest import WAIT_S, Database, wait_until
 
@@ -61,6 +64,58 @@ def test_a_queue_that_moves_is_waited_in_however_long_it_is(database: Database) 
     pool = QueryPool(lambda: open_one(database), 1, 1.0, "test")
     done = [pool.submit(lambda connection: connection.execute("SELECT pg_sleep(0.1)")) for _ in range(15)]
     assert all(outcome.result(WAIT_S) for outcome in done)
+    pool.close()
+
+
+def test_work_of_a_kind_that_waits_is_done_together_in_order_and_not_with_other_work(
+    database: Database, gate: threading.Event
+) -> None:
+    pool = QueryPool(lambda: open_one(database), 1, WAIT_S, "test")
+    groups: list[list[int]] = []
+
+    def work(_connection: Connection, items: Sequence[int]) -> Iterator[int]:
+        groups.append([*items])
+        yield from (item * item for item in items)
+
+    busy = pool.submit(lambda _connection: gate.wait(WAIT_S))
+    wait_until(lambda: pool.queued == 0, "it to be at work")
+    first = [pool.submit_together(work, item, "one") for item in range(40)]
+    other = pool.submit_together(work, 100, "other")
+    alone = pool.submit(lambda _connection: "alone")
+    last = pool.submit_together(work, 101, "one")
+    gate.set()
+    assert busy.result(WAIT_S)
+    assert [outcome.result(WAIT_S) for outcome in first] == [item * item for item in range(40)]
+    assert (other.result(WAIT_S), alone.result(WAIT_S), last.result(WAIT_S)) == (100**2, "alone", 101**2)
+    assert [item for group in groups for item in group] == [*range(40), 100, 101]
+    assert [len(group) for group in groups] == [16, 16, 8, 1, 1]
+    pool.close()
+
+
+def test_of_work_that_is_done_together_an_error_is_of_one_and_the_rest_may_be_left(
+    database: Database, gate: threading.Event
+) -> None:
+    pool = QueryPool(lambda: open_one(database), 1, WAIT_S, "test")
+
+    def work(connection: Connection, items: Sequence[int]) -> Iterator[int]:
+        for item in items:
+            if item % 5 == 0:
+                connection.execute("SELECT 1 / 0")
+            yield item
+            if item % 7 == 0:
+                return
+
+    pool.submit(lambda _connection: gate.wait(WAIT_S))
+    wait_until(lambda: pool.queued == 0, "it to be at work")
+    outcomes = [pool.submit_together(work, item, "one") for item in range(1, 30)]
+    unwanted = pool.submit_together(work, 30, "one")
+    assert unwanted.cancel()
+    gate.set()
+    for item, outcome in enumerate(outcomes, 1):
+        if item % 5 == 0:
+            assert isinstance(outcome.exception(WAIT_S), psycopg.errors.DivisionByZero)
+        else:
+            assert outcome.result(WAIT_S) == item
     pool.close()
 
 

@@ -11,8 +11,8 @@ import pytest
 from penstock.core.stream import StreamId
 from penstock.shapes.shape import Shape, SnapshotProblem
 from penstock.shapes.source.catalog import Catalog
+from penstock.shapes.source.connection_pool import ConnectionPool
 from penstock.shapes.source.earlier_writers import EarlierWriters
-from penstock.shapes.source.pool import ConnectionPool
 from penstock.shapes.source.publishing import TablePublisher, wait_for_writers
 from penstock.shapes.source.reconciler import SchemaReconciler, Verdict
 from penstock.sources.postgres.connection import connect

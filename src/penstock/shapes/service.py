@@ -30,6 +30,7 @@ from penstock.shapes.settings import SHAPES_LANE, ShapeSettings
 from penstock.shapes.shape import Shape
 from penstock.shapes.source.subset import SubsetReader
 from penstock.shapes.storage import place
+from penstock.sources.postgres import copy_binary
 
 _METRICS_EVERY_S = 1.0
 _LOOK_EVERY_S = 0.2
@@ -151,6 +152,7 @@ def run(channel: Channel) -> int:
     """The process's exit code."""
     try:
         settings = ShapeSettings.from_json(channel.spec["settings"])
+        copy_binary.warm_up()
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_serve(channel, settings))
     except Exception as error:

@@ -200,8 +200,10 @@ class ShapeLogCollector:
                     self._append_waiting(consumer, waiting)
             except Exception as error:
                 self._break([consumer], "error", error)
-        self._filtered[shape.slot] = consumer
-        self._pass(self.delivery.position)
+        if consumer.filter is not None and consumer.filter.is_passed(self.delivery.position):
+            consumer.filter = None
+        else:
+            self._filtered[shape.slot] = consumer
         self._slots.note(consumer)
         self.end_broken()
         return True

@@ -47,7 +47,6 @@ from penstock.shapes.subquery.held_state import HeldState
 
 TURN_S = 1.0
 _WAITING_BYTES_MAX = 12 << 20
-_MAKERS = 8
 _NESTED_MAKERS = 8  # of shapes with subqueries: they wait for those inside
 _UNUSED_S = 300.0
 _INNER_TRIES = 3
@@ -107,8 +106,6 @@ class Engine:
         self._is_dirty = False
         self._turned_at = 0.0
         self._failures = 0  # of storage, up to the last look for shapes that are stuck
-        self._opening = threading.Lock()
-        self._makers = ThreadPoolExecutor(_MAKERS, "shapes-maker")
         self._nested_makers = ThreadPoolExecutor(_NESTED_MAKERS, "shapes-nested-maker")
         self._thread = threading.Thread(target=self._run, name="shapes-engine", daemon=True)
         self.failure: BaseException | None = None
@@ -134,7 +131,6 @@ class Engine:
         self._inbox.close()
         if self._thread.is_alive():
             self._thread.join()
-        self._makers.shutdown(cancel_futures=True)
         self._nested_makers.shutdown(cancel_futures=True)
         self.subqueries.close()
         self.registry.save_reads(self.registry.all())
@@ -325,27 +321,19 @@ class Engine:
 
     def create(self, definition: ShapeDefinition, *, hidden: bool = False) -> Future[Shape]:
         """Have a shape made, or get the one there is. A `SnapshotProblem` if that fails."""
-        has_subqueries = definition.where is not None and definition.where.subqueries
-        makers = self._nested_makers if has_subqueries else self._makers
-        return makers.submit(self._create, definition, hidden)
+        if definition.where is not None and definition.where.subqueries:
+            return self._nested_makers.submit(self._create_nested, definition, hidden)
+        return _or_again(self.submit(lambda: self._begin(definition, hidden)))
 
-    def _create(self, definition: ShapeDefinition, hidden: bool) -> Shape:
+    def _create_nested(self, definition: ShapeDefinition, hidden: bool) -> Shape:
         for atom in definition.where.subqueries if definition.where is not None else ():
             self._await_inner(atom)
-        handle, slot = self.registry.new_handle(definition), self.registry.new_slot()
-        try:
-            with self._opening:
-                storage = self._store.open(handle, slot)
-        except OSError as error:
-            self.registry.free_slot(slot)
-            raise SnapshotProblem(503, TRY_AGAIN, 1) from error
-        shape = Shape(handle, definition, slot, storage, hidden=hidden)
-        return self.submit(lambda: self._begin(shape)).result()
+        return self.submit(lambda: self._begin(definition, hidden)).result()
 
     def _await_inner(self, atom: SubqueryAtom) -> None:
         """Have an inner shape, and know what it selects; one that is there may be about to go."""
         for _ in range(_INNER_TRIES):
-            inner = self.registry.existing(atom.definition) or self._create(atom.definition, True)
+            inner = self.registry.existing(atom.definition) or self._create_nested(atom.definition, True)
             if self._await_values(inner, atom.columns):
                 return
             if inner.error is not None:
@@ -363,16 +351,16 @@ class Engine:
             wait([known], TURN_S)
         return not known.cancelled()
 
-    def _begin(self, shape: Shape) -> Shape:
-        existing = self.registry.existing(shape.definition)
+    def _begin(self, definition: ShapeDefinition, hidden: bool) -> Shape:
+        existing = self.registry.existing(definition)
         if existing is not None:
-            if existing.hidden and not shape.hidden:
+            if existing.hidden and not hidden:
                 self._show(existing)
-            self._clean(shape)
             return existing
         assert self.snapshots is not None, "given before anybody asks for a shape"
+        shape = self._new_shape(definition, hidden)
         if shape.has_subqueries:
-            if not self.subqueries.layers.are_known(shape.definition):  # an inner shape has gone meanwhile
+            if not self.subqueries.layers.are_known(definition):  # an inner shape has gone meanwhile
                 self._clean(shape)
                 raise SnapshotProblem(503, TRY_AGAIN, 1)
             self._unsettled[shape.handle] = set()
@@ -388,6 +376,11 @@ class Engine:
             self.drop(shape, "error")
             raise SnapshotProblem(503, TRY_AGAIN, 1) from error
         return shape
+
+    def _new_shape(self, definition: ShapeDefinition, hidden: bool) -> Shape:
+        """Nothing of it is on disk before its snapshot is."""
+        handle, slot = self.registry.new_handle(definition), self.registry.new_slot()
+        return Shape(handle, definition, slot, self._store.open(handle, slot), hidden=hidden)
 
     def drop(self, shape: Shape, reason: str, *, is_of_table: bool = False) -> None:
         """In the engine's thread: the shape is gone, and what depends on it.
@@ -590,6 +583,23 @@ def _point_from(fields: dict[str, Any] | None) -> SnapshotPoint | None:
     if fields is None:
         return None
     return SnapshotPoint(fields["xmin"], fields["xmax"], tuple(fields["xip"]), fields["lsn"])
+
+
+def _or_again(asked: Future[Shape]) -> Future[Shape]:
+    """The same, but whoever waits for what an engine that ends does not do any more is told to come again."""
+    made: Future[Shape] = Future()
+    made.set_running_or_notify_cancel()
+
+    def ended(outcome: Future[Shape]) -> None:
+        if outcome.cancelled():
+            made.set_exception(SnapshotProblem(503, TRY_AGAIN, 1))
+        elif (error := outcome.exception()) is not None:
+            made.set_exception(error)
+        else:
+            made.set_result(outcome.result())
+
+    asked.add_done_callback(ended)
+    return made
 
 
 def _say_if_failed(future: Future[None]) -> None:

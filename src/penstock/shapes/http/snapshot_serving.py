@@ -32,11 +32,11 @@ class SnapshotServing:
         bodies, key = self._delivery.bodies, (shape.handle, "chunk", number)
         body = bodies.made(key)
         if body is None:
-            chunk = await bodies.off_loop(lambda: shape.storage.snapshot_chunk(number))
-            if chunk is None or not chunk.complete or chunk.size > _WHOLE_BYTES_MAX:
+            items = await bodies.off_loop(lambda: _small_chunk(shape, number))
+            if items is None:
                 pieces = array(self._as_written(shape, number))
                 return self._delivery.streamed(asked, shape, end, pieces, up_to_date=False)
-            body = Body(whole_array(await bodies.off_loop(lambda: b"".join(chunk.blocks()))))
+            body = Body(whole_array(items))
             bodies.keep(key, body)
         return await self._delivery.whole(asked, shape, end, body, up_to_date=False)
 
@@ -45,12 +45,12 @@ class SnapshotServing:
         storage = shape.storage
         is_known = await self._lookup.until(
             shape,
-            lambda: storage.snapshot_chunk(number) is not None or storage.snapshot_state == "complete",
+            lambda: storage.snapshot_chunks > number or storage.snapshot_state == "complete",
             self._timeout_s,
         )
         if not is_known:
             raise SnapshotProblem(503, "Timeout waiting for the snapshot's next rows", 10)
-        return storage.snapshot_chunk(number) is not None
+        return storage.snapshot_chunks > number
 
     def _as_written(self, shape: Shape, number: int) -> Pieces:
         async def grown(size: int) -> None:
@@ -62,3 +62,11 @@ class SnapshotServing:
                 raise TimeoutError("the snapshot does not go on")
 
         return growing(lambda: shape.storage.snapshot_chunk(number), grown, self._delivery.bodies)
+
+
+def _small_chunk(shape: Shape, number: int) -> bytes | None:
+    """All of a chunk; None if it is not written to its end, or too large to be sent as a whole."""
+    chunk = shape.storage.snapshot_chunk(number)
+    if chunk is None or not chunk.complete or chunk.size > _WHOLE_BYTES_MAX:
+        return None
+    return b"".join(chunk.blocks())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +20,7 @@ from penstock.shapes.definition import ShapeDefinition
 from penstock.shapes.rendering import row_line_kernels as kernels
 from penstock.shapes.rendering.renderer import key_prefix
 from penstock.shapes.shape import SnapshotPoint
+from penstock.shapes.source.catalog import TableCard
 from penstock.shapes.source.sql import condition_of, output_text, select, value_text
 from penstock.sources.postgres.binary_values import text
 from penstock.sources.postgres.copy_binary import CopyBlock
@@ -52,13 +54,8 @@ class RowLines:
         beside: Sequence[str] = (),
     ) -> None:
         card = definition.card
-        fields = [value_text(card.column(name)) for name in definition.columns]
-        key = []
-        for name in definition.key or card.selectable:
-            field = output_text(card.column(name))
-            if field not in fields:
-                fields.append(field)
-            key.append(fields.index(field))
+        layout = _layout(card, definition.columns, definition.key)
+        fields = [*layout.fields]
         if row_headers is not None:
             fields.append(row_headers)
         self._line_fields = len(fields)
@@ -68,20 +65,12 @@ class RowLines:
         self.query = select(
             card, fields, condition_of(definition) if conditions is None else conditions, rest
         )
-        relation = _json([definition.table.namespace, definition.table.name])
-        parts = [
-            key_prefix(definition.table),
-            '{"key":"',
-            '","value":{',
-            f'}},"headers":{{"operation":"insert","relation":{relation}{headers}',
-            "}}\n",
-            *(f"{',' if place else ''}{_json(name)}:" for place, name in enumerate(definition.columns)),
-        ]
-        encoded = [part.encode() for part in parts]
         self._columns = len(definition.columns)
-        self._key = np.array(key, np.int64)
-        self._text = np.frombuffer(b"".join(encoded), np.uint8).copy()  # compiled code wants it writable
-        self._ends = np.cumsum([len(part) for part in encoded], dtype=np.int64)
+        self._key = layout.key
+        parts = [*layout.parts]
+        parts[kernels.TAIL] += headers.encode()
+        self._text = np.frombuffer(b"".join(parts), np.uint8).copy()  # compiled code wants it writable
+        self._ends = np.cumsum([len(part) for part in parts], dtype=np.int64)
 
     def render(self, block: CopyBlock) -> Lines:
         ends, lines, key_ends, keys = kernels.render_lines(
@@ -93,6 +82,40 @@ class RowLines:
         return {
             name: text(block.column(self._line_fields + place)) for place, name in enumerate(self._beside)
         }
+
+
+class _Layout(NamedTuple):
+    """What all shapes of a table with the same columns share: the fields that are asked for, those of them
+    that make the key, and the constant parts of a line (`row_line_kernels`)."""
+
+    fields: tuple[sql.Composable, ...]
+    key: npt.NDArray[np.int64]
+    parts: tuple[bytes, ...]
+
+
+@lru_cache(maxsize=256)
+def _layout(card: TableCard, columns: tuple[str, ...], key: tuple[str, ...]) -> _Layout:
+    fields = [value_text(card.column(name)) for name in columns]
+    key_fields = []
+    for name in key or card.selectable:
+        field = output_text(card.column(name))
+        if field not in fields:
+            fields.append(field)
+        key_fields.append(fields.index(field))
+    relation = _json([card.stream.namespace, card.stream.name])
+    parts = [
+        key_prefix(card.stream),
+        '{"key":"',
+        '","value":{',
+        f'}},"headers":{{"operation":"insert","relation":{relation}',
+        "}}\n",
+        *(f"{',' if place else ''}{_json(name)}:" for place, name in enumerate(columns)),
+    ]
+    return _Layout(
+        tuple(sql.SQL(field.as_string()) for field in fields),
+        np.array(key_fields, np.int64),
+        tuple(part.encode() for part in parts),
+    )
 
 
 def _json(value: object) -> str:

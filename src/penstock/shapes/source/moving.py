@@ -18,9 +18,9 @@ from penstock.shapes.definition import ShapeDefinition
 from penstock.shapes.rendering.row_lines import Lines, RowLines
 from penstock.shapes.settings import ShapeSettings
 from penstock.shapes.shape import SnapshotPoint
-from penstock.shapes.source.pool import QueryPool
 from penstock.shapes.source.present import PresentTables
 from penstock.shapes.source.problems import problem_of
+from penstock.shapes.source.query_pool import QueryPool
 from penstock.shapes.source.row_reader import consistent, read_blocks
 from penstock.sources.postgres.connection import Connection
 
@@ -55,9 +55,9 @@ class MoveIns:
         def work(connection: Connection) -> int:
             count = 0
             try:
-                with consistent(connection, [definition.card], self._lock_s) as point:
+                with consistent(connection, [definition.card], self._lock_s) as (point, versions):
                     rows = RowLines(
-                        self._tables.definition(connection, definition),
+                        self._tables.definition(connection, definition, versions),
                         headers=',"is_move_in":true',
                         conditions=[condition],
                         beside=columns,

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import threading
 
+from psycopg import sql
+
+from penstock.core.stream import StreamId
 from penstock.shapes.definition import ShapeDefinition
 from penstock.shapes.source.catalog import TableCard, read_cards
 from penstock.shapes.source.problems import schema_changed
@@ -18,15 +21,21 @@ from penstock.sources.postgres.publication import quoted
 
 _KEPT_MAX = 10_000
 _VERSIONS = """
-SELECT c.oid::bigint, c.xmin::text,
-       (SELECT string_agg(concat_ws(':', a.attnum, a.xmin), ',' ORDER BY a.attnum)
-        FROM pg_attribute AS a WHERE a.attrelid = c.oid AND a.attnum > 0),
-       (SELECT string_agg(concat_ws(':', i.indexrelid, i.xmin), ',' ORDER BY i.indexrelid)
-        FROM pg_index AS i WHERE i.indrelid = c.oid)
-FROM pg_class AS c WHERE c.oid = to_regclass(%s)
+(SELECT ARRAY[c.oid::text, c.xmin::text,
+              (SELECT string_agg(concat_ws(':', a.attnum, a.xmin), ',' ORDER BY a.attnum)
+               FROM pg_attribute AS a WHERE a.attrelid = c.oid AND a.attnum > 0),
+              (SELECT string_agg(concat_ws(':', i.indexrelid, i.xmin), ',' ORDER BY i.indexrelid)
+               FROM pg_index AS i WHERE i.indrelid = c.oid)]
+ FROM pg_class AS c WHERE c.oid = to_regclass({}))
 """
 
-Versions = tuple[object, ...]
+Versions = tuple[str | None, ...]
+
+
+def versions_of(table: StreamId) -> sql.Composable:
+    """An expression: the oid of the table of that name, and the versions of its rows in the catalog; null if
+    there is none."""
+    return sql.SQL(_VERSIONS).format(sql.Literal(quoted(table)))
 
 
 class PresentTables:
@@ -36,20 +45,20 @@ class PresentTables:
         self._lock = threading.Lock()
         self._cards: dict[int, tuple[Versions, TableCard]] = {}
 
-    def definition(self, connection: Connection, definition: ShapeDefinition) -> ShapeDefinition:
-        """The same shape of its table as it is now; a `SnapshotProblem` if that is another table."""
-        verdict = compare(definition, self._card(connection, definition.card))
+    def definition(
+        self, connection: Connection, definition: ShapeDefinition, versions: Versions | None
+    ) -> ShapeDefinition:
+        """The same shape of its table as it is now, in these versions; a `SnapshotProblem` if that is another
+        table."""
+        verdict = compare(definition, None if versions is None else self._card(connection, versions))
         if verdict is None:
             return definition
         if verdict.card is None:
             raise schema_changed(definition.table)
         return definition.with_card(verdict.card)
 
-    def _card(self, connection: Connection, known: TableCard) -> TableCard | None:
-        found = connection.execute(_VERSIONS, (quoted(known.stream),)).fetchone()
-        if found is None:
-            return None
-        oid, versions = found[0], tuple(found)
+    def _card(self, connection: Connection, versions: Versions) -> TableCard | None:
+        oid = int(versions[0] or 0)
         kept = self._cards.get(oid)
         if kept is not None and kept[0] == versions:
             return kept[1]

@@ -26,7 +26,7 @@ from penstock.capture.spec import Started
 from penstock.core.errors import CaptureAwayError, PenstockError
 from penstock.core.stream import StreamId
 from penstock.shapes.shape import SnapshotProblem
-from penstock.shapes.source.pool import ConnectionPool
+from penstock.shapes.source.connection_pool import ConnectionPool
 from penstock.shapes.source.problems import locked, problem_of, unreachable
 from penstock.sources.postgres.connection import Connection
 from penstock.sources.postgres.publication import quoted

@@ -33,7 +33,7 @@ from penstock.core.stream import StreamId
 from penstock.shapes.definition import ShapeDefinition
 from penstock.shapes.shape import Shape, SnapshotProblem
 from penstock.shapes.source.catalog import CardColumn, Catalog, TableCard, read_cards
-from penstock.shapes.source.pool import ConnectionPool
+from penstock.shapes.source.connection_pool import ConnectionPool
 
 _STOP_WITHIN_S = 5.0
 _logger = structlog.get_logger("penstock.shapes")

@@ -6,7 +6,11 @@
    would make a snapshot taken before show no rows at all;
 2. the first query takes the snapshot, and *then* reads the position up to which the log is written: both in
    one statement, whose snapshot is taken before its expressions are evaluated. A transaction that commits
-   at or beyond that position is not in the snapshot (correctness 10).
+   at or beyond that position is not in the snapshot (correctness 10). With them come the versions of the
+   catalog's rows, which say which table that is (`present`).
+
+All of it is one message, and its text is made once for each table: a thousand shapes of a table may be made
+at once, and each has a transaction of its own.
 
 Texts come by COPY in binary format, are taken out of libpq by compiled code in blocks, and become lines by
 compiled code (`row_lines`): no value, and no row, is ever an object of its own.
@@ -18,15 +22,19 @@ import contextlib
 import select
 import time
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import NamedTuple
 
 import psycopg
 from psycopg import errors, sql
 from psycopg.pq import ExecStatus
 
 from penstock.core.position import Lsn
+from penstock.core.stream import StreamId
 from penstock.shapes.rendering.row_lines import Lines, RowLines
 from penstock.shapes.shape import SnapshotPoint
 from penstock.shapes.source.catalog import TableCard
+from penstock.shapes.source.present import Versions, versions_of
 from penstock.shapes.source.problems import slow
 from penstock.shapes.source.sql import table_name
 from penstock.sources.postgres.connection import SESSION_SETTINGS, Connection, load_connection_settings
@@ -36,28 +44,53 @@ BLOCK_BYTES = 256 << 10
 _CANCEL_WITHIN_S = 5.0
 
 _BEGIN = sql.SQL(
-    "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; {}; SET LOCAL lock_timeout = {}; "
-    "LOCK TABLE {} IN ACCESS SHARE MODE"
+    "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; {settings}; SET LOCAL lock_timeout = {lock_timeout}; "
+    "LOCK TABLE {tables} IN ACCESS SHARE MODE; "
+    "SELECT pg_current_snapshot()::text, pg_current_wal_insert_lsn()::text, {versions}"
 )
-_POINT = "SELECT pg_current_snapshot()::text, pg_current_wal_insert_lsn()::text"
+
+
+class Moment(NamedTuple):
+    """What a transaction reads: `point` is its snapshot; `versions`, of the catalog's rows, tell which table
+    its first one is."""
+
+    point: SnapshotPoint
+    versions: Versions | None
 
 
 @contextlib.contextmanager
 def consistent(
     connection: Connection, tables: Sequence[TableCard], lock_timeout_s: float
-) -> Iterator[SnapshotPoint]:
+) -> Iterator[Moment]:
     """A transaction that reads these tables as of one moment. Raises what psycopg does."""
-    settings = {**SESSION_SETTINGS, **load_connection_settings(connection.info.server_version)}
+    names = ", ".join(table_name(card).as_string() for card in tables)
+    cursor = connection.execute(
+        _opening(names, tables[0].stream, lock_timeout_s, connection.info.server_version)
+    )
+    while cursor.nextset():
+        pass
+    row = cursor.fetchone()
+    assert row is not None
+    snapshot, position, versions = row
+    yield Moment(parse_point(snapshot, position), versions and tuple(versions))
+    with contextlib.suppress(psycopg.Error):  # all has been read, and the pool looks at what it gets back
+        connection.execute("COMMIT")
+
+
+@lru_cache(maxsize=1024)
+def _opening(names: str, first: StreamId, lock_timeout_s: float, server_version: int) -> bytes:
+    settings = {**SESSION_SETTINGS, **load_connection_settings(server_version)}
     local = sql.SQL("; ").join(
         sql.SQL("SET LOCAL {} = {}").format(sql.Identifier(name), sql.Literal(value))
         for name, value in settings.items()
     )
-    names = sql.SQL(", ").join(map(table_name, tables))
-    connection.execute(_BEGIN.format(local, sql.Literal(f"{lock_timeout_s * 1000:.0f}ms"), names))
-    row = connection.execute(_POINT).fetchone()
-    assert row is not None
-    yield parse_point(*row)
-    connection.execute("COMMIT")
+    statements = _BEGIN.format(
+        settings=local,
+        lock_timeout=sql.Literal(f"{lock_timeout_s * 1000:.0f}ms"),
+        tables=sql.SQL(names),
+        versions=versions_of(first),
+    )
+    return statements.as_bytes()
 
 
 def parse_point(snapshot: str, position: str) -> SnapshotPoint:

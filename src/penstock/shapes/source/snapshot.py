@@ -13,13 +13,17 @@ The table is compared with the definition under the lock that the rows are read 
 filled from another table, or other columns, than it was defined on.
 
 Rows become readable as they are written. A crash before the end discards the shape.
+
+Where many shapes of a table wait, some are read in one transaction: each was routed before it began, which is
+all that the above asks for, and what they cost besides their rows is shared.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import Future
+from typing import NamedTuple
 
 from psycopg import sql
 
@@ -32,13 +36,18 @@ from penstock.shapes.source.pool import Pools
 from penstock.shapes.source.present import PresentTables
 from penstock.shapes.source.problems import problem_of, schema_changed
 from penstock.shapes.source.publishing import TablePublisher
-from penstock.shapes.source.row_reader import consistent, read_lines
+from penstock.shapes.source.row_reader import Moment, consistent, read_lines
 from penstock.shapes.source.sql import tables_read
 from penstock.shapes.storage.snapshots import SnapshotWriter
 from penstock.sources.postgres.connection import Connection
 
 RowHeaders = Callable[[Shape], sql.Composable | None]
 OnChanged = Callable[[StreamId], None]
+
+
+class _Wanted(NamedTuple):
+    shape: Shape
+    listener: SnapshotListener
 
 
 class InitialSnapshots:
@@ -69,7 +78,7 @@ class InitialSnapshots:
             if (error := outcome.exception()) is not None:
                 ended(error)
             else:
-                taken = self._pool.submit(lambda connection: self._take(connection, shape, listener))
+                taken = self._pool.submit_together(self._take_all, _Wanted(shape, listener), _kind(shape))
                 taken.add_done_callback(lambda future: ended(future.exception()))
 
         def ended(error: BaseException | None) -> None:
@@ -94,34 +103,56 @@ class InitialSnapshots:
         """Nothing more is begun. What is under way ends with its connection (`Pools.close`)."""
         self._publisher.close()
 
-    def _take(self, connection: Connection, shape: Shape, listener: SnapshotListener) -> None:
+    def _take_all(self, connection: Connection, wanted: Sequence[_Wanted]) -> Iterator[None]:
+        """One after the other, as of one moment; but nobody waits behind one that is more than a block."""
+        definition = wanted[0].shape.definition
+        self._earlier.wait(connection, definition.table)
+        with consistent(connection, tables_read(definition), self._lock_s) as moment:
+            for shape, listener in wanted:
+                is_small = self._take(connection, moment, shape, listener)
+                yield
+                if not is_small:
+                    return
+
+    def _take(self, connection: Connection, moment: Moment, shape: Shape, listener: SnapshotListener) -> bool:
+        """Whether it was a block at most."""
         definition = shape.definition
         _require_wanted(shape)
-        self._earlier.wait(connection, definition.table)
+        if self._tables.definition(connection, definition, moment.versions).columns != definition.columns:
+            raise schema_changed(definition.table)
         with contextlib.ExitStack() as undo:
-            with consistent(connection, tables_read(definition), self._lock_s) as point:
-                if self._tables.definition(connection, definition).columns != definition.columns:
-                    raise schema_changed(definition.table)
-                listener.snapshot_known(shape, point)
-                writer = shape.storage.make_new_snapshot()
-                undo.callback(_leave_off, shape, writer)
-                if definition.log == "full":
-                    self._copy(connection, shape, writer, listener)
-            writer.close(snapshot_end(point))
+            writer = shape.storage.make_new_snapshot()
+            undo.callback(_leave_off, shape, writer)
+            listener.snapshot_known(shape, moment.point)
+            blocks = self._copy(connection, shape, writer, listener) if definition.log == "full" else 0
+            writer.close(snapshot_end(moment.point))
             _require_wanted(shape)
             undo.pop_all()
         listener.snapshot_completed(shape)
+        return blocks <= 1
 
     def _copy(
         self, connection: Connection, shape: Shape, writer: SnapshotWriter, listener: SnapshotListener
-    ) -> None:
+    ) -> int:
+        """How many blocks there were. Of a snapshot that is one block it is told when it is complete, and no
+        sooner: its readers would be woken twice within a millisecond, and be sent it in parts."""
         rows = RowLines(shape.definition, row_headers=self._row_headers(shape))
-        tell = listener.snapshot_started
+        blocks = 0
         for lines in read_lines(connection, rows, self._first_data_s):
             _require_wanted(shape)
             writer.write(lines.content, lines.ends)
-            tell(shape)
-            tell = listener.snapshot_grown
+            blocks += 1
+            if blocks == 2:
+                listener.snapshot_started(shape)
+            elif blocks > 2:
+                listener.snapshot_grown(shape)
+        return blocks
+
+
+def _kind(shape: Shape) -> Hashable:
+    """Shapes of the same kind are read under the same lock, in one transaction if need be; None: alone."""
+    definition = shape.definition
+    return None if shape.has_subqueries else (definition.table, definition.oid)
 
 
 def _leave_off(shape: Shape, writer: SnapshotWriter) -> None:

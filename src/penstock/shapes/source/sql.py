@@ -46,7 +46,7 @@ def table_name(card: TableCard) -> sql.Composable:
 
 def condition_of(definition: ShapeDefinition) -> list[sql.Composable]:
     """The shape's own condition, if it has one."""
-    return [sql.SQL(definition.where.condition.sql())] if definition.where is not None else []
+    return [sql.SQL(definition.where.text)] if definition.where is not None else []
 
 
 def output_text(column: CardColumn) -> sql.Composable:

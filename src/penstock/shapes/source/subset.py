@@ -27,9 +27,9 @@ from penstock.shapes.rendering.row_lines import RowLines, visibility
 from penstock.shapes.settings import ShapeSettings
 from penstock.shapes.shape import Shape, SnapshotPoint
 from penstock.shapes.source.catalog import TableCard
-from penstock.shapes.source.pool import QueryPool
 from penstock.shapes.source.present import PresentTables
 from penstock.shapes.source.problems import problem_of
+from penstock.shapes.source.query_pool import QueryPool
 from penstock.shapes.source.row_reader import consistent, read_lines
 from penstock.shapes.source.snapshot import OnChanged, RowHeaders
 from penstock.shapes.source.spool import Spool, Spools
@@ -241,10 +241,10 @@ class SubsetReader:
         mark = secrets.randbits(31)
         spool = self._spools.open()
         try:
-            with consistent(connection, tables_read(definition), self._lock_s) as point:
+            with consistent(connection, tables_read(definition), self._lock_s) as (point, versions):
                 own = [sql.SQL(subset.condition.sql())] if subset.condition is not None else []
                 rows = RowLines(
-                    self._tables.definition(connection, definition),
+                    self._tables.definition(connection, definition, versions),
                     headers=f',"snapshot_mark":{mark}',
                     row_headers=row_headers,
                     conditions=[*condition_of(definition), *own],

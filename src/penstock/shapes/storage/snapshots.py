@@ -74,8 +74,11 @@ class SnapshotWriter:
     __slots__ = ("_chunk_bytes", "_descriptor", "_directory", "_extent", "_publish")
 
     def __init__(self, directory: Path, chunk_bytes: int, publish: Callable[[Extent], None]) -> None:
-        shutil.rmtree(directory, ignore_errors=True)
-        directory.mkdir()
+        try:
+            directory.mkdir(parents=True)
+        except FileExistsError:  # of a snapshot that was left off
+            shutil.rmtree(directory)
+            directory.mkdir()
         self._directory = directory
         self._chunk_bytes = chunk_bytes
         self._publish = publish

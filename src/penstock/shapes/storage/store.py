@@ -94,11 +94,8 @@ class ShapeStore:
         return found
 
     def open(self, handle: str, slot: int) -> ShapeStorage:
-        """Go on with a recovered shape, or begin a new one."""
-        storage = self._recovered.pop(handle, None)
-        if storage is None:
-            storage = self.new_storage(handle)
-            Path(self.shape_directory(handle)).mkdir(exist_ok=True)
+        """Go on with a recovered shape, or begin a new one, whose directory is made with its snapshot."""
+        storage = self._recovered.pop(handle, None) or self.new_storage(handle)
         storage.slot = slot
         self._by_slot[slot] = storage
         return storage

@@ -178,6 +178,15 @@ def _after_header(received: Bytes) -> int:
     return _HEADER_BYTES
 
 
+def warm_up() -> None:
+    """Compile, or load from the cache, what the first block would otherwise wait for, and with it whoever
+    needs the GIL meanwhile."""
+    integer, octets = types.int64, types.uint8[::1]
+    kernels.locate_fields.compile((octets, integer, integer, types.int32[:, ::1]))  # type: ignore[attr-defined]
+    if libpq.LIBRARY is not None:
+        _fill.compile((integer, integer, octets, types.int64[::1]))  # type: ignore[attr-defined]
+
+
 def open_source(pgconn: psycopg.pq.abc.PGconn) -> Source:
     """The fastest that works here for this connection, which must be in the midst of a copy."""
     return NativeSource(pgconn) if libpq.is_usable(pgconn) else MessageSource(pgconn)
