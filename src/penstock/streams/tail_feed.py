@@ -27,7 +27,7 @@ from penstock.capture.transactions import ChangeRows, MessageConverter, Transact
 from penstock.core.position import Lsn
 from penstock.core.stream import StreamId
 
-_WAITING_BYTES_MAX = 16 << 20  # and one fragment, of some 4 MiB
+_WAITING_BYTES_MAX = 8 << 20  # and one fragment, of some 4 MiB
 _FRAGMENT_BYTES = 1 << 10  # what one without changes counts for
 _JOINED_BYTES_MAX = 256 << 10
 _HOLD_S = 0.05  # so long a small fragment waits for a publisher that is busy
