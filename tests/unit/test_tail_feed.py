@@ -135,7 +135,7 @@ def test_a_large_transaction_is_joined_to_nothing_and_neither_waits() -> None:
         return False
 
     with items.feed(enough_is_there) as feed:
-        found = []
+        found: list[TransactionFragment] = []
         while not found or found[-1].end != Lsn(31):
             fragment = feed.next(WAIT_S)
             assert fragment is not None
