@@ -9,14 +9,15 @@ becomes free. Ctrl-C in a terminal reaches the whole group, so SIGINT is left to
 in order.
 
 A sync of few changes waits for this process more than for anything else, so the start is made short: what it
-will need is imported and compiled code loaded while the spec is still awaited, and libraries that others
-import only because they are installed are kept out.
+will need is imported and compiled code loaded while the spec is still awaited, libraries that others import
+only because they are installed are kept out, and nobody looks for garbage among what stays for ever.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import json
 import os
 import queue
@@ -33,19 +34,20 @@ _M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD, _M_ARENA_MAX = -3, -1, -8
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _reuse_memory()
+    gc.disable()
     sys.meta_path.insert(0, _KeptOut)
-    preparing = threading.Thread(target=_prepare, name="capture-imports")
-    preparing.start()
+    imported = threading.Event()
+    threading.Thread(target=_prepare, args=(imported,), name="capture-start", daemon=True).start()
     first_line = sys.stdin.readline()
     if not first_line:
         os._exit(0)
     if json.loads(first_line)["service"] is not None:
         channel = Channel(first_line)
         channel.state("starting")
-        preparing.join()
+        imported.wait()
         code = _stay(channel)
     else:
-        preparing.join()
+        imported.wait()
         signal.signal(signal.SIGTERM, lambda _number, _frame: os._exit(0))
         _serve_sync(first_line)
         code = 0
@@ -69,13 +71,17 @@ class _KeptOut:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 
-def _prepare() -> None:
-    from penstock import logs
+def _prepare(imported: threading.Event) -> None:
+    try:
+        from penstock import logs
+        from penstock.capture.server import load_compiled
 
-    logs.configure("json")
-    from penstock.capture.server import warm_up
-
-    warm_up()
+        logs.configure("json")
+    finally:
+        imported.set()  # whoever imports it next raises the same
+    load_compiled()
+    gc.freeze()
+    gc.enable()
 
 
 def _stay(channel: Channel) -> int:

@@ -144,6 +144,8 @@ class CaptureProcess:
         assert process.stdin is not None
         with contextlib.suppress(OSError):
             process.stdin.close()
+        with self._heard:  # `wait` looks now and then, its output ends at once
+            self._heard.wait_for(lambda: self._ended or not self._knows_spec, _STOP_TIMEOUT_S)
         try:
             process.wait(_STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:

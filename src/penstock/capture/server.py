@@ -334,15 +334,11 @@ class CaptureServer:
         return slot.confirmed_flush
 
 
-def warm_up() -> None:
-    """Have compiled code ready by the time that it is needed, in a thread."""
-
-    def load() -> None:
-        pgoutput.warm_up()
-        inbox.warm_up()
-        streamed.warm_up()
-
-    threading.Thread(target=load, name="capture-warm-up", daemon=True).start()
+def load_compiled() -> None:
+    """Have compiled code ready by the time that it is needed."""
+    pgoutput.warm_up()
+    inbox.warm_up()
+    streamed.warm_up()
 
 
 def _lane(given: Arguments) -> str:

@@ -22,8 +22,8 @@ from penstock.lake.target import Target
 if TYPE_CHECKING:
     from penstock.lake.apply import StreamWork
 
-#: Looking keys up among so many rows is worth a task of its own.
-ROWS_PER_TASK = 2_000_000
+#: Looking keys up among so many rows is worth a task of its own, which has to sort them too.
+ROWS_PER_TASK = 6_000_000
 
 
 def delete_touched(

@@ -13,7 +13,7 @@ by their ids, whatever they were called when the file was written.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 from pyarrow import feather
 
 from penstock.destinations.deletion_vectors import Positions, read_vector, write_vector
@@ -38,6 +39,8 @@ from penstock.lake.session import of_this_attempt
 from penstock.lake.soft_fold import end_live_rows
 from penstock.lake.table_output import TableOutput
 from penstock.lake.target import Target
+
+Marks = NDArray[np.bool_]  # of each row of a file
 
 ROWS_PER_READ = 128 * 1024
 #: Of a file of position deletes, as the Iceberg specification numbers them.
@@ -95,17 +98,20 @@ def delete_rows(task: DeleteTask) -> DeleteResult:
         sinks = [stack.enter_context(PickedRows(path, task.target.arrow_schema())) for path in paths]
         for file in task.files:
             index = table.index(file)
-            hits = _union((find(bucket.touched, index)[1] for bucket in wanted), file.rows)
-            if not hits.size and not task.rewrites_all:
+            hit = _marks((find(bucket.touched, index)[1] for bucket in wanted), file.rows)
+            if not hit.any() and not task.rewrites_all:
                 continue
-            dead = _deleted_positions(file)
+            dead = _marks(_deleted_positions(file), file.rows)
             for bucket, sink in zip(wanted, sinks, strict=True):
                 if bucket.asked is not None:
-                    table.pick(file, _without(find(bucket.asked, index)[1], dead, file.rows), sink)
+                    asked = _marks([find(bucket.asked, index)[1]], file.rows)
+                    table.pick(file, np.flatnonzero(asked & ~dead), sink)
             if file.successor is not None:
-                replaced[file.name] = table.rewrite(file, np.union1d(hits, dead), file.successor)
-            elif (left := _without(hits, dead, file.rows)).size:
-                deletes.append((_write_vector if task.by_vector else _write_deletes)(file, left, dead))
+                replaced[file.name] = table.rewrite(file, ~(hit | dead), file.successor)
+            elif (left := np.flatnonzero(hit & ~dead)).size:
+                deletes.append(
+                    _write_vector(file, hit | dead) if task.by_vector else _write_deletes(file, left)
+                )
     picked = (path if sink.used else None for path, sink in zip(paths, sinks, strict=True))
     return DeleteResult(tuple(deletes), replaced, tuple(picked))
 
@@ -156,14 +162,12 @@ class _TableFiles:
                     sink.write(self._columns.of_today(source.read_row_group(group).take(pa.array(inside))))
                 start = end
 
-    def rewrite(self, file: HeldFile, without: Positions, successor: Path) -> tuple[DataFile, ...]:
+    def rewrite(self, file: HeldFile, keep: Marks, successor: Path) -> tuple[DataFile, ...]:
         start = 0
         with (
             pq.ParquetFile(file.path) as source,
             TableOutput(successor, self._task.target) as output,
         ):
-            keep = np.ones(source.metadata.num_rows, np.bool_)
-            keep[without] = False
             for batch in source.iter_batches(ROWS_PER_READ):
                 here = keep[start : start + batch.num_rows]
                 start += batch.num_rows
@@ -173,14 +177,12 @@ class _TableFiles:
         return output.files
 
 
-def _deleted_positions(file: HeldFile) -> Positions:
-    found = []
+def _deleted_positions(file: HeldFile) -> Iterator[Positions]:
     for held, path in zip(file.deletes, file.delete_paths, strict=True):
         if held.vector is not None:
-            found.append(read_vector(path, held.vector))
+            yield read_vector(path, held.vector)
         else:
-            found.append(_read_deletes(path, file.location if held.is_shared else None))
-    return _union(found, file.rows)
+            yield _read_deletes(path, file.location if held.is_shared else None)
 
 
 def _read_deletes(path: Path, of: str | None) -> Positions:
@@ -196,12 +198,12 @@ def _read_deletes(path: Path, of: str | None) -> Positions:
     return positions
 
 
-def _write_vector(file: HeldFile, positions: Positions, dead: Positions) -> PositionDeletes:
-    path, whole = of_this_attempt(file.delete_path), _union((positions, dead), file.rows)
-    return replace(write_vector(path, file.name, file.location, whole), replaces=file.deletes)
+def _write_vector(file: HeldFile, whole: Marks) -> PositionDeletes:
+    vector = write_vector(of_this_attempt(file.delete_path), file.name, file.location, np.flatnonzero(whole))
+    return replace(vector, replaces=file.deletes)
 
 
-def _write_deletes(file: HeldFile, positions: Positions, _: Positions) -> PositionDeletes:
+def _write_deletes(file: HeldFile, positions: Positions) -> PositionDeletes:
     with OutputFile(file.delete_path, DELETE_SCHEMA) as output:
         arrays = [pa.repeat(pa.scalar(file.location), positions.size), pa.array(positions)]
         output.write_batch(pa.RecordBatch.from_arrays(arrays, schema=DELETE_SCHEMA))
@@ -209,16 +211,9 @@ def _write_deletes(file: HeldFile, positions: Positions, _: Positions) -> Positi
     return PositionDeletes(output.data_file, file.name)
 
 
-def _union(parts: Iterable[Positions], rows: int) -> Positions:
-    """Positions in a file of so many rows, each once and in order; marking them takes less than sorting."""
+def _marks(parts: Iterable[Positions], rows: int) -> Marks:
+    """Which of so many rows some part names; marking them takes less than sorting."""
     marked = np.zeros(rows, np.bool_)
     for positions in parts:
         marked[positions] = True
-    return np.flatnonzero(marked)
-
-
-def _without(positions: Positions, dead: Positions, rows: int) -> Positions:
-    marked = np.zeros(rows, np.bool_)
-    marked[positions] = True
-    marked[dead] = False
-    return np.flatnonzero(marked)
+    return marked

@@ -1,0 +1,75 @@
+"""Touched rows of a data file: found by key, without those that are deleted already."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyarrow import feather
+
+from penstock.core.schema import SourceColumn, TableSchema
+from penstock.core.stream import StreamId
+from penstock.destinations.deletion_vectors import read_vector
+from penstock.destinations.records import HeldDeletes, PositionDeletes
+from penstock.lake.delete_task import DELETE_SCHEMA, DeleteResult, DeleteTask, HeldFile, delete_rows
+from penstock.lake.fold_task import Staged
+from penstock.lake.key_index import KeyForm
+from penstock.lake.target import Target
+
+ID = SourceColumn(
+    "id", attribute_number=1, type_oid=20, type_modifier=-1, type_name="int8", type_text="bigint"
+)
+TARGET = Target(TableSchema(StreamId("public", "t"), (ID,), ("id",)), "upsert", field_ids={"id": 1})
+ROWS = 10
+LOCATION = "/lake/data/rows.parquet"
+
+
+@pytest.fixture
+def task(tmp_path: Path) -> DeleteTask:
+    """Keys 13, 15, 17, 19 and one that is nowhere, of a file with 10 to 19; 12 and 13 are deleted already."""
+    rows, earlier, keys = (tmp_path / name for name in ("rows.parquet", "earlier.parquet", "keys.arrow"))
+    pq.write_table(pa.table({"id": range(10, 10 + ROWS)}, schema=TARGET.arrow_schema()), rows)
+    deleted = {"file_path": [LOCATION] * 3 + ["another"], "pos": [2, 3, 3, 5]}
+    pq.write_table(pa.table(deleted, schema=DELETE_SCHEMA), earlier)
+    feather.write_feather(pa.table({"id": [19, 13, 99, 15, 17]}), str(keys), compression="uncompressed")
+    held = HeldDeletes(str(earlier), 4, 1, is_shared=True)
+    path, index = tmp_path / "new", tmp_path / "rows.keys"
+    file = HeldFile("rows.parquet", LOCATION, rows, ROWS, index, (held,), (earlier,), path, None)
+    form = KeyForm(b"x" * 16, types=("int64",))
+    return DeleteTask(TARGET, (file,), (Staged(keys),), form, (), (tmp_path / "picked",))
+
+
+def deletes_of(result: DeleteResult) -> PositionDeletes:
+    [deletes] = result.deletes
+    return deletes
+
+
+def test_positions_that_are_deleted_already_are_not_deleted_again(task: DeleteTask) -> None:
+    deletes = deletes_of(delete_rows(task))
+    assert (deletes.of, deletes.file.rows) == ("rows.parquet", 3)
+    written = pq.read_table(task.files[0].delete_path).to_pydict()
+    assert written == {"file_path": [LOCATION] * 3, "pos": [5, 7, 9]}
+
+
+def test_a_vector_has_the_earlier_deletes_too(task: DeleteTask) -> None:
+    deletes = deletes_of(delete_rows(replace(task, by_vector=True)))
+    assert deletes.vector is not None
+    assert read_vector(task.files[0].delete_path, deletes.vector).tolist() == [2, 3, 5, 7, 9]
+    assert deletes.replaces == task.files[0].deletes
+
+
+def test_a_successor_has_the_rows_that_are_left(task: DeleteTask, tmp_path: Path) -> None:
+    rewritten = replace(task.files[0], successor=tmp_path / "successor.parquet")
+    result = delete_rows(replace(task, files=(rewritten,)))
+    [file] = result.replaced["rows.parquet"]
+    assert pq.read_table(tmp_path / file.name).column("id").to_pylist() == [10, 11, 14, 16, 18]
+
+
+def test_a_file_without_a_touched_row_is_left_alone(task: DeleteTask, tmp_path: Path) -> None:
+    for keys in ([99], [12, 13]):
+        feather.write_feather(pa.table({"id": keys}), str(tmp_path / "keys.arrow"), compression="uncompressed")
+        result = delete_rows(task)
+        assert (result.deletes, result.replaced) == ((), {})
