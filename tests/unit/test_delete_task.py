@@ -69,7 +69,8 @@ def test_a_successor_has_the_rows_that_are_left(task: DeleteTask, tmp_path: Path
 
 
 def test_a_file_without_a_touched_row_is_left_alone(task: DeleteTask, tmp_path: Path) -> None:
+    path = str(tmp_path / "keys.arrow")
     for keys in ([99], [12, 13]):
-        feather.write_feather(pa.table({"id": keys}), str(tmp_path / "keys.arrow"), compression="uncompressed")
+        feather.write_feather(pa.table({"id": keys}), path, compression="uncompressed")
         result = delete_rows(task)
         assert (result.deletes, result.replaced) == ((), {})
