@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pyarrow as pa
@@ -52,6 +53,17 @@ def texts(connection: Connection, query: str, columns: int, block_bytes: int = 1
 def test_compiled_code_is_what_reads_here(connection: Connection) -> None:
     assert libpq.is_usable(connection.pgconn)
     assert isinstance(copy_binary.open_source(connection.pgconn), NativeSource)
+
+
+def test_nothing_is_left_to_compile_for_the_first_block_after_the_warm_up(connection: Connection) -> None:
+    reading: list[Any] = [copy_binary._fill, copy_binary.kernels.locate_fields]
+    for compiled in reading:
+        compiled._reset_overloads()
+    copy_binary.warm_up()
+    before = [list(compiled.overloads) for compiled in reading]
+    assert all(before)
+    assert texts(connection, "SELECT 'a'", 1) == [["a"]]
+    assert [list(compiled.overloads) for compiled in reading] == before
 
 
 @pytest.mark.usefixtures("way")

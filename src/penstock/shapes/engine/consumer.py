@@ -181,7 +181,7 @@ class RecentTransactions:
     def missed(self, stream: StreamId, point: SnapshotPoint, up_to_tx: int) -> bool:
         """Whether there is one up to there that a snapshot does not show."""
         known = self._streams.get(stream)
-        if known is None:
+        if known is None or not known.size:
             return False
         ids = known[1, known[0] <= up_to_tx]
         return not bool(point.shows(ids.astype(np.uint64)).all())

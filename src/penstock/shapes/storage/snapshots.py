@@ -74,8 +74,9 @@ class SnapshotWriter:
     __slots__ = ("_chunk_bytes", "_descriptor", "_directory", "_extent", "_publish")
 
     def __init__(self, directory: Path, chunk_bytes: int, publish: Callable[[Extent], None]) -> None:
+        directory.parent.mkdir(exist_ok=True)  # the shape's own
         try:
-            directory.mkdir(parents=True)
+            directory.mkdir()
         except FileExistsError:  # of a snapshot that was left off
             shutil.rmtree(directory)
             directory.mkdir()
