@@ -9,8 +9,7 @@
    at or beyond that position is not in the snapshot (correctness 10). With them come the versions of the
    catalog's rows, which say which table that is (`present`).
 
-All of it is one message, and its text is made once for each table: a thousand shapes of a table may be made
-at once, and each has a transaction of its own.
+All of it is one message, and its text is made once for each table: shapes may be made by the thousand.
 
 Texts come by COPY in binary format, are taken out of libpq by compiled code in blocks, and become lines by
 compiled code (`row_lines`): no value, and no row, is ever an object of its own.
