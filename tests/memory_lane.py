@@ -64,9 +64,6 @@ class MemoryPublisher(Publisher):
                 self.kill_at = None
                 raise KilledError
 
-    def is_free(self, within_s: float) -> bool:
-        return True
-
     @property
     def standing(self) -> Standing:
         assert self._standing is not None

@@ -220,24 +220,3 @@ def test_whoever_waits_for_room_is_let_go_by_stop(store: Store, letters: DeadLet
         threading.Thread(target=publisher.stop).start()
         with pytest.raises(StoppedError):
             publisher.publish(batch(300, b"value"))
-
-
-def test_the_lane_hears_that_a_commit_is_under_way_and_that_it_has_ended(
-    store: Store, letters: DeadLetters
-) -> None:
-    has_begun, is_committing, may_end = (threading.Event() for _ in range(3))
-
-    def slow(place: str) -> None:
-        if place == "before commit" and has_begun.is_set():
-            is_committing.set()
-            assert may_end.wait(30)
-
-    with begun(MemoryCommitTarget(store, slow), letters) as publisher:
-        has_begun.set()
-        assert publisher.is_free(0)
-        publisher.publish(batch(200, b"value"))
-        assert is_committing.wait(30)
-        assert not publisher.is_free(0.01)
-        may_end.set()
-        assert publisher.is_free(30)
-        assert publisher.drain(30)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import cast
 
@@ -39,10 +38,9 @@ class Items:
             self.read += 1
         if self._error is not None:
             raise self._error
-        threading.Event().wait(0.01)
 
-    def feed(self, is_free: Callable[[float], bool]) -> TailFeed:
-        return TailFeed(cast(TailReader, self), Lsn(0), is_free)
+    def feed(self) -> TailFeed:
+        return TailFeed(cast(TailReader, self), Lsn(0))
 
 
 def inserted(tx: int, size: int = 1) -> Logged:
@@ -93,16 +91,10 @@ def test_what_is_joined_is_the_same_changes_in_the_same_order(
     assert one.last_tx == max((int(each.tx[-1]) for each in told), default=0)
 
 
-def test_changes_that_come_while_the_publisher_is_busy_are_handed_over_as_one() -> None:
+def test_changes_that_wait_are_handed_over_as_one() -> None:
     items = Items(map(small, range(10, 30)))
-    is_free = threading.Event()
-
-    def free_once_all_are_there(within_s: float) -> bool:
+    with items.feed() as feed:
         wait_until(lambda: items.read == 20, "the tail to be read")
-        is_free.set()
-        return is_free.wait(within_s)
-
-    with items.feed(free_once_all_are_there) as feed:
         fragment = feed.next(WAIT_S)
 
     assert fragment is not None
@@ -111,44 +103,25 @@ def test_changes_that_come_while_the_publisher_is_busy_are_handed_over_as_one() 
     assert len(fragment.changes) == 1
 
 
-def test_a_publisher_that_stays_busy_gets_what_there_is() -> None:
-    asked = []
-
-    def never(within_s: float) -> bool:
-        asked.append(within_s)
-        return threading.Event().wait(within_s)
-
-    with Items([small(10)]).feed(never) as feed:
-        fragment = feed.next(WAIT_S)
-
-    assert fragment is not None
-    assert ids(fragment) == ["10"]
-    assert asked
-
-
-def test_a_large_transaction_is_joined_to_nothing_and_neither_waits() -> None:
-    large = [piece([inserted(20, 3 << 20)], "public.t") for _ in range(3)]
+def test_a_large_transaction_is_joined_to_nothing() -> None:
+    large = [piece([inserted(20, 3 << 20)], "public.t") for _ in range(2)]
     items = Items([small(10), item(21, *large), small(30)])
-
-    def enough_is_there(within_s: float) -> bool:
+    found: list[TransactionFragment] = []
+    with items.feed() as feed:
         wait_until(lambda: items.read == 3, "the tail to be read")
-        return False
-
-    with items.feed(enough_is_there) as feed:
-        found: list[TransactionFragment] = []
         while not found or found[-1].end != Lsn(31):
             fragment = feed.next(WAIT_S)
             assert fragment is not None
             found.append(fragment)
 
     assert ids(found[0]) == ["10"]
-    assert [each.is_last for each in found if each.end == Lsn(21)][:-1] == [False] * (len(found) - 3)
+    assert [each.is_last for each in found if each.end == Lsn(21)] == [False] * (len(found) - 3) + [True]
     assert ids(found[-1]) == ["30"]
 
 
 def test_an_error_of_the_tail_comes_behind_what_was_read_before() -> None:
     error = CaptureAwayError("Capture is away.", remedy="None.")
-    with Items([small(10)], error).feed(lambda _within_s: True) as feed:
+    with Items([small(10)], error).feed() as feed:
         first = feed.next(WAIT_S)
         assert first is not None
         assert ids(first) == ["10"]

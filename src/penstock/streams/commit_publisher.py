@@ -6,9 +6,8 @@ cannot be sent are dead letters on disk before the commit that passes them, and 
 (`dead_letters`). Order is the order of writing, by one thread.
 
 Group commit: while a commit is under way the next batches wait in the queue, and go together into the next
-one; an idle lane commits each batch at once. The lane hears when one has ended (`is_free`), so that few
-changes wait before they are encoded, and become one batch. A commit ends where a source transaction does,
-never in between. A position without events is committed once a second at most.
+one; an idle lane commits each batch at once. A commit ends where a source transaction does, never in between.
+A position without events is committed once a second at most.
 
 Cost: nothing per event, while no key is blocked; the target's own call is all there is.
 """
@@ -104,7 +103,6 @@ class CommitPublisher(PublishingThread[CommitTarget, Batch]):
         self._queue.task_done(len(batch) + 1, size)
 
     def _commit(self, standing: Standing) -> None:
-        self._is_busy = True
         self._writer.commit(standing)
         self._committed_at = time.monotonic()
         self._moved_to(standing)

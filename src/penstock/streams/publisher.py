@@ -77,9 +77,6 @@ class Publisher(Protocol):
     def publish(self, batch: Batch) -> None:
         """Take it, in order; waits for room. Raises what has failed with any batch before."""
 
-    def is_free(self, within_s: float) -> bool:
-        """Whether what is handed over now would be sent at once, or will be before so much time is over."""
-
     @property
     def standing(self) -> Standing:
         """What the target is known to hold now."""

@@ -40,7 +40,6 @@ class PublishingThread(ABC, Generic[_Target, _Item]):
         self._standing: Standing | None = None  # what the target holds
         self._begun_at = 0  # so many batches there were when the term began
         self._is_draining = False
-        self._is_busy = False  # with something that all that comes must wait for
         self._taken = 0
         self._moved = threading.Condition()
         self._thread: threading.Thread | None = None
@@ -61,10 +60,6 @@ class PublishingThread(ABC, Generic[_Target, _Item]):
         self._prepare(standing)
         self._thread = threading.Thread(target=self._run, name=f"publish-{self._letters.lane}", daemon=True)
         self._thread.start()
-
-    def is_free(self, within_s: float) -> bool:
-        with self._moved:
-            return self._moved.wait_for(lambda: not self._is_busy or self._stopped.is_set(), within_s)
 
     def drain(self, within_s: float) -> bool:
         with self._moved:
@@ -115,7 +110,6 @@ class PublishingThread(ABC, Generic[_Target, _Item]):
     def _moved_to(self, standing: Standing) -> None:
         with self._moved:
             self._standing = standing
-            self._is_busy = False
             self._moved.notify_all()
 
     def _is_drained(self) -> bool:

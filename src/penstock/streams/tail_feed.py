@@ -3,19 +3,17 @@
 So that the lane reads the next changes while it sends some, and looks after its loads while nothing comes.
 
 Small fragments that wait become one. Encoding and sending cost a few calls per fragment, whatever is in it,
-and capture's items may hold one row each; and while the publisher is busy, whatever is handed over to it can
-do nothing but wait. So the first of them waits here, for a short time, and those that come meanwhile join it.
-What is joined is the same changes in the same order: whole fragments that follow each other, and of each
-table the changes of one version, one after the other.
+and capture's items may hold one row each: so the more of them come, the fewer are handed over. What is joined
+is the same changes in the same order: whole fragments that follow each other, and of each table the changes
+of one version, one after the other.
 """
 
 from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -30,23 +28,15 @@ from penstock.core.stream import StreamId
 _WAITING_BYTES_MAX = 8 << 20  # and one fragment, of some 4 MiB
 _FRAGMENT_BYTES = 1 << 10  # what one without changes counts for
 _JOINED_BYTES_MAX = 256 << 10
-_HOLD_S = 0.05  # so long a small fragment waits for a publisher that is busy
-_LOOK_EVERY_S = 0.005  # meanwhile, whether enough has come
 _END_WITHIN_S = 5.0
 
 
 class TailFeed:
-    """Entered once; an error of the tail comes out of `next`, behind what was read before it.
+    """Entered once; an error of the tail comes out of `next`, behind what was read before it."""
 
-    `is_free` waits so many seconds at most until what is handed over would be sent at once, and says whether.
-    """
-
-    def __init__(
-        self, reader: TailReader, after: Lsn, is_free: Callable[[float], bool] = lambda _within_s: True
-    ) -> None:
+    def __init__(self, reader: TailReader, after: Lsn) -> None:
         self._items: Iterator[Transactions] = reader.follow(after)
         self._converter = MessageConverter()
-        self._is_free = is_free
         self._changed = threading.Condition()
         self._waiting: deque[tuple[TransactionFragment, int]] = deque()
         self._bytes = 0
@@ -67,35 +57,29 @@ class TailFeed:
         self._thread.join(_END_WITHIN_S)  # a sign of life comes every second
 
     def next(self, within_s: float) -> TransactionFragment | None:
-        """What comes next; None if nothing comes in time."""
+        """What comes next, and what has come behind it; None if nothing comes in time."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._error, within_s)
             if not self._waiting:
                 if self._error is not None:
                     raise self._error
                 return None
-        until = time.monotonic() + _HOLD_S
-        while self._bytes < _JOINED_BYTES_MAX and time.monotonic() < until:
-            if self._is_free(_LOOK_EVERY_S):
-                break
-        return joined(self._taken())
+            taken = self._taken()
+        return joined(taken)
 
     def _taken(self) -> list[TransactionFragment]:
         """The first that waits, and those behind it that may be joined to it."""
         taken: list[TransactionFragment] = []
         total = 0
-        with self._changed:
-            while self._waiting:
-                fragment, size = self._waiting[0]
-                if taken and not (
-                    taken[-1].is_last and fragment.is_last and total + size <= _JOINED_BYTES_MAX
-                ):
-                    break
-                self._waiting.popleft()
-                taken.append(fragment)
-                total += size
-            self._bytes -= total
-            self._changed.notify_all()
+        while self._waiting:
+            fragment, size = self._waiting[0]
+            if taken and not (taken[-1].is_last and fragment.is_last and total + size <= _JOINED_BYTES_MAX):
+                break
+            self._waiting.popleft()
+            taken.append(fragment)
+            total += size
+        self._bytes -= total
+        self._changed.notify_all()
         return taken
 
     def _read(self) -> None:

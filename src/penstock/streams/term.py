@@ -139,7 +139,7 @@ class StreamTerm:
             after = self._send_backlog(loads, after, stop)
             read = frozenset({*self._streams, MESSAGES})
             reader = TailReader(tools.capture, settings.log_directory, read)
-            feed = opened.enter_context(TailFeed(reader, after, self._publisher.is_free))
+            feed = opened.enter_context(TailFeed(reader, after))
             if self._follow(feed, loads, conversion, after, stop):
                 with suppress(StoppedError):
                     self._publisher.drain(settings.drain_s)

@@ -11,16 +11,10 @@ lost is found out: another producer is initialised, which completes or ends the 
 topic tells which of the two. With more than one bucket, see `marks`.
 
 Every error leaves the transaction aborted, on our side or by the next producer of its id.
-
-What a commit costs: three round trips, for the partitions, the records and the end. The coordinator writes
-the transaction's markers after it has answered, and until they are there it refuses the next one; librdkafka
-asks again after 20 ms, whatever is set. So a commit rests for a moment when it has happened: measured with
-small transactions one after the other, every second one was refused without that, and one in a hundred with.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NoReturn
@@ -44,7 +38,6 @@ from penstock.streams.kafka.writers import ALONE, Writers
 from penstock.streams.publisher import Standing, Term
 from penstock.streams.target import Refused, RefusedEventsError
 
-_MARKERS_S = 0.004  # so long the coordinator usually takes to write them, at most
 _ACCEPTED_ALONE = 20  # so many, each the largest of the rest, and the others are not the culprits
 
 
@@ -118,7 +111,6 @@ class KafkaTarget:
         self._last = standing
         self._topics.news = {}
         self._new_group()
-        time.sleep(_MARKERS_S)
 
     def abort(self) -> None:
         self._new_group()
