@@ -16,7 +16,7 @@ from psycopg import sql
 from penstock.core.errors import SourceError
 from penstock.lake.load_task import LoadTask, load_chunk
 from penstock.lake.target import Target
-from penstock.sources.postgres import binary_values, copy_binary, libpq
+from penstock.sources.postgres import binary_values, copy_binary, copy_binary_kernels, libpq
 from penstock.sources.postgres.catalog import TableInfo, discover
 from penstock.sources.postgres.chunks import plan_chunks
 from penstock.sources.postgres.connection import Connection, connect, load_connection_settings
@@ -56,7 +56,7 @@ def test_compiled_code_is_what_reads_here(connection: Connection) -> None:
 
 
 def test_nothing_is_left_to_compile_for_the_first_block_after_the_warm_up(connection: Connection) -> None:
-    reading: list[Any] = [copy_binary._fill, copy_binary.kernels.locate_fields]
+    reading: list[Any] = [copy_binary._fill, copy_binary_kernels.locate_fields]
     for compiled in reading:
         compiled._reset_overloads()
     copy_binary.warm_up()
