@@ -145,9 +145,9 @@ class CaptureProcess:
         with contextlib.suppress(OSError):
             process.stdin.close()
         with self._heard:  # `wait` looks now and then, its output ends at once
-            self._heard.wait_for(lambda: self._ended or not self._knows_spec, _STOP_TIMEOUT_S)
+            ends = self._heard.wait_for(lambda: self._ended or not self._knows_spec, _STOP_TIMEOUT_S)
         try:
-            process.wait(_STOP_TIMEOUT_S)
+            process.wait(_STOP_TIMEOUT_S if ends else 0)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
