@@ -11,7 +11,7 @@ no headers, and is slower because it wants a dict for each.
 A transaction costs three round trips: for its partitions, its records and its end. The coordinator writes the
 markers of its end after it has answered, and refuses the next transaction until they are there; librdkafka
 then asks again after 20 ms, whatever is set. So a transaction begins a moment after the last one has ended:
-measured with small ones, one after the other, every second one was refused without that, one in twenty with.
+measured with small ones, one after the other, half were refused without that, one in eleven with.
 """
 
 from __future__ import annotations
