@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
@@ -43,7 +43,11 @@ class Outcome:
         self.point: SnapshotPoint | None = None
         self.problem: SnapshotProblem | None = None
         self.told: list[str] = []
+        self.shows_enough: Callable[[SnapshotPoint], bool] = lambda _point: True
         self._ended = threading.Event()
+
+    def snapshot_shows_enough(self, shape: Shape, point: SnapshotPoint) -> bool:
+        return self.shows_enough(point)
 
     def snapshot_known(self, shape: Shape, point: SnapshotPoint) -> None:
         self.told.append("known")
@@ -94,8 +98,8 @@ class Snapshots:
         handle = f"{self._shapes}-1"
         return Shape(handle, definition, self._shapes, self._store.open(handle, self._shapes))
 
-    def start(self, shape: Shape) -> Outcome:
-        outcome = Outcome()
+    def start(self, shape: Shape, outcome: Outcome | None = None) -> Outcome:
+        outcome = outcome or Outcome()
         self._source.start(shape, outcome)
         return outcome
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psycopg
 import pytest
 from psycopg import sql
@@ -17,7 +18,7 @@ from penstock.shapes.source.moving import MovedRows, MoveIns
 from penstock.shapes.source.row_reader import consistent, read_blocks
 from penstock.sources.postgres.connection import connect
 from tests.conftest import WAIT_S, Database, wait_until
-from tests.shape_source import Snapshots, definition_of, items_of, settings_for, snapshots
+from tests.shape_source import Outcome, Snapshots, definition_of, items_of, settings_for, snapshots
 
 HOSTILE = (
     "DateStyle = 'German'",
@@ -213,6 +214,41 @@ def test_a_snapshot_shows_what_it_says_and_nothing_that_commits_beyond_its_posit
     assert point.xip == (xid,)
     assert xid < point.xmax
     assert point.lsn < position
+
+
+def test_a_snapshot_that_does_not_show_what_was_handed_out_is_taken_again(
+    database: Database, taking: Snapshots
+) -> None:
+    """A commit may be handed out before it is visible: here it is when the first snapshot has been taken."""
+    database.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    shape, outcome = taking.shape(definition_of(database.url, "t")), Outcome()
+    with database.connect(autocommit=False) as writer:
+        ((xid,),) = writer.execute("SELECT pg_current_xact_id()::text::bigint").fetchall()
+        writer.execute("INSERT INTO t VALUES (1)")
+
+        def shows_it(point: SnapshotPoint) -> bool:
+            if point.shows(np.array([xid], np.uint64)).all():
+                return True
+            writer.commit()
+            return False
+
+        outcome.shows_enough = shows_it
+        taking.start(shape, outcome)
+        outcome.wait()
+    assert outcome.told == ["known", "completed"]
+    assert [value_of(row) for row in items_of(shape)[:-1]] == [{"id": "1"}]
+
+
+def test_a_snapshot_that_never_shows_it_is_left_to_the_engine_after_a_while(
+    database: Database, tmp_path: Path
+) -> None:
+    database.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    with snapshots(database.url, tmp_path, snapshot_lock_timeout="200ms") as taking:
+        outcome = Outcome()
+        outcome.shows_enough = lambda _point: False
+        taking.start(taking.shape(definition_of(database.url, "t")), outcome)
+        outcome.wait()
+    assert outcome.told == ["known", "completed"]
 
 
 def test_a_table_cannot_be_rewritten_or_truncated_between_the_snapshot_and_its_rows(

@@ -62,6 +62,9 @@ class SnapshotPoint:
 class SnapshotListener(Protocol):
     """Who is told how a shape's snapshot goes, from any thread; returns at once."""
 
+    def snapshot_shows_enough(self, shape: Shape, point: SnapshotPoint) -> bool:
+        """Whether it shows all that was handed out before the shape was routed: else it is of no use."""
+
     def snapshot_known(self, shape: Shape, point: SnapshotPoint) -> None:
         """It is taken, and reading begins: what was buffered can be told apart."""
 

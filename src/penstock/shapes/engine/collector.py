@@ -176,16 +176,26 @@ class ShapeLogCollector:
         if consumer is not None and consumer.shape is shape:
             self._slots.look_as(consumer, View.of(shape.definition))
 
+    def shows_enough(self, shape: Shape, point: SnapshotPoint) -> bool:
+        """Whether its snapshot shows every transaction that was handed out before the shape was added.
+
+        In any thread: what it looks at was there when the shape was, and is replaced, never changed.
+        """
+        consumer = self._slots.consumers.get(shape.slot)
+        if consumer is None or consumer.shape is not shape:
+            return True
+        tables = {card.stream for card in tables_read(shape.definition)}
+        return not any(self.has_missed(table, point, consumer.since_tx) for table in tables)
+
     def known(self, shape: Shape, point: SnapshotPoint) -> bool:
         """Its snapshot shows that; what waited and is not in it is appended.
 
-        False if the snapshot cannot be used: it does not show a transaction that was handed out before.
+        False if the snapshot cannot be used: it does not show enough.
         """
         consumer = self._slots.consumers.get(shape.slot)
         if consumer is None or consumer.shape is not shape or consumer.state != "buffering":
             return True
-        tables = {card.stream for card in tables_read(shape.definition)}
-        if any(self.has_missed(table, point, consumer.since_tx) for table in tables):
+        if not self.shows_enough(shape, point):
             return False
         self._waiting.release(consumer.buffer or ())
         waiting, doubts = consumer.begin_streaming(point)

@@ -517,6 +517,9 @@ class Engine:
 
     # Snapshots: `SnapshotListener`
 
+    def snapshot_shows_enough(self, shape: Shape, point: SnapshotPoint) -> bool:
+        return self.collector.shows_enough(shape, point)
+
     def snapshot_known(self, shape: Shape, point: SnapshotPoint) -> None:
         def known() -> None:
             if self.registry.find(shape.handle) is not shape:

@@ -6,8 +6,9 @@ Nothing is missing between the snapshot and the changes after it, and nothing is
 2. The table is published with its old rows, and every transaction that had written to it before has ended
    (`publishing`): each change that commits later is in the log, whole.
 3. What was handed out before the engine remembered it has become visible (`earlier_writers`).
-4. Only then the snapshot is taken (`row_reader`), and its xmin, xmax, running transactions and the log's
-   position go to the engine, which leaves out of the changes exactly those that the snapshot shows.
+4. Only then the snapshot is taken (`row_reader`), again if it does not show all that the engine remembers.
+   Its xmin, xmax, running transactions and the log's position go to the engine, which leaves out of the
+   changes exactly those that the snapshot shows.
 
 The table is compared with the definition under the lock that the rows are read under: a shape is never
 filled from another table, or other columns, than it was defined on.
@@ -21,6 +22,7 @@ all that the above asks for, and what they cost besides their rows is shared.
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import NamedTuple
@@ -40,6 +42,8 @@ from penstock.shapes.source.row_reader import Moment, consistent, read_lines
 from penstock.shapes.source.sql import tables_read
 from penstock.shapes.storage.snapshots import SnapshotWriter
 from penstock.sources.postgres.connection import Connection
+
+_TAKE_AGAIN_S = 0.01
 
 RowHeaders = Callable[[Shape], sql.Composable | None]
 OnChanged = Callable[[StreamId], None]
@@ -107,12 +111,30 @@ class InitialSnapshots:
         """One after the other, as of one moment; but nobody waits behind one that is more than a block."""
         definition = wanted[0].shape.definition
         self._earlier.wait(connection, definition.table)
-        with consistent(connection, tables_read(definition), self._lock_s) as moment:
+        with self._moment(connection, wanted) as moment:
             for shape, listener in wanted:
                 is_small = self._take(connection, moment, shape, listener)
                 yield
                 if not is_small:
                     return
+
+    @contextlib.contextmanager
+    def _moment(self, connection: Connection, wanted: Sequence[_Wanted]) -> Iterator[Moment]:
+        """A transaction that shows all that was handed out before these shapes were routed.
+
+        A commit is in the log, and may be handed out, a moment before it is visible. The engine refuses a
+        snapshot without it, so another is taken; but not for ever, if a commit waits for a standby.
+        """
+        deadline = time.monotonic() + self._lock_s
+        while True:
+            with consistent(connection, tables_read(wanted[0].shape.definition), self._lock_s) as moment:
+                shows_enough = all(
+                    listener.snapshot_shows_enough(shape, moment.point) for shape, listener in wanted
+                )
+                if shows_enough or time.monotonic() > deadline:
+                    yield moment
+                    return
+            time.sleep(_TAKE_AGAIN_S)
 
     def _take(self, connection: Connection, moment: Moment, shape: Shape, listener: SnapshotListener) -> bool:
         """Whether it was a block at most."""
