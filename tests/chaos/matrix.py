@@ -105,7 +105,7 @@ FOLLOWING = Scenario(
 )
 #: A pipeline that loads tables to follow them.
 LOADING = Scenario(
-    names=("capture.slot_created",),
+    names=("capture.slot_created", "destination.file_write"),
     turns=LOAD,
     short=(("iceberg", "load.swapped"),),
     nth={"load.before_swap": 2, "load.swapped": 3, "load.done": 2},
