@@ -236,7 +236,8 @@ def test_a_crash_loses_nothing_of_a_shape_whose_snapshot_became_known_in_the_mid
         engine.snapshot_known(shape, SnapshotPoint(1, 1, (), 1000))
         shape.storage.make_new_snapshot().close(b'{"headers":{"control":"snapshot-end"}}')
         engine.snapshot_completed(shape)
-        wait_until(lambda: shape.storage.last_persisted_txn_offset.tx == 1050, "it to be kept")
+        wait_until(lambda: shape.storage.is_kept, "it to outlive a crash")
+        wait_until(lambda: shape.storage.last_persisted_txn_offset.tx == 1050, "what waited to be durable")
         wait_until_durable(engine, 1100)
         shutil.copytree(tmp_path / "killed", tmp_path / "found")
 
