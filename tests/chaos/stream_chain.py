@@ -12,7 +12,7 @@ from tests.chaos.databases import new_database
 from tests.chaos.matrix import LEVEL, SEED
 from tests.chaos.stream_targets import Target
 from tests.conftest import Database, wait_until
-from tests.stream_instances import StreamInstance, StreamPipeline, running
+from tests.stream_instances import LEVEL_S, StreamInstance, StreamPipeline, running
 from tests.stream_reader import Told, assert_told
 from tests.workload import APPEND, UPSERT, Workload
 
@@ -41,7 +41,7 @@ class Followed:
     def read(self) -> list[Told]:
         return self.target.read(self.pipeline.name, self.pipeline.tables)
 
-    def compare(self, *instances: StreamInstance, resumed: bool = False, timeout_s: float = 60.0) -> int:
+    def compare(self, *instances: StreamInstance, resumed: bool = False, timeout_s: float = LEVEL_S) -> int:
         """Let the writers rest, come level, and judge every table; how many changes there were."""
         self.source.workload.stop()
         try:

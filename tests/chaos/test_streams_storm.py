@@ -27,7 +27,6 @@ from tests.stream_instances import StreamInstance, running
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(1200)]
 
 STORM_S = {"short": 0.0, "once": 60.0, "full": 300.0}[LEVEL]
-LEVEL_TIMEOUT_S = 240.0
 _STANDSTILL_S = 8.0  # longer than it takes the other instance to lead
 #: Of the requests to a target.
 SHARES: dict[str, dict[Kind, float]] = {
@@ -58,14 +57,14 @@ def test_whatever_breaks_at_once_each_change_is_there_once(
         pair = [lane.instance, other]
         lane.instance.start()
         lane.instance.lane.wait_until_running()
-        lane.pipeline.wait_until_level(lane.instance, timeout_s=LEVEL_TIMEOUT_S)
+        lane.pipeline.wait_until_level(lane.instance)
         lane.since = audit_end(stream_source.database.url)
         other.start()
         storm = Storm(pair, at, random.Random(f"{SEED}/{name}"))
         storm.blow(STORM_S)
         plan.rest()
         storm.calm()
-        changes = lane.compare(*pair, timeout_s=LEVEL_TIMEOUT_S)
+        changes = lane.compare(*pair)
         unproven = sum(instance.lane.metric("penstock_stream_unproven_events_total") for instance in pair)
         print(f"{name}: {storm}, proxy {plan}; {changes} changes, each once; {unproven:.0f} not provable")
 

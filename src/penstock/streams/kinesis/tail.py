@@ -29,6 +29,8 @@ from penstock.streams.publisher import StoppedError
 
 _READERS = 8
 TRIES = 10
+#: Of one answer, which must come within the time that a request has: a tenth of what may be asked for.
+_RECORDS_MAX = 1_000
 _PAUSE_S, _PAUSE_MAX_S = 0.1, 5.0
 #: Some services never say that a closed shard has ended; so many empty answers at its end are taken for it.
 _EMPTY_ANSWERS = 3
@@ -78,7 +80,7 @@ class Tail:
         empty, newest = 0, ""
         while iterator is not None:
             try:
-                answer = self._ask("GetRecords", ShardIterator=iterator)
+                answer = self._ask("GetRecords", ShardIterator=iterator, Limit=_RECORDS_MAX)
             except _IteratorExpiredError:
                 iterator = self._iterator(shard, Bound(int(newest)) if newest else BEGINNING)
                 continue
