@@ -94,3 +94,12 @@ class Shop:
             for event in events_of(self.out)
         ]
         assert len(names) == len(set(names)), "an event is there twice"
+
+
+@contextmanager
+def opened(database: Database, directory: Path, tables: str = SHOP, **section: Any) -> Iterator[Shop]:
+    """A shop with these tables, captured."""
+    database.execute(tables)
+    shop = Shop(directory, database, **section)
+    with shop.captured():
+        yield shop

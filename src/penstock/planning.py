@@ -25,7 +25,7 @@ from penstock.destinations.records import TableRecord
 from penstock.lake.dead_letters import open_letters
 from penstock.lake.destination import destination_of
 from penstock.lake.lane_state import LaneStream
-from penstock.ledger.lanes import LANES_FILE, left_lanes, left_note
+from penstock.ledger.lanes import LANES_FILE, notes_of_left_lanes
 from penstock.ledger.load_record import LoadRecords
 from penstock.ledger.state import StateDocument
 from penstock.ledger.state import StreamState as Entry
@@ -86,7 +86,7 @@ def status(config: Config) -> PipelineStatus:
     for stream in streams:
         if stream.dead_letters:
             notes.append(_dead_letter_note(stream))
-    notes += map(left_note, left_lanes(config.state / LANES_FILE, lanes_of(config)))
+    notes += notes_of_left_lanes(config.state / LANES_FILE, lanes_of(config))
     return PipelineStatus(
         position=str(document.lsn) if document.lsn is not None else None,
         slot_position=str(slot.confirmed_flush) if slot and slot.confirmed_flush is not None else None,

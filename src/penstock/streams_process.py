@@ -17,8 +17,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
-import pyarrow as pa
-
 from penstock import logs
 from penstock.channel import Channel
 from penstock.core.position import Lsn
@@ -82,7 +80,6 @@ def _encode_in_task(task: LogRangeToEncode) -> Path:
 def main() -> int:
     channel = Channel()
     logs.configure("json")
-    pa.set_memory_pool(pa.system_memory_pool())
     return run(channel, SparkEncoder())
 
 

@@ -61,6 +61,11 @@ class Lane:
             target.commit(standing(0, epoch))
         return target
 
+    def shut_out(self) -> None:
+        """As somebody does who uses the same id."""
+        told = {"bootstrap.servers": self.kafka.bootstrap, "log_level": 0}
+        Producer(told | {"transactional.id": f"{self.identity}.kafka.0"}).init_transactions(30)
+
     def process(
         self, epoch: int, until: int, environment: dict[str, str] | None = None, **settings: Any
     ) -> subprocess.Popen[bytes]:
@@ -183,9 +188,7 @@ def test_the_same_term_shut_out_by_accident_goes_on(lane: Lane) -> None:
     """Such as by somebody who used the same id, or after the broker had given up its transaction."""
     target = lane.begun()
     target.write(changes(range(1, 6), lane.topic))
-    told = {"bootstrap.servers": lane.kafka.bootstrap, "log_level": 0}
-    other = Producer(told | {"transactional.id": f"{lane.identity}.kafka.0"})
-    other.init_transactions(30)
+    lane.shut_out()
     with pytest.raises(TargetError):
         target.commit(standing(5, 1))
     write_on(target, standing(0, 1), 1, 10, lane.topic, 5)
@@ -196,9 +199,7 @@ def test_a_producer_that_is_shut_out_while_it_sends_is_replaced(lane: Lane) -> N
     """The client tells of it wherever it is asked next: while records are handed over, too."""
     target = lane.begun()
     target.write(changes(range(1, 6), lane.topic))
-    told = {"bootstrap.servers": lane.kafka.bootstrap, "log_level": 0}
-    other = Producer(told | {"transactional.id": f"{lane.identity}.kafka.0"})
-    other.init_transactions(30)
+    lane.shut_out()
 
     def is_noticed() -> bool:
         try:

@@ -14,7 +14,7 @@ from penstock import metrics
 from penstock.streams import table_watch
 from tests.conftest import Database, wait_until
 from tests.stream_lane import WAIT_S, LaneThread, position_of, standing_of
-from tests.stream_shop import SHOP, Shop
+from tests.stream_shop import SHOP, Shop, opened
 
 CUSTOMERS = "CREATE TABLE customers (id bigint PRIMARY KEY); INSERT INTO customers VALUES (1);"
 
@@ -27,18 +27,14 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def shop(database: Database, tmp_path: Path) -> Iterator[Shop]:
-    database.execute(SHOP)
-    made = Shop(tmp_path, database)
-    with made.captured():
+    with opened(database, tmp_path) as made:
         yield made
 
 
 @pytest.fixture(params=["initial", "never"])
 def two_tables(request: pytest.FixtureRequest, database: Database, tmp_path: Path) -> Iterator[Shop]:
     """A lane that sends the rows there are, or changes alone."""
-    database.execute(SHOP + CUSTOMERS)
-    made = Shop(tmp_path, database, snapshot=request.param)
-    with made.captured():
+    with opened(database, tmp_path, SHOP + CUSTOMERS, snapshot=request.param) as made:
         yield made
 
 

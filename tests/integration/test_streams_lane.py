@@ -29,15 +29,13 @@ from tests.stream_lane import (
     standing_of,
     stream_capture,
 )
-from tests.stream_shop import SHOP, Shop
+from tests.stream_shop import SHOP, Shop, opened
 
 
 @pytest.fixture
 def shop(database: Database, tmp_path: Path) -> Iterator[Shop]:
-    database.execute(SHOP)
-    shop = Shop(tmp_path, database)
-    with shop.captured():
-        yield shop
+    with opened(database, tmp_path) as made:
+        yield made
 
 
 def test_rows_go_first_and_then_every_kind_of_change(shop: Shop) -> None:

@@ -16,7 +16,6 @@ only because they are installed are kept out, and nobody looks for garbage among
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import json
 import os
@@ -27,8 +26,7 @@ import threading
 from typing import Any, TextIO
 
 from penstock.channel import Channel
-
-_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD, _M_ARENA_MAX = -3, -1, -8
+from penstock.heap import set_heap
 
 
 def main() -> None:
@@ -79,9 +77,11 @@ def _prepare(imported: threading.Event) -> None:
         logs.configure("json")
     finally:
         imported.set()  # whoever imports it next raises the same
-    load_compiled()
-    gc.freeze()
-    gc.enable()
+    try:
+        load_compiled()
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def _stay(channel: Channel) -> int:
@@ -136,11 +136,7 @@ def _reuse_memory() -> None:
     With the C library's defaults each batch maps, zeroes and unmaps its megabytes anew: measured, 0.9
     CPU-seconds per million rows. One arena, so that memory freed by one thread serves another.
     """
-    with contextlib.suppress(OSError, AttributeError):  # not the GNU C library
-        mallopt = ctypes.CDLL(None).mallopt
-        mallopt(_M_ARENA_MAX, 1)
-        mallopt(_M_MMAP_THRESHOLD, 32 << 20)
-        mallopt(_M_TRIM_THRESHOLD, 64 << 20)
+    set_heap(arenas=1, mapped_from=32 << 20, trimmed_from=64 << 20)
 
 
 if __name__ == "__main__":

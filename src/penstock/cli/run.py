@@ -26,7 +26,7 @@ def run(context: typer.Context) -> None:
 def _instance(settings: Settings, directory: Path) -> Instance:
     from penstock.capture.from_config import lanes_of, service_of
     from penstock.config import Config
-    from penstock.ledger.lanes import LANES_FILE, left_lanes, left_note
+    from penstock.ledger.lanes import LANES_FILE, notes_of_left_lanes
     from penstock.supervisor.programs import programs_of
 
     config = Config.load(settings.config_path)
@@ -39,5 +39,5 @@ def _instance(settings: Settings, directory: Path) -> Instance:
         admin=None if config.lanes.shapes is None else admin,
         restarts_max=config.run.restarts_max,
         stop_timeout=config.run.stop_timeout,
-        notes=[left_note(lane) for lane in left_lanes(config.state / LANES_FILE, lanes_of(config))],
+        notes=notes_of_left_lanes(config.state / LANES_FILE, lanes_of(config)),
     )

@@ -28,9 +28,8 @@ class IcebergFiles:
         self._table = table
         self._data = f"{table.location()}/data/"
         self._live: dict[str, DataFile] = {}
-        self._specs: dict[
-            int | None, Any
-        ] = {}  # by id, and never another under the same; None: unpartitioned
+        # By id, under which there is never another; None: unpartitioned.
+        self._specs: dict[int | None, Any] = {}
         self.snapshot_id: int | None = None
 
     @property

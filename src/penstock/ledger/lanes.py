@@ -144,17 +144,13 @@ class LaneRegistry:
         self._is_saved = True
 
 
-def left_lanes(path: Path, configured: Collection[str]) -> list[str]:
-    """Lanes on the list that the pipeline file does not have any more."""
-    return sorted(set(_read(path)).difference(configured))
-
-
-def left_note(name: str) -> str:
-    """What a person is told of one."""
-    return (
+def notes_of_left_lanes(path: Path, configured: Collection[str]) -> list[str]:
+    """What a person is told of lanes on the list that the pipeline file does not have any more."""
+    return [
         f"The lane {name} is not in the pipeline file, and the source keeps all that it lacks: "
         f"`penstock lane drop {name} --yes` gives it up."
-    )
+        for name in sorted(set(_read(path)).difference(configured))
+    ]
 
 
 def _read(path: Path) -> dict[str, Lane]:

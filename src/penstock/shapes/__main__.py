@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import os
 import sys
 
@@ -11,10 +9,10 @@ import pyarrow as pa
 
 from penstock import logs
 from penstock.channel import Channel
+from penstock.heap import set_heap
 from penstock.shapes.service import run
 
 _SWITCH_INTERVAL_S = 0.001  # the loop should not wait 5 ms for a thread that computes
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # malloc.h
 
 
 def main() -> int:
@@ -32,11 +30,7 @@ def _give_memory_back() -> None:
     own pool and one heap for each thread keep a multiple of what is in use.
     """
     pa.set_memory_pool(pa.system_memory_pool())
-    with contextlib.suppress(OSError, AttributeError):  # a C library without it
-        mallopt = ctypes.CDLL(None).mallopt
-        mallopt(_M_ARENA_MAX, 2)
-        mallopt(_M_MMAP_THRESHOLD, 256 << 10)
-        mallopt(_M_TRIM_THRESHOLD, 8 << 20)
+    set_heap(arenas=2, mapped_from=256 << 10, trimmed_from=8 << 20)
 
 
 if __name__ == "__main__":

@@ -97,6 +97,10 @@ class ShapeDefinition:
         object.__setattr__(self, "identity", hashlib.sha256(text.encode()).hexdigest())
         object.__setattr__(self, "schema_header", schema_header(self.card, self.columns))
 
+    @property
+    def has_subqueries(self) -> bool:
+        return self.where is not None and bool(self.where.subqueries)
+
     def with_card(self, card: TableCard) -> ShapeDefinition:
         """The same shape of a table that has got columns, or whose nullability has changed; nothing else."""
         columns = self.columns if self.selected_explicitly else card.selectable

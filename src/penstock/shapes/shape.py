@@ -134,7 +134,7 @@ class Shape:
 
     @property
     def has_subqueries(self) -> bool:
-        return self.definition.where is not None and bool(self.definition.where.subqueries)
+        return self.definition.has_subqueries
 
     def subscribe(self, callback: Callable[[], None]) -> None:
         """Have it called when anything here changes: from the loop's thread, in the loop's thread."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from penstock.capture.remote import RemoteCapture
+from penstock.capture.spec import Started
 from penstock.config import StreamConfig
 from penstock.core.errors import ConfigError
 from penstock.core.selection import Selection
@@ -38,6 +40,11 @@ def followed_streams(settings: StreamSettings) -> dict[StreamId, FollowedStream]
         if pipeline.missing_streams([table.stream for table in tables]):
             tables += [table for table in discover(connection) if table not in tables]  # to name the nearest
     return chosen(settings, tables)
+
+
+def join(capture: RemoteCapture, streams: Mapping[StreamId, FollowedStream]) -> Started:
+    """Have capture read these for the lane."""
+    return capture.join(list(streams), {name for name, stream in streams.items() if stream.full_identity})
 
 
 def chosen(settings: StreamSettings, tables: Sequence[TableInfo]) -> dict[StreamId, FollowedStream]:

@@ -40,7 +40,7 @@ from penstock.core.errors import (
 )
 from penstock.core.position import Lsn
 from penstock.streams.bulk import BulkEncoder
-from penstock.streams.followed import followed_streams
+from penstock.streams.followed import followed_streams, join
 from penstock.streams.lane_measures import StreamMeasures
 from penstock.streams.orders import OrderBook
 from penstock.streams.publisher import Publisher, StoppedError, Term
@@ -69,7 +69,6 @@ class StreamLane:
         note: Callable[[str], None],
         bulk: BulkEncoder | None = None,
     ) -> None:
-        self._settings = settings
         self._capture = capture
         self._on_state = on_state
         self._publisher: Publisher | None = None
@@ -117,11 +116,9 @@ class StreamLane:
         if not self._capture.wait_until_leading(stop, lambda reason: self._on_state("waiting", reason)):
             return
         self._on_state("starting", "")
-        settings = self._settings
+        settings = self._tools.settings
         streams = followed_streams(settings)
-        started = self._capture.join(
-            list(streams), {name for name, stream in streams.items() if stream.full_identity}
-        )
+        started = join(self._capture, streams)
         with ExitStack() as opened:
             publisher = publisher_of(settings, opened)
             self._publisher = publisher
@@ -131,11 +128,11 @@ class StreamLane:
                 Term(settings.identity, started.epoch, started.system_id, started.timeline)
             )
             failpoints.reach("streams.opened")
-            term = StreamTerm(replace(self._tools, settings=settings), publisher, streams, started)
+            term = StreamTerm(self._tools, publisher, streams, started)
             try:
                 term.run(standing, stop)
             finally:
-                self._settings = term.settings
+                self._tools = replace(self._tools, settings=term.settings)
 
 
 class _Watch:

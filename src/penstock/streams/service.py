@@ -10,11 +10,14 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
+import pyarrow as pa
+
 from penstock import logs
 from penstock.capture.remote import RemoteCapture
 from penstock.channel import Channel
 from penstock.config import Config
 from penstock.core.errors import ConfigError, told_of
+from penstock.heap import set_heap
 from penstock.streams.bulk import BulkEncoder
 from penstock.streams.lane import StreamLane
 from penstock.streams.lane_measures import StreamMeasures
@@ -23,6 +26,7 @@ from penstock.streams.settings import StreamSettings
 
 def run(channel: Channel, bulk: BulkEncoder | None = None) -> int:
     """The process's exit code. `bulk`: who encodes backlogs; None: the lane itself."""
+    _keep_memory_together()
     who = f"the lane {channel.spec['lane']}"
     try:
         _serve(channel, bulk)
@@ -32,6 +36,15 @@ def run(channel: Channel, bulk: BulkEncoder | None = None) -> int:
         channel.failed(told.to_json())
         return told.exit_code
     return 0
+
+
+def _keep_memory_together() -> None:
+    """Batches are made by one thread and let go by another: a heap for each keeps a multiple of what is used.
+
+    So does Arrow's own pool, once a large transaction has gone through.
+    """
+    pa.set_memory_pool(pa.system_memory_pool())
+    set_heap(arenas=2)
 
 
 def _serve(channel: Channel, bulk: BulkEncoder | None) -> None:

@@ -21,7 +21,7 @@ from penstock.capture.remote import RemoteCapture
 from penstock.core.errors import CaptureAwayError, PenstockError
 from penstock.core.position import Lsn
 from penstock.core.stream import StreamId
-from penstock.streams.followed import FollowedStream, followed_streams
+from penstock.streams.followed import FollowedStream, followed_streams, join
 from penstock.streams.settings import StreamSettings
 
 LOOK_EVERY_S = 60.0
@@ -94,8 +94,7 @@ class TableWatch:
                 self._note(f"Could not look for tables that came or changed. {error}")
 
     def _join(self, settings: StreamSettings, streams: Mapping[StreamId, FollowedStream]) -> None:
-        full_identity = {name for name, stream in streams.items() if stream.full_identity}
-        started = self._capture.join(list(streams), full_identity)
+        started = join(self._capture, streams)
         self._on_joined()
         if started.epoch != self._epoch:
             raise CaptureAwayError("Capture has begun another term.", remedy="None needed.")

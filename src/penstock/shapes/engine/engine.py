@@ -321,7 +321,7 @@ class Engine:
 
     def create(self, definition: ShapeDefinition, *, hidden: bool = False) -> Future[Shape]:
         """Have a shape made, or get the one there is. A `SnapshotProblem` if that fails."""
-        if definition.where is not None and definition.where.subqueries:
+        if definition.has_subqueries:
             return self._nested_makers.submit(self._create_nested, definition, hidden)
         return _or_again(self.submit(lambda: self._begin(definition, hidden)))
 
@@ -358,11 +358,10 @@ class Engine:
                 self._show(existing)
             return existing
         assert self.snapshots is not None, "given before anybody asks for a shape"
+        if definition.has_subqueries and not self.subqueries.layers.are_known(definition):
+            raise SnapshotProblem(503, TRY_AGAIN, 1)  # an inner shape has gone meanwhile
         shape = self._new_shape(definition, hidden)
-        if shape.has_subqueries:
-            if not self.subqueries.layers.are_known(definition):  # an inner shape has gone meanwhile
-                self._clean(shape)
-                raise SnapshotProblem(503, TRY_AGAIN, 1)
+        if definition.has_subqueries:
             self._unsettled[shape.handle] = set()
         self._evict(len(self.registry) + 1 - self._limits.shapes_max)
         self.registry.add(shape)

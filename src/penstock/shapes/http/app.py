@@ -275,7 +275,7 @@ def _failed(error: Exception) -> Answer:
 
 
 def check_compaction(wanted: ShapeRequest, definition: ShapeDefinition) -> None:
-    if wanted.compaction and definition.where is not None and definition.where.subqueries:
+    if wanted.compaction and definition.has_subqueries:
         message = "can't be enabled for shapes with subqueries"
         raise RequestError({"experimental_compaction": [message]})
 
