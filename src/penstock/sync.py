@@ -20,6 +20,7 @@ from penstock.core.report import ProgressListener, StreamReport, SyncReport
 from penstock.core.stream import StreamId
 from penstock.lake.lane import LakeLane
 from penstock.lake.lane_state import LaneStream
+from penstock.lake.light import changes_are_light
 from penstock.lake.upkeep import after_sync
 from penstock.ledger.lanes import LANES_FILE, LaneRegistry
 from penstock.locking import only_one
@@ -40,6 +41,8 @@ class Sync:
         self._reload = reload
         self._rows_captured = 0
         self._spark = spark_starter(config)
+        # Iceberg's own library commits, and it runs in Spark's JVM.
+        self._every_round_needs_spark = config.destination.type == "iceberg"
 
     def run(self) -> SyncReport:
         begun = time.monotonic()
@@ -66,6 +69,8 @@ class Sync:
         )
         follows = any(stream.reads_log for stream in streams)
         lane = turns.open(streams, capture.start, reload=self._reload)
+        if not self._every_round_needs_spark:
+            self._every_round_needs_spark = not lane.is_light_to_change()
         taken = 0
         while taken < TURNS_MAX:
             turns.take(lane, follows=follows)
@@ -108,7 +113,9 @@ class Sync:
 
     def _captured(self, progress: CaptureProgress) -> None:
         self._rows_captured = progress.rows
-        if progress.rows:
+        if progress.rows and (
+            self._every_round_needs_spark or not changes_are_light(progress.rows, progress.bytes)
+        ):
             self._spark.begin()
         self._listener.progressed("change log", "capture", progress.rows, progress.bytes)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -12,11 +13,20 @@ from penstock.core.errors import StorageError
 from penstock.core.position import Lsn
 from penstock.core.schema import SourceColumn, TableSchema
 from penstock.core.stream import StreamId
+from penstock.destinations.records import DataFile
 from penstock.lake import light
+from penstock.lake.complete_task import CompleteTask
 from penstock.lake.delete_task import DeleteTask, HeldFile
 from penstock.lake.fold_task import FoldTask, Staged
 from penstock.lake.key_index import KeyForm
-from penstock.lake.light import deletes_are_light, folds_are_light, run_light
+from penstock.lake.light import (
+    Stages,
+    completing_is_light,
+    deletes_are_light,
+    folds_are_light,
+    rewriting_is_light,
+    run_light,
+)
 from penstock.lake.target import Target
 from penstock.log.reader import LogFile
 
@@ -53,7 +63,7 @@ def lookup(tmp_path: Path) -> DeleteTask:
     keys, index = tmp_path / "keys", tmp_path / "index"
     keys.write_bytes(b"k")
     index.write_bytes(b"i")
-    file = HeldFile("a", "a", HERE / "a", 10**9, index, (), (), HERE / "deletes", None)
+    file = HeldFile("a", "a", index, 10**9, index, (), (), HERE / "deletes", None)
     return DeleteTask(TARGET, (file,), (Staged(keys),), KeyForm(b""), (), (HERE,))
 
 
@@ -61,13 +71,59 @@ def test_rows_are_looked_up_here_however_many_the_table_has(lookup: DeleteTask) 
     assert deletes_are_light([lookup])
 
 
-def test_rows_are_not_looked_up_here_if_the_table_has_to_be_read(lookup: DeleteTask, tmp_path: Path) -> None:
+def test_rows_are_not_looked_up_here_if_much_of_the_table_has_to_be_read(
+    lookup: DeleteTask, tmp_path: Path
+) -> None:
     [file] = lookup.files
     rewritten = replace(lookup, files=(replace(file, successor=HERE / "b"),))
     pending = replace(lookup, staged=(Staged(lookup.staged[0].keys, HERE / "pending"),))
     without_index = replace(lookup, files=(replace(file, index=tmp_path / "none"),))
     many = replace(lookup, files=(file,) * (light.TABLE_FILES_MAX + 1))
     assert not any(map(deletes_are_light, ([each] for each in (rewritten, pending, without_index, many))))
+
+
+def test_a_small_table_is_read_here_to_complete_rows_or_to_be_written_again(lookup: DeleteTask) -> None:
+    file = replace(lookup.files[0], rows=light.ROWS_TO_READ_MAX)
+    rewritten = replace(lookup, files=(replace(file, successor=HERE / "b"),))
+    pending = replace(lookup, files=(file,), staged=(Staged(lookup.staged[0].keys, HERE / "pending"),))
+    assert deletes_are_light([rewritten])
+    assert deletes_are_light([pending])
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ([DataFile("a", light.ROWS_TO_READ_MAX, light.BYTES_TO_READ_MAX)], True),
+        ([DataFile("a", light.ROWS_TO_READ_MAX, 1), DataFile("b", 1, 1)], False),
+        ([DataFile("a", 1, light.BYTES_TO_READ_MAX), DataFile("b", 1, 1)], False),
+        ([DataFile("a", 1, 1)] * light.TABLE_FILES_MAX, True),
+        ([DataFile("a", 1, 1)] * (light.TABLE_FILES_MAX + 1), False),
+    ],
+)
+def test_files_are_written_again_here_if_they_are_few_and_small(
+    files: list[DataFile], expected: bool
+) -> None:
+    assert rewriting_is_light(files) is expected
+
+
+def test_rows_are_completed_here_if_they_are_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pending, picked = tmp_path / "pending", tmp_path / "picked"
+    pending.write_bytes(b"12")
+    picked.write_bytes(b"3")
+    tasks = [CompleteTask(TARGET, pending, (picked,), HERE, HERE, Lsn(1))]
+    monkeypatch.setattr(light, "PENDING_BYTES_MAX", 3)
+    assert completing_is_light(tasks)
+    monkeypatch.setattr(light, "PENDING_BYTES_MAX", 2)
+    assert not completing_is_light(tasks)
+
+
+def test_a_round_that_is_light_asks_for_no_session() -> None:
+    def start() -> NoReturn:
+        raise AssertionError("nobody needs it")
+
+    stages = Stages(start)
+    assert stages.run(len, ["a", "bc"], "count", light=True) == [1, 2]
+    assert stages.run(len, [], "count", light=False) == []
 
 
 def test_rows_are_not_looked_up_here_if_the_keys_are_many(

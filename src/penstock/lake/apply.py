@@ -1,4 +1,4 @@
-"""Runs the stages of a round on Spark for all its streams at once.
+"""Runs the stages of a round for all its streams at once.
 
 `fold_task` makes rows and touched keys of each stream's changes, `rewrite_task` takes the touched rows out
 of the table, `complete_task` finishes rows that needed the table, `settle_task` looks after dead letters
@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pyspark.sql import SparkSession
-
 from penstock.core.position import Lsn
 from penstock.core.stream import StreamId
 from penstock.destinations.base import DestinationTable
@@ -26,10 +24,10 @@ from penstock.lake.complete_task import CompleteTask, complete_rows
 from penstock.lake.delete_stage import delete_touched
 from penstock.lake.evolve import ColumnSource
 from penstock.lake.fold_task import FoldResult, FoldTask, Staged, fold_changes, stands_alone, truncated_at
-from penstock.lake.light import folds_are_light, run_light
+from penstock.lake.light import Stages, completing_is_light, folds_are_light, rewriting_is_light
 from penstock.lake.output import OutputFile
 from penstock.lake.rewrite_task import RewriteResult, RewriteTask, rewrite_files
-from penstock.lake.session import balanced, run_tasks
+from penstock.lake.session import balanced
 from penstock.lake.settle_task import SettleTask, settle_letters
 from penstock.lake.skip import SkipRule
 from penstock.lake.target import Target
@@ -81,22 +79,21 @@ class Outcome:
         return sum(file.rows for file in self.dead_letters)
 
 
-def apply(spark: SparkSession, works: Sequence[StreamWork]) -> dict[StreamId, Outcome]:
+def apply(stages: Stages, works: Sequence[StreamWork]) -> dict[StreamId, Outcome]:
     """Write the files of a round; nothing is visible until the caller commits them."""
-    return merge(spark, works, lambda staging: fold(spark, works, staging))
+    return merge(stages, works, lambda staging: fold(stages, works, staging))
 
 
-def merge(spark: SparkSession, works: Sequence[StreamWork], make_rows: FirstStage) -> dict[StreamId, Outcome]:
+def merge(stages: Stages, works: Sequence[StreamWork], make_rows: FirstStage) -> dict[StreamId, Outcome]:
     """Put what a first stage makes, rows and the keys they replace, into the tables of `works`."""
-    cores = spark.sparkContext.defaultParallelism
     outcomes = {work.stream: Outcome() for work in works}
     staging = {work.stream: work.table.new_staging_directory() for work in works}
     try:
         folded = make_rows(staging)
         _gather(folded, outcomes)
-        rewritten = _take_out_touched(spark, works, folded, staging, outcomes, cores)
-        _complete(spark, works, folded, rewritten, outcomes)
-        _settle(spark, works, outcomes)
+        rewritten = _take_out_touched(stages, works, folded, staging, outcomes)
+        _complete(stages, works, folded, rewritten, outcomes)
+        _settle(stages, works, outcomes)
         for work in works:
             _keep_columns_of_empty_table(work, outcomes[work.stream])
     finally:
@@ -117,30 +114,24 @@ def _keep_columns_of_empty_table(work: StreamWork, outcome: Outcome) -> None:
 
 
 def fold(
-    spark: SparkSession, works: Sequence[StreamWork], staging: Mapping[StreamId, Path]
+    stages: Stages, works: Sequence[StreamWork], staging: Mapping[StreamId, Path]
 ) -> dict[StreamId, list[FoldResult]]:
     """The first stage of a round of the log."""
-    cores = spark.sparkContext.defaultParallelism
     tasks = [
         (work, task)
         for work in works
-        for task in _fold_tasks(work, staging[work.stream], _parts(work, cores))
+        for task in _fold_tasks(work, staging[work.stream], _parts(work, stages))
     ]
     folds = [task for _, task in tasks]
-    results: Sequence[FoldResult | None]
-    if folds_are_light(folds):
-        results = run_light(fold_changes, folds)
-    else:
-        rows = [sum(file.rows for file in task.files) for task in folds]
-        results = run_tasks(spark, fold_changes, folds, "fold changes", weights=rows)
+    light, rows = folds_are_light(folds), [sum(file.rows for file in task.files) for task in folds]
+    results = stages.run(fold_changes, folds, "fold changes", light=light, weights=rows)
     found: dict[StreamId, list[FoldResult | None]] = {work.stream: [] for work in works}
     for (work, _), result in zip(tasks, results, strict=True):
         found[work.stream].append(result)
     indivisible = [work for work in works if None in found[work.stream]]
     whole = [task for work in indivisible for task in _fold_tasks(work, staging[work.stream], 1)]
-    for work, result in zip(
-        indivisible, run_tasks(spark, fold_changes, whole, "fold changes whole"), strict=True
-    ):
+    again = stages.run(fold_changes, whole, "fold changes whole", light=folds_are_light(whole))
+    for work, result in zip(indivisible, again, strict=True):
         found[work.stream] = [result]
     return {stream: [result for result in results if result] for stream, results in found.items()}
 
@@ -155,16 +146,18 @@ def _gather(folded: Mapping[StreamId, Sequence[FoldResult]], outcomes: Mapping[S
                 outcome.operations[operation] = outcome.operations.get(operation, 0) + count
 
 
-def _parts(work: StreamWork, cores: int) -> int:
+def _parts(work: StreamWork, stages: Stages) -> int:
     """Into how many tasks a stream's changes are cut: by cores, and so that each fits into memory."""
     rows = sum(file.rows for file in work.changes)
+    by_rows = rows // ROWS_PER_TASK_MIN
+    by_cores = min(stages.cores, by_rows) if by_rows > 1 else 1
     if stands_alone(work.target, work.changes, work.skip):
-        return max(1, min(cores, rows // ROWS_PER_TASK_MIN))
+        return by_cores
     # Rows that lack large values are completed from the table's, so those count too.
     table_rows = sum(file.rows for file in work.files)
     row_bytes = EXPANSION * sum(file.bytes for file in work.files) // max(1, table_rows)
     by_memory = max(rows // ROWS_PER_BUCKET_MAX, rows * row_bytes // BYTES_PER_BUCKET_MAX) + 1
-    return max(min(cores, rows // ROWS_PER_TASK_MIN), by_memory)
+    return max(by_cores, by_memory)
 
 
 def _fold_tasks(work: StreamWork, staging: Path, parts: int) -> list[FoldTask]:
@@ -189,12 +182,11 @@ def _fold_tasks(work: StreamWork, staging: Path, parts: int) -> list[FoldTask]:
 
 
 def _take_out_touched(
-    spark: SparkSession,
+    stages: Stages,
     works: Sequence[StreamWork],
     folded: Mapping[StreamId, Sequence[FoldResult]],
     staging: Mapping[StreamId, Path],
     outcomes: Mapping[StreamId, Outcome],
-    cores: int,
 ) -> dict[StreamId, list[tuple[Path | None, ...]]]:
     """Stage 2, by each table's way. What comes back is where the rows are that pending ones need."""
     left = []
@@ -205,10 +197,10 @@ def _take_out_touched(
             left.append(work)
     picked: dict[StreamId, list[tuple[Path | None, ...]]] = {work.stream: [] for work in works}
     by_files = [work for work in left if not work.table.deletes_rows]
-    for stream, rewritten in _rewrite(spark, by_files, folded, staging, outcomes, cores).items():
+    for stream, rewritten in _rewrite(stages, by_files, folded, staging, outcomes).items():
         picked[stream] += [result.picked for result in rewritten]
     by_rows = [work for work in left if work.table.deletes_rows]
-    for stream, deleted in delete_touched(spark, by_rows, folded, staging).items():
+    for stream, deleted in delete_touched(stages, by_rows, folded, staging).items():
         for result in deleted:
             picked[stream].append(result.picked)
             outcomes[stream].deletes += result.deletes
@@ -217,19 +209,18 @@ def _take_out_touched(
 
 
 def _rewrite(
-    spark: SparkSession,
+    stages: Stages,
     works: Sequence[StreamWork],
     folded: Mapping[StreamId, Sequence[FoldResult]],
     staging: Mapping[StreamId, Path],
     outcomes: Mapping[StreamId, Outcome],
-    cores: int,
 ) -> dict[StreamId, list[RewriteResult]]:
+    touched_of = {work.stream: _touched_files(work, folded[work.stream]) for work in works}
+    light = rewriting_is_light([file for files in touched_of.values() for file in files])
+    cores = 1 if light else stages.cores
     tasks: list[tuple[StreamId, RewriteTask, int]] = []
     for work in works:
-        results = folded[work.stream]
-        truncated_at_us = truncated_at(results)
-        whole = work.rewrite is not None or truncated_at_us is not None
-        touched = [file for file in work.files if whole or _may_hold(file, results)]
+        results, touched = folded[work.stream], touched_of[work.stream]
         shares = balanced([file.bytes for file in touched], min(2 * cores, len(touched)))
         for number, indices in enumerate(shares):
             share = [touched[index] for index in indices]
@@ -241,18 +232,21 @@ def _rewrite(
                 picked=tuple(
                     staging[work.stream] / f"{number}-{bucket}.picked.arrow" for bucket in range(len(results))
                 ),
-                truncated_at_us=truncated_at_us,
+                truncated_at_us=truncated_at(results),
             )
             tasks.append((work.stream, task, sum(file.bytes for file in share)))
-    sizes = [size for _, _, size in tasks]
-    done = run_tasks(
-        spark, rewrite_files, [task for _, task, _ in tasks], "rewrite touched files", weights=sizes
-    )
+    rewrites, sizes = [task for _, task, _ in tasks], [size for _, _, size in tasks]
+    done = stages.run(rewrite_files, rewrites, "rewrite touched files", light=light, weights=sizes)
     rewritten: dict[StreamId, list[RewriteResult]] = {work.stream: [] for work in works}
     for (stream, _, _), result in zip(tasks, done, strict=True):
         rewritten[stream].append(result)
         _replace_files(outcomes[stream], result.replaced)
     return rewritten
+
+
+def _touched_files(work: StreamWork, results: Sequence[FoldResult]) -> list[DataFile]:
+    whole = work.rewrite is not None or truncated_at(results) is not None
+    return [file for file in work.files if whole or _may_hold(file, results)]
 
 
 def _replace_files(outcome: Outcome, replaced: Mapping[str, Sequence[DataFile]]) -> None:
@@ -267,7 +261,7 @@ def _successor(work: StreamWork, file: DataFile) -> tuple[str, Path, Path]:
 
 
 def _complete(
-    spark: SparkSession,
+    stages: Stages,
     works: Sequence[StreamWork],
     folded: Mapping[StreamId, Sequence[FoldResult]],
     found: Mapping[StreamId, Sequence[tuple[Path | None, ...]]],
@@ -288,14 +282,15 @@ def _complete(
                 position=work.to,
             )
             tasks.append((work.stream, task))
-    done = run_tasks(spark, complete_rows, [task for _, task in tasks], "complete rows")
+    rows = [task for _, task in tasks]
+    done = stages.run(complete_rows, rows, "complete rows", light=completing_is_light(rows))
     for (stream, _), completed in zip(tasks, done, strict=True):
         outcomes[stream].added += completed.files
         outcomes[stream].dead_letters += _present(completed.dead_letters)
         outcomes[stream].unresolved += completed.dead_letters.rows if completed.dead_letters else 0
 
 
-def _settle(spark: SparkSession, works: Sequence[StreamWork], outcomes: Mapping[StreamId, Outcome]) -> None:
+def _settle(stages: Stages, works: Sequence[StreamWork], outcomes: Mapping[StreamId, Outcome]) -> None:
     """Streams with dead letters learn which of them a later change has made history."""
     tasks: list[tuple[StreamId, SettleTask]] = []
     for work in works:
@@ -317,7 +312,8 @@ def _settle(spark: SparkSession, works: Sequence[StreamWork], outcomes: Mapping[
             skip=work.skip,
         )
         tasks.append((work.stream, task))
-    done = run_tasks(spark, settle_letters, [task for _, task in tasks], "settle dead letters")
+    settling = [task for _, task in tasks]
+    done = stages.run(settle_letters, settling, "settle dead letters", light=folds_are_light(settling))
     for (stream, _), settled in zip(tasks, done, strict=True):
         outcomes[stream].settled += _present(settled)
 

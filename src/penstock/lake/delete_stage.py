@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pyspark.sql import SparkSession
-
 from penstock.core.stream import StreamId
 from penstock.destinations.deletion_vectors import new_vector_file_name
 from penstock.destinations.parquet_files import new_file_name
@@ -15,8 +13,8 @@ from penstock.destinations.records import DataFile
 from penstock.lake.delete_task import DeleteResult, DeleteTask, HeldFile, delete_rows
 from penstock.lake.fold_task import FoldResult, truncated_at
 from penstock.lake.key_index import KeyForm
-from penstock.lake.light import deletes_are_light, run_light
-from penstock.lake.session import balanced, run_tasks
+from penstock.lake.light import Stages, deletes_are_light
+from penstock.lake.session import balanced
 from penstock.lake.target import Target
 
 if TYPE_CHECKING:
@@ -27,31 +25,29 @@ ROWS_PER_TASK = 6_000_000
 
 
 def delete_touched(
-    spark: SparkSession,
+    stages: Stages,
     works: Sequence[StreamWork],
     folded: Mapping[StreamId, Sequence[FoldResult]],
     staging: Mapping[StreamId, Path],
 ) -> dict[StreamId, list[DeleteResult]]:
     """Write the files of positions (or the successors) for every data file that holds a touched key."""
-    cores = spark.sparkContext.defaultParallelism
     tasks = [
         (work, task)
         for work in works
-        for task in _tasks(work, folded[work.stream], staging[work.stream], cores)
+        for task in _tasks(work, folded[work.stream], staging[work.stream], stages)
     ]
     looks = [task for _, task in tasks]
-    if deletes_are_light(looks):
-        done = run_light(delete_rows, looks)
-    else:
-        sizes = [len(task.files) for task in looks]
-        done = run_tasks(spark, delete_rows, looks, "find touched rows", weights=sizes)
+    light, sizes = deletes_are_light(looks), [len(task.files) for task in looks]
+    done = stages.run(delete_rows, looks, "find touched rows", light=light, weights=sizes)
     results: dict[StreamId, list[DeleteResult]] = {work.stream: [] for work in works}
     for (work, _), result in zip(tasks, done, strict=True):
         results[work.stream].append(result)
     return results
 
 
-def _tasks(work: StreamWork, results: Sequence[FoldResult], staging: Path, cores: int) -> list[DeleteTask]:
+def _tasks(
+    work: StreamWork, results: Sequence[FoldResult], staging: Path, stages: Stages
+) -> list[DeleteTask]:
     truncated_at_us = truncated_at(results)
     rewrites_all = _has_fills(work) or truncated_at_us is not None
     rewrites = work.table.rewrites_rows or rewrites_all
@@ -59,7 +55,7 @@ def _tasks(work: StreamWork, results: Sequence[FoldResult], staging: Path, cores
     if not work.files or not (touches or rewrites_all):
         return []
     rows = [file.rows for file in work.files]
-    shares = balanced(rows, min(2 * cores, len(rows), 1 + sum(rows) // ROWS_PER_TASK))
+    shares = balanced(rows, min(2 * stages.cores, len(rows), 1 + sum(rows) // ROWS_PER_TASK))
     form, by_vector = _key_form(work.target, work.table.key_secret), work.table.deletes_by_vector
     return [
         DeleteTask(

@@ -22,6 +22,7 @@ from penstock.lake.backfill import Backfill
 from penstock.lake.column_ids import dropped_partition, evolved_columns
 from penstock.lake.fold_task import FoldResult
 from penstock.lake.lane_state import LaneState
+from penstock.lake.light import Stages, rewriting_is_light
 from penstock.lake.load import owns_keys
 from penstock.lake.skip import skip_rule
 from penstock.lake.work import MustReload, plan_schema, unfit_default, words_of
@@ -48,6 +49,8 @@ class Following:
     def __init__(self, lane: LaneState, backfill: Backfill) -> None:
         self._lane = lane
         self._backfill = backfill
+        # In one pool jobs wait for each other; a round must not wait for the chunks of a load.
+        self._stages = Stages(lane.spark, pool="rounds")
 
     def follow(self, to: Lsn) -> None:
         """Apply the log up to `to` to every stream that is loaded; those that cannot go on are set aside."""
@@ -102,6 +105,19 @@ class Following:
         if size >= ROUND_BYTES_MAX or (size >= EARLY_ROUND_BYTES and self._only_adds(start, end)):
             for round_end in self._batches(start, end):
                 self._global_round(round_end)
+
+    def is_light_to_change(self) -> bool:
+        """Whether all files of the tables could be written again by light rounds."""
+        tables = [self._lane.table(stream) for stream in self._lane.streams]
+        found = [(table, record) for table in tables if (record := table.record()) is not None]
+        return rewriting_is_light(
+            [
+                file
+                for table, record in found
+                if record.write == "upsert" and not table.deletes_rows
+                for file in table.files(record)
+            ]
+        )
 
     def _only_adds(self, start: Lsn, end: Lsn) -> bool:
         return all(
@@ -272,10 +288,9 @@ class Following:
             self._lane.listener.stream_started(
                 str(work.stream), "apply", sum(file.rows for file in work.changes)
             )
-        spark = self._lane.spark()
-        # In one pool jobs wait for each other; a round must not wait for the chunks of a load.
-        spark.sparkContext.setLocalProperty("spark.scheduler.pool", "rounds")
-        outcomes = merge(spark, works, lambda staging: self._told(works, fold(spark, works, staging)))
+        outcomes = merge(
+            self._stages, works, lambda staging: self._told(works, fold(self._stages, works, staging))
+        )
         for stream, outcome in outcomes.items():
             self._lane.totals[stream].add(outcome)
             self._lane.listener.stream_finished(str(stream), "apply", sum(outcome.operations.values()))
@@ -340,7 +355,7 @@ class Following:
                     raise
             lookups += 1
             work = self._work(work.stream, work.after, work.to)
-            outcome = apply(self._lane.spark(), [work])[work.stream]
+            outcome = apply(self._stages, [work])[work.stream]
         return False
 
     def _marker(self, stream: StreamId, generation: str, start: Lsn, to: Lsn) -> Marker:

@@ -29,6 +29,7 @@ from penstock.lake.fold_task import FoldResult
 from penstock.lake.held_rows import HeldRange
 from penstock.lake.increment_task import IncrementTask, read_increment
 from penstock.lake.lane_state import LaneState, LaneStream
+from penstock.lake.light import Stages
 from penstock.lake.load import columns_of
 from penstock.lake.load_progress import LoadProgress
 from penstock.lake.load_task import LoadTask
@@ -198,7 +199,7 @@ class Increments:
         for each in rounds:
             self._lane.listener.stream_started(str(each.stream), "load", None)
         with LoadProgress(self._lane.settings.load_url, self._lane.listener) as progress:
-            outcomes = merge(spark, [each.work for each in rounds], read)
+            outcomes = merge(Stages(self._lane.spark), [each.work for each in rounds], read)
         for each in rounds:
             outcomes[each.stream].settled += settled[each.stream]
             totals[each.stream].rows_loaded += rows[each.stream]

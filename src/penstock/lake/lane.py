@@ -182,6 +182,10 @@ class LakeLane:
         """Up to where every stream of the log is committed."""
         return self._lane.ledger.document.lsn
 
+    def is_light_to_change(self) -> bool:
+        """Whether a few changes need no Spark, whichever rows of the tables they are of."""
+        return self._following.is_light_to_change()
+
     def flushed(self) -> Lsn | None:
         """Up to where neither log nor source is needed by this lane."""
         document = self._lane.ledger.document
