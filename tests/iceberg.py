@@ -8,7 +8,7 @@ from pyspark.sql import SparkSession
 
 from penstock.destinations.iceberg import IcebergDestination, IcebergTable
 from penstock.destinations.iceberg_catalog import IcebergSettings
-from penstock.lake.iceberg_session import ICEBERG, POSTGRES, SQLITE, iceberg_conf, java_of
+from penstock.lake.iceberg_session import ICEBERG, POSTGRES, SQLITE, iceberg_conf, java_in
 from penstock.lake.session import spark_session
 
 #: Every pipeline of a test run starts Spark with these, so that whichever is first serves all.
@@ -27,7 +27,8 @@ def sqlite_destination(directory: Path) -> IcebergDestination:
         "warehouse": str(directory),
     }
     return IcebergDestination(
-        IcebergSettings("penstock", catalog, directory), lambda: java_of(session(directory))
+        IcebergSettings("penstock", catalog, directory),
+        lambda: java_in(session(directory).sparkContext._gateway),
     )
 
 

@@ -45,7 +45,7 @@ from penstock.core.errors import (
     told_of,
 )
 from penstock.core.position import Lsn
-from penstock.lake.destination import open_destination
+from penstock.lake.destination import destination_of
 from penstock.lake.lane import LakeLane
 from penstock.lake.lane_state import LaneStream
 from penstock.lake.measures import LaneMeasures
@@ -141,7 +141,7 @@ class LakeProcess:
         names = [stream.info.stream for stream in streams]
         if not was_left_behind(
             self._config.state,
-            lambda: open_destination(self._config.destination, self._spark),
+            lambda: destination_of(self._config),
             names,
             self._config.source.slot,
         ):

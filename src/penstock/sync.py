@@ -41,13 +41,14 @@ class Sync:
         self._reload = reload
         self._rows_captured = 0
         self._spark = spark_starter(config)
-        # Iceberg's own library commits, and it runs in Spark's JVM.
-        self._every_round_needs_spark = config.destination.type == "iceberg"
+        self._every_round_needs_spark = False
 
     def run(self) -> SyncReport:
         begun = time.monotonic()
         with only_one(self._config.state), ExitStack() as stack:
             stack.enter_context(self._spark)
+            if self._config.destination.type == "iceberg":
+                self._spark.begin_java()
             with CaptureProcess(on_progress=self._captured) as capture:
                 capture.begin()
                 streams = resolve_from_source(self._config)
@@ -69,8 +70,7 @@ class Sync:
         )
         follows = any(stream.reads_log for stream in streams)
         lane = turns.open(streams, capture.start, reload=self._reload)
-        if not self._every_round_needs_spark:
-            self._every_round_needs_spark = not lane.is_light_to_change()
+        self._every_round_needs_spark = not lane.is_light_to_change()
         taken = 0
         while taken < TURNS_MAX:
             turns.take(lane, follows=follows)

@@ -41,7 +41,7 @@ from penstock.core.stream import StreamId
 from penstock.destinations.base import Destination
 from penstock.lake.ahead import looked_at
 from penstock.lake.cluster import checked_session
-from penstock.lake.destination import open_destination, spark_conf
+from penstock.lake.destination import destination_of, java_of, spark_conf
 from penstock.lake.lane import LakeLane
 from penstock.lake.lane_state import LaneSettings, LaneStream
 from penstock.lake.partitions import reconcile_partitions
@@ -116,8 +116,8 @@ class Turns:
         if follows:
             self._mark_if_slot_is_new(ledger)
         names = {stream.info.stream for stream in streams}
-        destination = open_destination(self._config.destination, self._spark)
-        with looked_at(destination, names) if self._spark.is_there() else nullcontext():
+        destination = destination_of(self._config)
+        with looked_at(destination, names) if self._spark.has_java() else nullcontext():
             started = start() if follows else None
             # Setting up may have given tables another replica identity. A table that a wildcard finds only
             # now is not published yet: it waits for the next look.
@@ -390,7 +390,8 @@ def spark_starter(config: Config) -> SparkStarter:
             spark_conf(config),
             config.state / "spark.log",
             (config.state / "log", config.destination.directory),
-        )
+        ),
+        lambda: java_of(config),
     )
 
 

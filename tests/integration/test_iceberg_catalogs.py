@@ -20,7 +20,8 @@ from penstock.core.errors import CommitConflictError
 from penstock.core.position import Lsn
 from penstock.destinations.iceberg import IcebergDestination, IcebergTable
 from penstock.destinations.records import TableRecord
-from penstock.lake.destination import open_destination
+from penstock.lake.destination import iceberg_settings
+from penstock.lake.iceberg_session import java_in
 from tests.conftest import Database
 from tests.iceberg import session
 from tests.integration.test_iceberg_table import (
@@ -47,9 +48,8 @@ def destination(catalog: dict[str, Any], directory: Path) -> IcebergDestination:
     config = DestinationConfig.model_validate(
         {"type": "iceberg", "warehouse": str(directory / "lake"), "catalog": catalog}
     )
-    opened = open_destination(config, lambda: session(directory))
-    assert isinstance(opened, IcebergDestination)
-    return opened
+    gateway = session(directory).sparkContext._gateway
+    return IcebergDestination(iceberg_settings(config), lambda: java_in(gateway))
 
 
 @pytest.fixture(scope="module")

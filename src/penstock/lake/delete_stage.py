@@ -55,7 +55,8 @@ def _tasks(
     if not work.files or not (touches or rewrites_all):
         return []
     rows = [file.rows for file in work.files]
-    shares = balanced(rows, min(2 * stages.cores, len(rows), 1 + sum(rows) // ROWS_PER_TASK))
+    count = min(len(rows), 1 + sum(rows) // ROWS_PER_TASK)
+    shares = balanced(rows, count if count == 1 else min(count, 2 * stages.cores))
     form, by_vector = _key_form(work.target, work.table.key_secret), work.table.deletes_by_vector
     return [
         DeleteTask(

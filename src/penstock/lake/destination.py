@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from urllib.parse import unquote, urlsplit
 
 from pyspark.sql import SparkSession
@@ -11,19 +10,24 @@ from penstock.config.models import Config
 from penstock.config.sections import CatalogConfig, DestinationConfig
 from penstock.destinations.iceberg import IcebergDestination
 from penstock.destinations.iceberg_catalog import IcebergSettings
+from penstock.destinations.iceberg_java import Java
 from penstock.destinations.parquet import ParquetDestination
-from penstock.lake.iceberg_session import DRIVERS, ICEBERG, iceberg_conf, java_of
-from penstock.lake.session import spark_session
+from penstock.lake.iceberg_session import DRIVERS, ICEBERG, iceberg_conf, java_in
+from penstock.lake.session import spark_gateway, spark_session
 
 _IMPLEMENTED_BY = {"sqlite": "jdbc", "postgres": "jdbc"}
 
 
-def open_destination(
-    config: DestinationConfig, spark: Callable[[], SparkSession]
-) -> ParquetDestination | IcebergDestination:
-    if config.type == "parquet":
-        return ParquetDestination(config.directory)
-    settings = IcebergSettings(
+def destination_of(config: Config) -> ParquetDestination | IcebergDestination:
+    """Java is started only when the first Iceberg table is asked for."""
+    destination = config.destination
+    if destination.type == "parquet":
+        return ParquetDestination(destination.directory)
+    return IcebergDestination(iceberg_settings(destination), lambda: java_of(config))
+
+
+def iceberg_settings(config: DestinationConfig) -> IcebergSettings:
+    return IcebergSettings(
         catalog_name=config.catalog.name,
         catalog=catalog_properties(config),
         warehouse=config.directory,
@@ -32,12 +36,11 @@ def open_destination(
         copy_on_write=config.upserts == "copy_on_write",
         format_version=config.format_version,
     )
-    return IcebergDestination(settings, lambda: java_of(spark()))
 
 
-def destination_of(config: Config) -> ParquetDestination | IcebergDestination:
-    """For looking at tables: Spark is started only if there are Iceberg tables to look at."""
-    return open_destination(config.destination, lambda: session_of(config))
+def java_of(config: Config) -> Java:
+    """Iceberg in the JVM of this process, which needs no Spark session for it."""
+    return java_in(spark_gateway(config.spark.master, spark_conf(config), config.state / "spark.log"))
 
 
 def session_of(config: Config) -> SparkSession:

@@ -107,16 +107,16 @@ class Following:
                 self._global_round(round_end)
 
     def is_light_to_change(self) -> bool:
-        """Whether all files of the tables could be written again by light rounds."""
+        """Whether light rounds could write all files again, of tables where a change has files written again.
+
+        Where rows are deleted by position, rounds look up no more than keys: those are light as long as they
+        have few of them.
+        """
         tables = [self._lane.table(stream) for stream in self._lane.streams]
-        found = [(table, record) for table in tables if (record := table.record()) is not None]
+        rewritten = [table for table in tables if not table.deletes_rows or table.rewrites_rows]
+        found = [(table, record) for table in rewritten if (record := table.record()) is not None]
         return rewriting_is_light(
-            [
-                file
-                for table, record in found
-                if record.write == "upsert" and not table.deletes_rows
-                for file in table.files(record)
-            ]
+            [file for table, record in found if record.write == "upsert" for file in table.files(record)]
         )
 
     def _only_adds(self, start: Lsn, end: Lsn) -> bool:

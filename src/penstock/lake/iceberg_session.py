@@ -1,4 +1,4 @@
-"""What Spark needs for Iceberg tables: the jars, and the JVM handed to the destination.
+"""What Spark needs for Iceberg tables: the jars, and its JVM, handed to the destination.
 
 The jars come from Maven by name, once, into a directory of our own (a shared one may hold half of them),
 and are taken from there afterwards without asking anyone. A machine that cannot download names a `jars_dir`
@@ -13,7 +13,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from pyspark.sql import SparkSession
+from py4j.java_gateway import JavaGateway
+from pyspark import SparkContext
 
 from penstock.core.errors import ConfigError, SparkError
 from penstock.destinations.iceberg_java import Java
@@ -62,13 +63,10 @@ def ivy_directory() -> Path:
     return (Path(cache) if cache else Path.home() / ".cache") / "penstock" / "ivy"
 
 
-def java_of(spark: SparkSession) -> Java:
-    """The session's JVM; an error that people can act on if it was started without Iceberg."""
-    return _java_in(spark._jvm, spark)
-
-
 @lru_cache(1)
-def _java_in(jvm: Any, spark: SparkSession) -> Java:
+def java_in(gateway: JavaGateway) -> Java:
+    """Iceberg in this JVM; an error that people can act on if it was started without."""
+    jvm = gateway.jvm
     try:
         jvm.java.lang.Class.forName(
             "org.apache.iceberg.CatalogUtil",
@@ -81,4 +79,13 @@ def _java_in(jvm: Any, spark: SparkSession) -> Java:
             remedy="Start the sync in a process of its own, or start the session with the Iceberg runtime "
             f"({ICEBERG}).",
         ) from error
-    return Java(jvm, spark.sparkContext._gateway, spark._jsc.hadoopConfiguration())
+    return Java(jvm, gateway, _hadoop_configuration(jvm))
+
+
+def _hadoop_configuration(jvm: Any) -> Any:
+    """The session's, if there is one, and else what it would have: with the settings that Java got."""
+    running = SparkContext._active_spark_context
+    if running is not None:
+        return running._jsc.hadoopConfiguration()
+    hadoop = jvm.org.apache.spark.deploy.SparkHadoopUtil.get()
+    return hadoop.newConfiguration(jvm.org.apache.spark.SparkConf())

@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import pyarrow as pa
+from py4j.java_gateway import JavaGateway
 from py4j.protocol import Py4JError
 from pyspark import SparkConf, SparkContext, TaskContext
 from pyspark.errors import PySparkException
@@ -70,27 +71,48 @@ _LOG_LOOK_EVERY_S = 10.0
 PARTITIONS_PER_CORE_MAX = 4
 
 
+_starting = threading.Lock()
+
+
 def spark_session(master: str, conf: Mapping[str, str], log_file: Path) -> SparkSession:
     """The session of this process, started if there is none (5–10 s). The JVM prints to `log_file`."""
+    spark_gateway(master, conf, log_file)
+    session = SparkSession.builder.config(conf=_spark_conf(master, conf)).getOrCreate()
+    _register_data_source(session)
+    return session
+
+
+def spark_gateway(master: str, conf: Mapping[str, str], log_file: Path) -> JavaGateway:
+    """The JVM of this process with the session's settings and jars, started if there is none (1–2 s).
+
+    A session needs as much again and more; who only wants Java's libraries is spared that.
+    """
+    with _starting:
+        if SparkContext._gateway is None:
+            _start_java(_spark_conf(master, conf), conf, log_file)
+        return SparkContext._gateway
+
+
+def _start_java(spark_conf: SparkConf, conf: Mapping[str, str], log_file: Path) -> None:
     ensure_java()
     # Without this, workers run whatever `python3` is first on the PATH. A cluster's machines may have theirs
     # elsewhere than this one; PySpark takes the path from the environment alone.
     os.environ["PYSPARK_PYTHON"] = conf.get(_PYTHON, sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    spark_conf = SparkConf(loadDefaults=False).setMaster(master).setAppName("penstock")
+    log_file.parent.mkdir(parents=True, exist_ok=True)
+    shorten_log(log_file)
+    # To be written to at its end only: instances that stand by for each other share it.
+    with open(log_file, "ab") as log, _alone_in(conf.get("spark.jars.ivy")):
+        gateway = launch_gateway(spark_conf, {"stdout": log, "stderr": log})  # type: ignore[no-untyped-call]
+    SparkContext._ensure_initialized(gateway=gateway, conf=spark_conf)
+    threading.Thread(target=_keep_short, args=(log_file,), name="spark-log", daemon=True).start()
+
+
+def _spark_conf(master: str, conf: Mapping[str, str]) -> SparkConf:
+    made = SparkConf(loadDefaults=False).setMaster(master).setAppName("penstock")
     for name, value in session_settings(master, conf).items():
-        spark_conf.set(name, value)
-    if SparkContext._gateway is None:
-        log_file.parent.mkdir(parents=True, exist_ok=True)
-        shorten_log(log_file)
-        # To be written to at its end only: instances that stand by for each other share it.
-        with open(log_file, "ab") as log, _alone_in(conf.get("spark.jars.ivy")):
-            gateway = launch_gateway(spark_conf, {"stdout": log, "stderr": log})  # type: ignore[no-untyped-call]
-        SparkContext._ensure_initialized(gateway=gateway, conf=spark_conf)
-        threading.Thread(target=_keep_short, args=(log_file,), name="spark-log", daemon=True).start()
-    session = SparkSession.builder.config(conf=spark_conf).getOrCreate()
-    _register_data_source(session)
-    return session
+        made.set(name, value)
+    return made
 
 
 def shorten_log(log_file: Path) -> None:

@@ -1,7 +1,8 @@
-"""Starts Spark when it becomes likely that it is needed, beside other work.
+"""Starts Spark, or no more of it than its JVM, when it becomes likely that it is needed, beside other work.
 
-A start takes 5–10 seconds. A sync that finds nothing to do never pays for it, and one that does has it
-running while the log is still being read.
+A session takes 5–10 seconds to start. A sync that finds little to do never pays for it, and one that finds
+more has it running while the log is still being read. Iceberg's own library, which commits, wants the JVM
+alone: that takes one or two.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ from pyspark.sql import SparkSession
 
 
 class SparkStarter(AbstractContextManager["SparkStarter"]):
-    """Call it for the session; `begin` starts it without waiting."""
+    """Call it for the session; `begin` starts it without waiting, and `begin_java` the JVM alone."""
 
-    def __init__(self, start: Callable[[], SparkSession]) -> None:
+    def __init__(self, start: Callable[[], SparkSession], start_java: Callable[[], object]) -> None:
         self._start = start
+        self._start_java = start_java
         self._pool = ThreadPoolExecutor(1, "penstock-spark")
         self._lock = threading.Lock()
         self._session: Future[SparkSession] | None = None
@@ -28,12 +30,16 @@ class SparkStarter(AbstractContextManager["SparkStarter"]):
     def begin(self) -> None:
         self._begun()
 
+    def begin_java(self) -> None:
+        """Who needs it asks for it again, and is told then if it could not be started."""
+        self._pool.submit(self._start_java)
+
     def __call__(self) -> SparkSession:
         return self._begun().result()
 
-    def is_there(self) -> bool:
-        """Whether asking for the session starts nothing: this process has one."""
-        return SparkContext._active_spark_context is not None
+    def has_java(self) -> bool:
+        """Whether this process has a JVM already, or is about to."""
+        return SparkContext._gateway is not None
 
     def has_died(self) -> bool:
         """Whether the session was there and its JVM is not any more."""

@@ -24,7 +24,7 @@ from penstock.core.report import CompactedStream, CompactReport, ProgressListene
 from penstock.core.stream import StreamId
 from penstock.destinations.iceberg import IcebergDestination
 from penstock.destinations.iceberg_health import Limits
-from penstock.lake.destination import open_destination
+from penstock.lake.destination import destination_of
 from penstock.lake.maintenance import Maintenance
 
 FORMAT_VERSION = 1
@@ -88,7 +88,7 @@ def compact(
 ) -> CompactReport:
     """Do what is due to these tables now, or say what is. Whoever calls holds the lock of a sync."""
     begun = time.monotonic()
-    destination = open_destination(config.destination, spark)
+    destination = destination_of(config)
     if not isinstance(destination, IcebergDestination):
         return CompactReport([], [PARQUET_NEEDS_NONE], 0.0)
     maintenance = Maintenance(destination, limits_of(config), spark, listener)
@@ -129,7 +129,7 @@ def after_sync(
     turns = [stream for stream in streams if now - times[str(stream)].looked_at >= every.total_seconds()]
     if not turns:
         return
-    destination = open_destination(config.destination, spark)
+    destination = destination_of(config)
     assert isinstance(destination, IcebergDestination)
     maintenance = Maintenance(destination, limits_of(config), spark, listener)
     for stream in turns[:tables_max]:
