@@ -22,7 +22,6 @@ from penstock.core.schema import SourceColumn
 from penstock.sources.postgres import binary_values
 from penstock.sources.postgres.connection import connect
 from penstock.sources.postgres.copy_binary import BLOCK_BYTES, BinaryFields, read_copy
-from penstock.sources.postgres.text_casts import CastResult
 from penstock.sources.postgres.types import (
     arrow_type,
     cast_text,
@@ -30,6 +29,7 @@ from penstock.sources.postgres.types import (
     load_expression,
     text_expression,
 )
+from penstock.values.text_casts import CastResult
 from tests.conftest import Database
 
 pytestmark = pytest.mark.integration

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from penstock.sources.postgres import binary_values
 from penstock.sources.postgres.copy_binary import BinaryFields, CopyFormatError, CopyStream
-from penstock.sources.postgres.text_casts import CastResult
+from penstock.values.text_casts import CastResult
 
 pytestmark = pytest.mark.unit
 

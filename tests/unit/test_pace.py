@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.sources.postgres.pace import Pace, share
+from penstock.sources.pace import Pace, share
 
 
 class Clock:

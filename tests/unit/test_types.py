@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from penstock.core.errors import ConfigError
 from penstock.core.held_as import HeldAs
 from penstock.core.schema import SourceColumn
-from penstock.sources.postgres.type_table import TYPE_TABLE, TypeEntry, why_unfit
+from penstock.sources.postgres.type_table import TYPE_TABLE, TypeEntry
 from penstock.sources.postgres.types import arrow_type, cast_text, load_expression, text_expression
+from penstock.sources.types import why_unfit
 
 
 def column(type_name: str, modifier: int = -1) -> SourceColumn:

@@ -41,10 +41,12 @@ class SourceColumn:
     element: str = ""
     # What the pipeline file has the column held as in the table (`HeldAs`); empty: by the source's type.
     held_as: str = ""
+    # The kind of source whose type this is (`source.type`); empty: Postgres, the first there was.
+    family: str = ""
 
     def to_json(self) -> dict[str, Any]:
         # What was added to the format later is left out while it says nothing: ids stay what they were.
-        added = {"element": self.element, "held_as": self.held_as}
+        added = {"element": self.element, "held_as": self.held_as, "family": self.family}
         return {
             "name": self.name,
             "type_oid": self.type_oid,

@@ -13,7 +13,7 @@ import pyarrow as pa
 from penstock.destinations.iceberg_schema import names_by_id
 from penstock.lake.evolve import ColumnSource
 from penstock.lake.target import Target
-from penstock.sources.postgres.types import cast_text
+from penstock.sources.types import cast_text
 
 
 class ColumnsById:

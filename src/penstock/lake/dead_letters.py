@@ -27,7 +27,7 @@ from penstock.destinations.records import SETTLED
 from penstock.lake.change_set import Flags, Numbers
 from penstock.lake.keys import KeySet
 from penstock.lake.target import Target
-from penstock.sources.postgres.type_table import why_unfit
+from penstock.sources.types import why_unfit
 
 _TIMESTAMP = pa.timestamp("us", "UTC")
 _ENTRY = pa.struct([pa.field("column", pa.string()), pa.field("value", pa.string())])

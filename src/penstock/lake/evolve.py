@@ -20,14 +20,9 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from penstock.core.schema import SourceColumn, TableSchema
-from penstock.sources.postgres.types import RULES, arrow_type
+from penstock.sources.types import types_of
 
 Kind = Literal["same", "rewrite", "resync", "unsure"]
-
-#: Types that a longer limit (or none) leaves as they are: no value changes, Postgres rewrites no row.
-_WIDENS_BY_LIMIT = frozenset({"varchar", "varbit", "timestamp", "timestamptz", "time", "timetz"})
-_PLAIN_STRINGS = frozenset({"text", "varchar"})
-_NO_LIMIT = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +126,7 @@ def _why_resync(old: TableSchema, new: TableSchema, pairs: _Pairs) -> str:
             # Any rewrite writes a constant default into the rows and clears it from the catalog.
             if rewritten and now.missing_value is None:
                 return f"column {now.name} was added and may have got values that were written without events"
-        elif not keeps_values(before, now):
+        elif not types_of(now).keeps_values(before, now):
             return f"the type of column {now.name} changed from {before.type_text} to {now.type_text}"
         elif rewritten and _was_altered(before, now):
             return f"column {now.name} was altered and the table rewritten"
@@ -148,28 +143,3 @@ def _was_altered(before: SourceColumn, now: SourceColumn) -> bool:
     if before.missing_value is not None and now.missing_value is None:
         return False
     return bool(before.version and now.version and before.version != now.version)
-
-
-def keeps_values(before: SourceColumn, now: SourceColumn) -> bool:
-    """Whether a change of type leaves every value, its text and its Arrow type as they are."""
-    # By their own types: what a pipeline has a column held as stays the same when its source changes.
-    if arrow_type(replace(before, held_as="")) != arrow_type(replace(now, held_as="")):
-        return False
-    if before.type_name != now.type_name:
-        # varchar(n) → varchar or text, text → varchar: the same bytes under another name.
-        return {before.type_name, now.type_name} <= _PLAIN_STRINGS and now.type_modifier == _NO_LIMIT
-    if before.type_oid != now.type_oid and now.type_name not in RULES:
-        return False  # another type of the same name; of built-in types, only a domain over it
-    return before.type_modifier == now.type_modifier or _widens(before, now)
-
-
-def _widens(before: SourceColumn, now: SourceColumn) -> bool:
-    old_limit, new_limit = before.type_modifier, now.type_modifier
-    if now.type_name in _WIDENS_BY_LIMIT:
-        return new_limit == _NO_LIMIT or _NO_LIMIT != old_limit < new_limit
-    if now.type_name in ("numeric", "interval") and new_limit == _NO_LIMIT:
-        return True
-    if now.type_name == "numeric" and old_limit != _NO_LIMIT:
-        # Precision stands above 16 bits, scale below: with equal scale the greater number is the wider.
-        return (old_limit - 4) & 0xFFFF == (new_limit - 4) & 0xFFFF and old_limit < new_limit
-    return False

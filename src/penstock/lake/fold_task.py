@@ -35,7 +35,7 @@ from penstock.lake.soft_fold import as_live, fold_softly
 from penstock.lake.table_output import TableOutput
 from penstock.lake.target import Target
 from penstock.log.reader import LogFile, read_rows
-from penstock.sources.postgres.types import cast_text
+from penstock.sources.types import cast_text
 
 
 @dataclass(frozen=True, slots=True)

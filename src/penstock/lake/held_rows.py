@@ -27,7 +27,7 @@ from penstock.lake.evolve import ColumnSource
 from penstock.lake.keys import KeySet, flat
 from penstock.lake.rewrite_task import evolved
 from penstock.lake.target import Target
-from penstock.sources.postgres.types import arrow_type, cast_text
+from penstock.sources.types import arrow_type, cast_text
 
 _MARGIN = 1e-9  # of a double against the decimal it stands for, and more
 

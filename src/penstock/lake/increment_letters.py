@@ -28,7 +28,7 @@ from penstock.lake.dead_letters import (
 from penstock.lake.keys import KeySet
 from penstock.lake.output import OutputFile
 from penstock.lake.target import Target
-from penstock.sources.postgres.types import cast_text
+from penstock.sources.types import cast_text
 
 
 class KnownLetters:

@@ -39,11 +39,11 @@ from penstock.lake.work import MustReload, SchemaPlan, unfit_default, words_of
 from penstock.ledger import incremental
 from penstock.ledger.load_record import LoadPoint
 from penstock.ledger.threads import incremental_thread_id
+from penstock.sources.pace import share
 from penstock.sources.postgres.catalog import TableInfo, discover
 from penstock.sources.postgres.chunks import PlannedChunk
 from penstock.sources.postgres.connection import Connection, connect, load_connection_settings
 from penstock.sources.postgres.cursor_windows import CursorChunk, cut, note
-from penstock.sources.postgres.pace import share
 from penstock.sources.postgres.snapshot_reading import take_over_snapshot
 
 

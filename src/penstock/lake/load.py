@@ -54,14 +54,14 @@ from penstock.ledger.ledger import Ledger
 from penstock.ledger.load_record import LoadChunk, LoadPoint, LoadRecord, LoadRecords
 from penstock.ledger.state import Chunk, ChunkBound, SyncMode
 from penstock.ledger.threads import chunk_thread_id, new_generation, new_load_id
+from penstock.sources.pace import share
 from penstock.sources.postgres.catalog import TableInfo
 from penstock.sources.postgres.chunks import ChunkMethod, PlannedChunk, plan_chunks
 from penstock.sources.postgres.connection import Connection, connect, load_connection_settings
 from penstock.sources.postgres.cursor import Cursor
 from penstock.sources.postgres.cursor_windows import Noted, note
-from penstock.sources.postgres.pace import share
 from penstock.sources.postgres.snapshot_reading import take_over_snapshot
-from penstock.sources.postgres.types import arrow_type, cast_text
+from penstock.sources.types import cast_text, types_of
 
 CHUNKS_PER_COMMIT_MAX = 16
 #: So many tables of one small chunk count as one chunk: each costs its commit and little else.
@@ -391,7 +391,7 @@ def owns_keys(record: LoadRecord) -> bool:
     bounds = pa.array([str(chunk.min) for chunk in record.chunks if chunk.min is not None], pa.string())
     if cast_text(bounds, column).bad is not None:
         return False  # an infinite bound has no place in the order of the values we hold
-    return not pa.types.is_string(arrow_type(column)) or column.type_name == "uuid"
+    return types_of(column).orders_as_held(column)
 
 
 def as_begun(target: Target, table: TableRecord | None) -> Target:

@@ -32,13 +32,14 @@ from penstock.lake.dead_letters import DEAD_LETTERS, any_bad, dead_letter_rows, 
 from penstock.lake.output import OutputFile
 from penstock.lake.table_output import TableOutput
 from penstock.lake.target import DELETED_AT, Target
+from penstock.sources.pace import Pace
 from penstock.sources.postgres.binary_values import text
 from penstock.sources.postgres.chunks import ChunkMethod, PlannedChunk, chunk_query
 from penstock.sources.postgres.connection import Connection, connect, query_errors
 from penstock.sources.postgres.copy_binary import CopyBlock, CopyFormatError, read_copy
-from penstock.sources.postgres.pace import Pace
 from penstock.sources.postgres.snapshot_reading import file_node, take_over_snapshot
-from penstock.sources.postgres.types import cast_text, from_binary, load_expression, text_expression
+from penstock.sources.postgres.types import from_binary, load_expression, text_expression
+from penstock.sources.types import cast_text
 
 
 @dataclass(frozen=True, slots=True, repr=False)

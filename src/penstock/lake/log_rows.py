@@ -27,7 +27,7 @@ from penstock.lake.changes import conform
 from penstock.lake.evolve import ColumnSource, plan_evolution
 from penstock.lake.target import APPEND_FIELDS, Target
 from penstock.log.columns import stored_name
-from penstock.sources.postgres.types import arrow_type, cast_text
+from penstock.sources.types import arrow_type, cast_text
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from penstock.lake.session import of_this_attempt
 from penstock.lake.soft_fold import end_live_rows
 from penstock.lake.table_output import TableOutput
 from penstock.lake.target import Target
-from penstock.sources.postgres.types import cast_text
+from penstock.sources.types import cast_text
 
 ROWS_PER_READ = 128 * 1024
 

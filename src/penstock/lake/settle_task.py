@@ -35,7 +35,7 @@ from penstock.lake.skip import SkipRule
 from penstock.lake.target import Target
 from penstock.log.columns import stored_name
 from penstock.log.reader import LogFile, read_rows
-from penstock.sources.postgres.types import cast_text
+from penstock.sources.types import cast_text
 
 
 @dataclass(frozen=True, slots=True)

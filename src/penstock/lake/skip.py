@@ -22,7 +22,7 @@ from penstock.core.schema import SourceColumn
 from penstock.lake.change_set import DELETE, INSERT, TRUNCATE, UPDATE, Changes, Flags, Numbers
 from penstock.lake.target import Target
 from penstock.ledger.load_record import LoadRecord
-from penstock.sources.postgres.types import cast_text
+from penstock.sources.types import cast_text
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from penstock.core.where import Condition
 from penstock.destinations.iceberg_schema import ids_of, with_field_ids
 from penstock.destinations.layout import PLAIN, Layout
 from penstock.destinations.records import WriteMode
-from penstock.sources.postgres.types import arrow_type
+from penstock.sources.types import arrow_type
 
 APPEND_FIELDS = (
     pa.field("_op", pa.string(), nullable=False),

@@ -20,7 +20,7 @@ from penstock.core.schema import TableSchema
 from penstock.core.selection import SelectionError
 from penstock.lake.evolve import ColumnSource, plan_evolution
 from penstock.log.reader import LogFile
-from penstock.sources.postgres.types import cast_text
+from penstock.sources.types import cast_text
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from penstock.core.schema import TableSchema
 from penstock.core.selection import Selection
 from penstock.core.stream import StreamId
 from penstock.log.columns import log_schema
+from penstock.sources.pace import Pace, share
 from penstock.sources.postgres.binary_values import text
 from penstock.sources.postgres.catalog import TableInfo
 from penstock.sources.postgres.chunks import (
@@ -37,7 +38,6 @@ from penstock.sources.postgres.chunks import (
 )
 from penstock.sources.postgres.connection import Connection, connect, load_connection_settings, query_errors
 from penstock.sources.postgres.copy_binary import CopyBlock, CopyFormatError, read_copy
-from penstock.sources.postgres.pace import Pace, share
 from penstock.sources.postgres.snapshot_reading import file_node, printed, take_over_snapshot
 from penstock.streams.load_state import Place
 

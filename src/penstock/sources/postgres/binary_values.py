@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from penstock.sources.postgres import copy_binary_kernels as kernels
 from penstock.sources.postgres.copy_binary import BinaryFields, CopyFormatError
-from penstock.sources.postgres.text_casts import CastResult
+from penstock.values.text_casts import CastResult
 
 Decoder = Callable[[BinaryFields, pa.DataType], CastResult]
 

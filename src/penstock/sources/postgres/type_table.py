@@ -191,19 +191,3 @@ def _iceberg_name(arrow: pa.DataType) -> str:
     name = iceberg_name(arrow)
     assert name is not None, "every type that Penstock reads has one"
     return name
-
-
-def why_unfit(column: SourceColumn) -> str:
-    """What is wrong with a value that a column could not hold, in words and without the value."""
-    arrow = arrow_type(column)
-    if isinstance(arrow, pa.Decimal128Type):
-        return f"is NaN, infinite, or has more digits than {iceberg_name(arrow)} holds"
-    if isinstance(arrow, pa.TimestampType):
-        return "is infinite, or later than 64-bit microseconds reach (294247-01-10)"
-    if pa.types.is_date32(arrow):
-        return "is infinite"
-    if pa.types.is_time64(arrow):
-        return "is 24:00:00, which is no time of a day"
-    if isinstance(arrow, pa.ListType):
-        return "has several dimensions or bounds of its own, or an element that does not fit"
-    return f"cannot be read as {column.type_text}"

@@ -6,14 +6,12 @@ server show that both give the same; every other type, known or not, stays the t
 output function prints under our session settings, which is exact by definition. So does a type that
 somebody made and gave the name of a built-in one.
 
-What a column's Arrow type cannot hold is *bad*: null in `values` and marked in `bad`, for the caller to
-make a dead letter of. That is: NaN in a numeric(p,s); infinite dates and timestamps; timestamps after
-294247-01-10, beyond 64-bit microseconds since 1970. BC and the years after 9999 are held exactly. NaN in a
-float is held, with one bit pattern for all NaNs.
+What a column's Arrow type cannot hold is *bad* (`values.rules`). That is: NaN in a numeric(p,s); infinite
+dates and timestamps; timestamps after 294247-01-10, beyond 64-bit microseconds since 1970. BC and the years
+after 9999 are held exactly. NaN in a float is held, with one bit pattern for all NaNs.
 
-A pipeline may have a column held otherwise (`SourceColumn.held_as`): as text, which holds everything; as a
-decimal, a time or a list, where what does not fit is bad, and nothing is rounded. Such a column is always
-loaded as text: there is one cast to be exact, not two. `type_table` lists every type with its rule.
+A column that a pipeline has held otherwise is always loaded as text: there is one cast to be exact, not two.
+`type_table` lists every type with its rule.
 
 Cost: the 11 columns of the benchmark (3 integers, decimal, 3 texts, date, timestamptz, float, bool) take
 about 0.2 CPU-seconds per million rows from text.
@@ -21,48 +19,144 @@ about 0.2 CPU-seconds per million rows from text.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 import pyarrow as pa
 
-from penstock.core.errors import ConfigError
-from penstock.core.held_as import DECIMAL_DIGITS_MAX, HeldAs
+from penstock.core.held_as import DECIMAL_DIGITS_MAX
 from penstock.core.schema import SourceColumn
 from penstock.sources.postgres import binary_values
 from penstock.sources.postgres.copy_binary import BinaryFields
-from penstock.sources.postgres.text_casts import (
-    Cast,
-    CastResult,
-    as_text,
-    booleans,
-    byte_strings,
-    dates,
-    decimals,
-    floats,
-    integers,
-    lists,
-    times,
-    timestamps,
-)
+from penstock.sources.types import CursorKind
+from penstock.values import text_casts
+from penstock.values.rules import TEXT, Rule, TypeRules, always
+from penstock.values.text_casts import CastResult
 
 TIMESTAMP = pa.timestamp("us")
 TIMESTAMPTZ = pa.timestamp("us", "UTC")
 FIRST_USER_OID = 16384  # what initdb did not make
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """`from_binary` None: loads select the type as text."""
-
-    arrow: Callable[[SourceColumn], pa.DataType]
-    from_text: Cast
-    from_binary: binary_values.Decoder | None
+def built_in_name(column: SourceColumn) -> str:
+    """Empty for a type that is not Postgres' own, whatever it is called."""
+    return column.type_name if column.type_oid < FIRST_USER_OID else ""
 
 
-def arrow_type(column: SourceColumn) -> pa.DataType:
-    return _rule(column).arrow(column)
+def _decimal_or_text(column: SourceColumn) -> pa.DataType:
+    """numeric(p,s) as a decimal where Arrow has one; without a declared scale no decimal type is exact."""
+    if column.type_modifier < 4:
+        return pa.string()
+    modifier = column.type_modifier - 4
+    precision = modifier >> 16 & 0xFFFF
+    scale = (modifier & 0x7FF ^ 0x400) - 0x400  # eleven bits, signed since Postgres 15
+    if precision > DECIMAL_DIGITS_MAX or not 0 <= scale <= precision:
+        return pa.string()
+    return pa.decimal128(precision, scale)
+
+
+#: By the name of the base type in pg_type; of a domain, its base type's. What is not here is text.
+RULES: dict[str, Rule] = {
+    "bool": Rule(always(pa.bool_()), text_casts.booleans),
+    "int2": Rule(always(pa.int16()), text_casts.integers),
+    "int4": Rule(always(pa.int32()), text_casts.integers),
+    "int8": Rule(always(pa.int64()), text_casts.integers),
+    "float4": Rule(always(pa.float32()), text_casts.floats),
+    "float8": Rule(always(pa.float64()), text_casts.floats),
+    "numeric": Rule(_decimal_or_text, text_casts.decimals),
+    "date": Rule(always(pa.date32()), text_casts.dates),
+    "timestamp": Rule(always(TIMESTAMP), text_casts.timestamps),
+    "timestamptz": Rule(always(TIMESTAMPTZ), text_casts.timestamps),
+    "bytea": Rule(always(pa.binary()), text_casts.byte_strings),
+    "uuid": TEXT,
+    "text": TEXT,
+    "varchar": TEXT,
+    "bpchar": TEXT,
+    "name": TEXT,
+    "json": TEXT,
+    "jsonb": TEXT,
+}
+#: How loads read the same types. Exact only as text, and so not here: arrays, enums, ranges, inet, money,
+#: time, interval, xml, "char", geometry, unknown.
+_BINARY: dict[str, binary_values.Decoder] = {
+    "bool": binary_values.booleans,
+    "int2": binary_values.integers,
+    "int4": binary_values.integers,
+    "int8": binary_values.integers,
+    "float4": binary_values.floats,
+    "float8": binary_values.floats,
+    "numeric": binary_values.decimals,
+    "date": binary_values.dates,
+    "timestamp": binary_values.timestamps,
+    "timestamptz": binary_values.timestamps,
+    "bytea": binary_values.byte_strings,
+    "uuid": binary_values.uuids,
+    "text": binary_values.byte_strings,
+    "varchar": binary_values.byte_strings,
+    "bpchar": binary_values.byte_strings,
+    "name": binary_values.byte_strings,
+    "json": binary_values.byte_strings,
+    "jsonb": binary_values.jsonb,
+}
+CURSOR_KINDS: dict[str, CursorKind] = {
+    "int2": "integer",
+    "int4": "integer",
+    "int8": "integer",
+    "numeric": "number",
+    "timestamp": "time",
+    "timestamptz": "time",
+    "date": "date",
+    "text": "text",
+    "varchar": "text",
+    "uuid": "uuid",
+}
+#: Types that a longer limit (or none) leaves as they are: no value changes, Postgres rewrites no row.
+_WIDENS_BY_LIMIT = frozenset({"varchar", "varbit", "timestamp", "timestamptz", "time", "timetz"})
+_PLAIN_STRINGS = frozenset({"text", "varchar"})
+_NO_LIMIT = -1
+
+
+class PostgresTypes(TypeRules):
+    def keeps_values(self, before: SourceColumn, now: SourceColumn) -> bool:
+        # By their own types: what a pipeline has a column held as stays the same when its source changes.
+        if self.arrow_type(replace(before, held_as="")) != self.arrow_type(replace(now, held_as="")):
+            return False
+        if before.type_name != now.type_name:
+            # varchar(n) → varchar or text, text → varchar: the same bytes under another name.
+            return {before.type_name, now.type_name} <= _PLAIN_STRINGS and now.type_modifier == _NO_LIMIT
+        if before.type_oid != now.type_oid and now.type_name not in RULES:
+            return False  # another type of the same name; of built-in types, only a domain over it
+        return before.type_modifier == now.type_modifier or _widens(before, now)
+
+    def orders_as_held(self, column: SourceColumn) -> bool:
+        return not pa.types.is_string(self.arrow_type(column)) or column.type_name == "uuid"
+
+    def cursor_kind(self, column: SourceColumn) -> CursorKind | None:
+        """None also for a type that somebody gave the name of a built-in one."""
+        return CURSOR_KINDS.get(built_in_name(column))
+
+    def cursor_types(self) -> tuple[str, ...]:
+        return tuple(CURSOR_KINDS)
+
+
+def _widens(before: SourceColumn, now: SourceColumn) -> bool:
+    old_limit, new_limit = before.type_modifier, now.type_modifier
+    if now.type_name in _WIDENS_BY_LIMIT:
+        return new_limit == _NO_LIMIT or _NO_LIMIT != old_limit < new_limit
+    if now.type_name in ("numeric", "interval") and new_limit == _NO_LIMIT:
+        return True
+    if now.type_name == "numeric" and old_limit != _NO_LIMIT:
+        # Precision stands above 16 bits, scale below: with equal scale the greater number is the wider.
+        return (old_limit - 4) & 0xFFFF == (new_limit - 4) & 0xFFFF and old_limit < new_limit
+    return False
+
+
+TYPES = PostgresTypes(RULES, built_in_name, {"numeric": ("decimal(precision,scale)",), "time": ("time",)})
+
+arrow_type = TYPES.arrow_type
+cast_text = TYPES.cast_text
+possible_types = TYPES.possible_types
+can_be_held_as = TYPES.can_be_held_as
 
 
 def load_expression(column: SourceColumn) -> Literal["binary", "text"]:
@@ -83,15 +177,6 @@ def text_expression(quoted_name: str, column: SourceColumn) -> str:
     return f"CASE WHEN pg_catalog.num_nonnulls({quoted_name}) = 0 THEN NULL ELSE {printed} END"
 
 
-def cast_text(array: pa.Array, column: SourceColumn) -> CastResult:
-    """Text as Postgres prints it → the column's Arrow type."""
-    rule = _rule(column)
-    arrow = rule.arrow(column)
-    if not len(array):
-        return CastResult(pa.array([], arrow))
-    return rule.from_text(_as_strings(array), arrow)
-
-
 def from_binary(fields: BinaryFields, column: SourceColumn) -> CastResult:
     """A column that was selected by its `load_expression` → what `cast_text` gives for its text."""
     decode = _binary_rule(column)
@@ -101,93 +186,9 @@ def from_binary(fields: BinaryFields, column: SourceColumn) -> CastResult:
 
 
 def _binary_rule(column: SourceColumn) -> binary_values.Decoder | None:
-    rule = _rule(column)
-    if column.type_name == "numeric" and not pa.types.is_decimal(rule.arrow(column)):
-        return None  # the server prints it, exactly as the log has it
-    return rule.from_binary
-
-
-def _decimal_or_text(column: SourceColumn) -> pa.DataType:
-    """numeric(p,s) as a decimal where Arrow has one; without a declared scale no decimal type is exact."""
-    if column.type_modifier < 4:
-        return pa.string()
-    modifier = column.type_modifier - 4
-    precision = modifier >> 16 & 0xFFFF
-    scale = (modifier & 0x7FF ^ 0x400) - 0x400  # eleven bits, signed since Postgres 15
-    if precision > DECIMAL_DIGITS_MAX or not 0 <= scale <= precision:
-        return pa.string()
-    return pa.decimal128(precision, scale)
-
-
-def _as_strings(array: pa.Array) -> pa.StringArray:
-    if isinstance(array, pa.ExtensionArray):
-        array = array.storage
-    return array if pa.types.is_string(array.type) else array.cast(pa.string())
-
-
-def _always(arrow: pa.DataType) -> Callable[[SourceColumn], pa.DataType]:
-    return lambda column: arrow
-
-
-_TEXT = Rule(_always(pa.string()), as_text, binary_values.byte_strings)
-#: By the name of the base type in pg_type; of a domain, its base type's. What is not here is text.
-RULES: dict[str, Rule] = {
-    "bool": Rule(_always(pa.bool_()), booleans, binary_values.booleans),
-    "int2": Rule(_always(pa.int16()), integers, binary_values.integers),
-    "int4": Rule(_always(pa.int32()), integers, binary_values.integers),
-    "int8": Rule(_always(pa.int64()), integers, binary_values.integers),
-    "float4": Rule(_always(pa.float32()), floats, binary_values.floats),
-    "float8": Rule(_always(pa.float64()), floats, binary_values.floats),
-    "numeric": Rule(_decimal_or_text, decimals, binary_values.decimals),
-    "date": Rule(_always(pa.date32()), dates, binary_values.dates),
-    "timestamp": Rule(_always(TIMESTAMP), timestamps, binary_values.timestamps),
-    "timestamptz": Rule(_always(TIMESTAMPTZ), timestamps, binary_values.timestamps),
-    "bytea": Rule(_always(pa.binary()), byte_strings, binary_values.byte_strings),
-    "uuid": Rule(_always(pa.string()), as_text, binary_values.uuids),
-    "text": _TEXT,
-    "varchar": _TEXT,
-    "bpchar": _TEXT,
-    "name": _TEXT,
-    "json": _TEXT,
-    "jsonb": Rule(_always(pa.string()), as_text, binary_values.jsonb),
-}
-#: Exact only as text: arrays, enums, ranges, inet, money, time, interval, xml, "char", geometry, unknown.
-_PRINTED = Rule(_always(pa.string()), as_text, None)
-
-
-def _rule(column: SourceColumn) -> Rule:
     if column.held_as:
-        return _chosen(column, HeldAs.parse(column.held_as))
-    return RULES.get(_built_in_name(column), _PRINTED)
-
-
-def _built_in_name(column: SourceColumn) -> str:
-    """Empty for a type that is not Postgres' own, whatever it is called."""
-    return column.type_name if column.type_oid < FIRST_USER_OID else ""
-
-
-def possible_types(column: SourceColumn) -> tuple[str, ...]:
-    """What the pipeline file may have a column held as, beside the type it has by itself."""
-    special = {"numeric": ("decimal(precision,scale)",), "time": ("time",)}
-    return ("text", *special.get(_built_in_name(column), ()), *(("list",) if column.element else ()))
-
-
-def can_be_held_as(column: SourceColumn, choice: HeldAs) -> bool:
-    return choice.kind in {possible.partition("(")[0] for possible in possible_types(column)}
-
-
-def _chosen(column: SourceColumn, choice: HeldAs) -> Rule:
-    if not can_be_held_as(column, choice):
-        raise ConfigError(
-            f"The column {column.name} of type {column.type_text} cannot be held as {choice}.",
-            remedy=f"Possible in `types` for this column: {', '.join(possible_types(column))}.",
-        )
-    if choice.kind == "decimal":
-        return Rule(_always(pa.decimal128(choice.precision, choice.scale)), decimals, None)
-    if choice.kind == "time":
-        return Rule(_always(pa.time64("us")), times, None)
-    if choice.kind == "list":
-        element = replace(column, type_oid=0, type_name=column.element, element="", held_as="")
-        rule = _rule(element)
-        return Rule(_always(pa.list_(rule.arrow(element))), lists(rule.from_text), None)
-    return _PRINTED
+        return None
+    name = built_in_name(column)
+    if name == "numeric" and not pa.types.is_decimal(arrow_type(column)):
+        return None  # the server prints it, exactly as the log has it
+    return _BINARY.get(name)

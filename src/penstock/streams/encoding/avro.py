@@ -30,8 +30,7 @@ import pyarrow as pa
 
 from penstock.capture.transactions import TableVersion
 from penstock.core.schema import SourceColumn
-from penstock.sources.postgres import text_casts
-from penstock.sources.postgres.types import arrow_type
+from penstock.sources.types import arrow_type
 from penstock.streams.encoding import byte_kernels, row_kernels
 from penstock.streams.encoding import event_kernels as kernels
 from penstock.streams.encoding.cells import cells_of, is_valid, packed
@@ -48,6 +47,7 @@ from penstock.streams.encoding.modes import DecimalMode
 from penstock.streams.encoding.names import distinct_names, valid_name
 from penstock.streams.encoding.registry import Registry
 from penstock.streams.encoding.view import StreamView
+from penstock.values import text_casts
 
 _NULL, _THERE = b"\0", b"\2"  # the branches of a union of null and something
 _EMPTY_ARRAY = b"\0"

@@ -33,12 +33,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.core.schema import SourceColumn
-from penstock.sources.postgres import parse_array, text_casts
 from penstock.streams.encoding import byte_kernels, byte_values, row_kernels, time_values
 from penstock.streams.encoding.cells import cells_of, is_valid, packed
 from penstock.streams.encoding.layout import Converted, Converter, built_in
 from penstock.streams.encoding.modes import Modes
 from penstock.streams.events import Bytes
+from penstock.values import parse_array, text_casts
 
 PLACEHOLDER = "__debezium_unavailable_value"
 _MONEY_DIGITS = 2

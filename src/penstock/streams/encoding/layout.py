@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from penstock.capture.transactions import TableVersion
 from penstock.core.schema import SourceColumn
-from penstock.sources.postgres.types import FIRST_USER_OID
+from penstock.sources.types import types_of
 from penstock.streams.encoding import row_kernels
 from penstock.streams.encoding.view import StreamView
 from penstock.streams.events import Bytes, Int64s
@@ -171,5 +171,5 @@ def event_layout(parts: LayoutParts, view: StreamView) -> EventLayout:
 
 
 def built_in(column: SourceColumn | None) -> str:
-    """The name of a type of Postgres' own; empty for others, whatever they are called."""
-    return column.type_name if column is not None and column.type_oid < FIRST_USER_OID else ""
+    """The name of a type of the source's own; empty for others, whatever they are called."""
+    return "" if column is None else types_of(column).built_in_name(column)

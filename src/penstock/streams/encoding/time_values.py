@@ -11,11 +11,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.sources.postgres import parse_time, text_casts
 from penstock.streams.encoding import time_kernels
 from penstock.streams.encoding.cells import cells_of, is_valid, packed
 from penstock.streams.encoding.layout import Converted, Flags
 from penstock.streams.events import Int64s
+from penstock.values import parse_time, text_casts
 
 _INFINITE_US = {"infinity": 9223372036825200000, "-infinity": -9223372036832400000}
 _INFINITE_DAYS = {"infinity": 2147483647, "-infinity": -2147483648}

@@ -1,4 +1,6 @@
-"""Compiled parsers of Postgres' text, straight over Arrow's string buffers.
+"""Compiled parsers of the log's text, straight over Arrow's string buffers.
+
+The text is as Postgres prints it under our session settings; other sources write theirs in the same form.
 
 Each parser walks one column once, writes values and a mask of what it could not read, and never raises:
 a value that does not fit costs one row, not a batch. They are exact where `strptime`-like casts are not:

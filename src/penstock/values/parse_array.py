@@ -10,7 +10,7 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from penstock.sources.postgres.parse import Bytes, Flags, Offsets, is_null
+from penstock.values.parse import Bytes, Flags, Offsets, is_null
 
 _QUOTE, _BACKSLASH, _COMMA, _OPEN, _CLOSE = 34, 92, 44, 123, 125
 

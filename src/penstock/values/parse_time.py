@@ -13,7 +13,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.sources.postgres.parse import Bytes, Flags, Offsets, Words, is_null
+from penstock.values.parse import Bytes, Flags, Offsets, Words, is_null
 
 Number: TypeAlias = int | np.int64
 

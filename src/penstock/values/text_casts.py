@@ -1,4 +1,4 @@
-"""Casts of Postgres' text to Arrow arrays, a column at a time, over the compiled parsers of `parse`.
+"""Casts of the log's text to Arrow arrays, a column at a time, over the compiled parsers of `parse`.
 
 A cast never raises and never guesses: what the Arrow type cannot hold is null in `values` and marked in
 `bad`, for the caller to make a dead letter of.
@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.sources.postgres import parse, parse_array, parse_time
+from penstock.values import parse, parse_array, parse_time
 
 
 @dataclass(frozen=True, slots=True)
