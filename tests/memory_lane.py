@@ -23,6 +23,7 @@ from penstock.core.stream import StreamId
 from penstock.metrics import Sample
 from penstock.sources.postgres.catalog import discover
 from penstock.sources.postgres.connection import connect
+from penstock.sources.postgres.source import PostgresSource
 from penstock.streams.encoding.encoder import EncodingSettings, encoder
 from penstock.streams.encoding.view import StreamView
 from penstock.streams.events import Batch, Events
@@ -104,6 +105,11 @@ class MemoryPublisher(Publisher):
         self._standing, self._open = standing, []
 
 
+def load_settings(url: str, **settings: Any) -> LoadSettings:
+    source = PostgresSource(url, None, "penstock", "penstock", "auto")
+    return LoadSettings(source, source.reading(), **settings)
+
+
 class MemoryLane:
     """One life after the other on the same target."""
 
@@ -120,7 +126,7 @@ class MemoryLane:
         self._log = log_directory
         self._selections = {StreamId.parse(name): each for name, each in (selections or {}).items()}
         usual = {"connections": 3, "rows_per_chunk": 100, "batch_bytes": 64 << 10, "ahead_bytes": 512 << 10}
-        self.settings = LoadSettings(url, **(usual | settings))
+        self.settings = load_settings(url, **(usual | settings))
         self.loads: Loads | None = None
         self.read_anew = 0
 

@@ -207,7 +207,7 @@ MUTANTS = (
     Mutant(
         "leave the load to its lock when a round fails",
         "turns.py",
-        "        cancel_queries()\n",
+        "        self._source.cancel_queries()\n",
         "",
         (
             "tests/integration/test_beside.py::"
@@ -216,9 +216,9 @@ MUTANTS = (
     ),
     Mutant(
         "do not look whether the table was rewritten between chunks",
-        "lake/load_task.py",
-        "        if file_node(connection, task.leaf_oid) != task.chunk.filenode:\n",
-        "        if file_node(connection, task.leaf_oid) < 0:\n",
+        "sources/postgres/chunk_reading.py",
+        "            if file_node(connection, self.leaf_oid) != self.chunk.filenode:\n",
+        "            if file_node(connection, self.leaf_oid) < 0:\n",
         (TRAPS + "test_a_table_rewritten_between_chunks_is_loaded_again",),
         "VACUUM",
     ),
@@ -246,16 +246,16 @@ MUTANTS = (
     ),
     Mutant(
         "load rows that the filter leaves out",
-        "lake/load_task.py",
-        "    filtered = task.target.condition.sql() if",
+        "sources/postgres/chunk_reading.py",
+        "    filtered = where.sql() if",
         "    filtered = '' if",
         ("tests/integration/test_filter.py::test_a_truncate_empties_the_part",),
     ),
     Mutant(
         "incremental: begin behind the last cursor",
         "sources/postgres/cursor_windows.py",
-        'bounds = [(">=", self.low), ("<=", self.high)]',
-        'bounds = [(">", self.low), ("<=", self.high)]',
+        'bounds = [(">=", window.low), ("<=", window.high)]',
+        'bounds = [(">", window.low), ("<=", window.high)]',
         (INCREMENTAL + "test_a_cursor_of_any_orderable_type_is_read_on_exactly",),
         "upsert",
     ),

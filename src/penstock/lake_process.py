@@ -54,6 +54,7 @@ from penstock.lake.upkeep import after_sync
 from penstock.lake.warmth import kept_warm
 from penstock.locking import only_leader
 from penstock.resolution import resolve_from_source
+from penstock.sources.open import open_source
 from penstock.turns import LeftOffError, Turns, reload_published, spark_starter
 
 POLL_S = 0.2
@@ -74,6 +75,7 @@ class LakeProcess:
         self._config = config
         self._capture = capture
         self._stop = channel.stop_asked
+        self._source = open_source(config.source)
         self._spark = spark_starter(config)
         self._measures = LaneMeasures(config.state / "log", channel.note)
         self._failures = 0
@@ -143,7 +145,7 @@ class LakeProcess:
             self._config.state,
             lambda: destination_of(self._config),
             names,
-            self._config.source.slot,
+            self._source.name,
         ):
             return
         hello = self._capture.hello()
@@ -259,7 +261,7 @@ class LakeProcess:
                 self._channel.note(f"Could not look for tables that came or changed. {error}")
 
     def _is_published(self, stream: LaneStream) -> bool:
-        return not stream.reads_log or self._config.source.publication in stream.info.publications
+        return not stream.reads_log or self._source.is_captured(stream.info)
 
     # How it goes on
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from penstock.config import Config
-from penstock.core.errors import PositionGoneError, SourceError, StateError
+from penstock.core.errors import StateError
 from penstock.core.position import Lsn
 from penstock.core.stream import StreamId
 from penstock.lake.lane_state import LaneStream
@@ -35,8 +35,7 @@ from penstock.ledger.state import Chunk, StateDocument
 from penstock.ledger.store import StateStore
 from penstock.ledger.threads import new_generation, new_load_id
 from penstock.resolution import resolve_from_source
-from penstock.sources.postgres.connection import Connection, connect, query_errors
-from penstock.sources.postgres.slots import read_slot, require_usable
+from penstock.sources.open import open_source
 
 Action = Literal["carries on", "is loaded anew", "begins with the next sync", "is left out"]
 
@@ -70,12 +69,10 @@ def migrate(config: Config, file: Path, catalog: Path | None = None) -> list[Mig
         if (position := _carried(stream, imported.get(name))) is not None
     }
     document = StateDocument.new()
-    with connect(config.source.url.get_secret_value()) as connection:
-        if carried:
-            _require_slot(connection, config.source.slot, carried)
-            for name in carried:
-                _require_published(connection, config.source.publication, streams[name])
-        origin = f"{_system_id(connection)}.{config.source.slot}"
+    source = open_source(config.source)
+    if carried:
+        source.require_log_of([(streams[name].info, position) for name, position in carried.items()])
+    origin = f"{source.identity().system_id}.{source.name}"
     records = LoadRecords(config.state / "load")
     for name, position in carried.items():
         record = _begun(streams[name], position, origin)
@@ -120,40 +117,6 @@ def _carried(stream: LaneStream, imported: ImportedStream | None) -> Lsn | None:
             remedy="Run OLake's sync once more to its end, then migrate; or set `mode: cdc` to load anew.",
         )
     return imported.position
-
-
-def _require_slot(connection: Connection, name: str, carried: dict[StreamId, Lsn]) -> None:
-    slot = require_usable(read_slot(connection, name), name, connection.info.dbname)
-    least = min(carried.values())
-    if slot.confirmed_flush is None or slot.confirmed_flush > least:
-        raise PositionGoneError(
-            f"The slot {name} is at {slot.confirmed_flush}, beyond {least} where OLake's tables end: "
-            "changes in between are no longer kept.",
-            remedy="Set `mode: cdc` for the streams to load them anew, or give the newest state.json.",
-        )
-
-
-def _require_published(connection: Connection, publication: str, stream: LaneStream) -> None:
-    with query_errors("reading pg_publication_tables"):
-        rows = connection.execute(
-            "SELECT schemaname, tablename FROM pg_publication_tables WHERE pubname = %s", (publication,)
-        ).fetchall()
-    published = {StreamId(schema, name) for schema, name in rows}
-    leaves = {leaf.stream for leaf in stream.info.leaves}
-    if stream.info.stream not in published and not (leaves and leaves <= published):
-        raise SourceError(
-            f"The publication {publication} does not have this table, so its changes since OLake's last sync "
-            "are not in the log.",
-            stream=str(stream.info.stream),
-            remedy="Name the publication that OLake used (source: publication), or set `mode: cdc`.",
-        )
-
-
-def _system_id(connection: Connection) -> str:
-    with query_errors("reading pg_control_system"):
-        row = connection.execute("SELECT system_identifier::text FROM pg_control_system()").fetchone()
-    assert row is not None
-    return str(row[0])
 
 
 def _begun(stream: LaneStream, position: Lsn, origin: str) -> LoadRecord:

@@ -46,12 +46,9 @@ from penstock.log.reader import ChangeLog, read_rows
 from penstock.migration import MigratedStream, migrate
 from penstock.planning import plan, status
 from penstock.resolution import stream_needs
-from penstock.sources.postgres.catalog import TableInfo, discover
-from penstock.sources.postgres.check import check
-from penstock.sources.postgres.connection import connect
-from penstock.sources.postgres.finding import Finding
-from penstock.sources.postgres.publication import PublicationManager
-from penstock.sources.postgres.slots import drop_slot, read_slot
+from penstock.sources.finding import Finding
+from penstock.sources.open import open_source
+from penstock.sources.tables import SourceTable
 from penstock.streams.checking import check_lanes
 from penstock.supervisor.asking import running_status
 from penstock.sync import Sync
@@ -74,7 +71,7 @@ class Silence:
 class Pipeline:
     def __init__(self, config: Config) -> None:
         self.config = config
-        self._url = config.source.url.get_secret_value()
+        self._source = open_source(config.source)
 
     @classmethod
     def from_yaml(cls, path: str | Path) -> Pipeline:
@@ -82,16 +79,8 @@ class Pipeline:
 
     def check(self) -> list[Finding]:
         """Every prerequisite at the source, met or not."""
-        source = self.config.source
         wanted, not_found = self._wanted()
-        findings = check(
-            self._url,
-            source.slot,
-            source.publication,
-            stream_needs(self.config, wanted),
-            publication_mode=source.publication_mode,
-            replica_url=source.replica_url.get_secret_value() if source.replica_url is not None else None,
-        )
+        findings = self._source.check(stream_needs(self.config, wanted))
         return [*findings, *not_found, *self._check_state(), *check_lanes(self.config)]
 
     def _wanted(self) -> tuple[list[StreamConfig], list[Finding]]:
@@ -101,10 +90,9 @@ class Pipeline:
         """
         patterns = [stream.id for stream in self.config.streams]
         try:
-            with connect(self._url) as connection:
-                available = [table.stream for table in discover(connection, patterns)]
-                if self.config.missing_streams(available):
-                    available += [table.stream for table in discover(connection)]  # to name the nearest
+            available = [table.stream for table in self._source.tables(patterns)]
+            if self.config.missing_streams(available):
+                available += [table.stream for table in self._source.tables()]  # to name the nearest
         except PenstockError:
             return list(self.config.streams), []
         findings = [Finding.of_error("table", error) for error in self.config.missing_streams(available)]
@@ -133,23 +121,13 @@ class Pipeline:
             document = StateStore(self.config.state).load()
             if document is None or document.lsn is None:
                 return []
-            with connect(self._url) as connection:
-                if read_slot(connection, self.config.source.slot) is not None:
-                    return []
+            finding = self._source.check_kept(document.lsn)
         except PenstockError as error:
             return [Finding.of_error("state", error)]
-        return [
-            Finding(
-                "state",
-                "error",
-                f"The state goes on from {document.lsn}, but the slot {self.config.source.slot} is gone.",
-                "Run `penstock resync --yes` to load the tables again under a new slot.",
-            )
-        ]
+        return [] if finding is None else [finding]
 
-    def discover(self) -> list[TableInfo]:
-        with connect(self._url) as connection:
-            return discover(connection)
+    def discover(self) -> Sequence[SourceTable]:
+        return self._source.tables()
 
     def plan(self) -> list[PlannedStream]:
         """What the next sync would do; changes nothing."""
@@ -173,8 +151,8 @@ class Pipeline:
         ).run()
 
     def _start_over(self) -> None:
-        with only_one(self.config.state), connect(self._url) as connection:
-            drop_slot(connection, self.config.source.slot)
+        with only_one(self.config.state):
+            self._source.drop_hold()
             StateStore(self.config.state).reset()
             LaneRegistry(self.config.state / LANES_FILE).forget_positions()
             for leftover in ("log", "load"):
@@ -259,24 +237,19 @@ class Pipeline:
 
         A slot that this state directory never read from is somebody's: it needs `force`.
         """
-        dropped = []
-        with only_one(self.config.state), connect(self._url) as connection:
-            if not force and read_slot(connection, self.config.source.slot) is not None:
-                self._require_own_slot()
-            if drop_slot(connection, self.config.source.slot):
-                dropped.append(f"slot {self.config.source.slot}")
-            if PublicationManager(connection, self.config.source.publication).drop():
-                dropped.append(f"publication {self.config.source.publication}")
-        return dropped
+        with only_one(self.config.state):
+            hold = None if force else self._source.hold()
+            if hold is not None:
+                self._require_own_slot(hold.name)
+            return self._source.teardown()
 
-    def _require_own_slot(self) -> None:
+    def _require_own_slot(self, slot: str) -> None:
         document = StateStore(self.config.state).load()
         # States of earlier versions did not name the slot.
-        if document is not None and (document.slot or self.config.source.slot) == self.config.source.slot:
+        if document is not None and (document.slot or slot) == slot:
             return
         raise ConfigError(
-            f"The slot {self.config.source.slot} was never read into {self.config.state}: "
-            "another pipeline may depend on it.",
+            f"The slot {slot} was never read into {self.config.state}: another pipeline may depend on it.",
             remedy="Check `source.slot` and `state` in the pipeline file; --force drops it all the same.",
         )
 

@@ -33,8 +33,8 @@ from penstock.ledger.store import StateStore
 from penstock.log import retention
 from penstock.log.reader import ChangeLog
 from penstock.resolution import resolve_from_source
-from penstock.sources.postgres.connection import connect
-from penstock.sources.postgres.slots import SlotInfo, read_slot
+from penstock.sources.base import LogHold
+from penstock.sources.open import open_source
 
 
 def plan(config: Config) -> list[PlannedStream]:
@@ -69,7 +69,7 @@ def status(config: Config) -> PipelineStatus:
     """Where everything stands. A source that cannot be reached is a note, not an error."""
     document = StateStore(config.state).load() or StateDocument.new()
     notes: list[str] = []
-    slot = _slot(config, notes)
+    hold = _hold(config, notes)
     modes = {stream.id: stream for stream in config.streams if not stream.id.is_pattern}
     names = sorted(set(document.streams) | set(modes))
     destination = destination_of(config)
@@ -89,8 +89,8 @@ def status(config: Config) -> PipelineStatus:
     notes += notes_of_left_lanes(config.state / LANES_FILE, lanes_of(config))
     return PipelineStatus(
         position=str(document.lsn) if document.lsn is not None else None,
-        slot_position=str(slot.confirmed_flush) if slot and slot.confirmed_flush is not None else None,
-        retained_wal_bytes=slot.retained_bytes if slot else None,
+        slot_position=str(hold.position) if hold and hold.position is not None else None,
+        retained_wal_bytes=hold.retained_bytes if hold else None,
         log_bytes=retention.size(config.state / "log"),
         streams=streams,
         notes=notes,
@@ -195,10 +195,9 @@ def _state(entry: Entry | None, document: StateDocument, name: StreamId) -> Stre
     return "following" if name in document.global_streams else "catching up"
 
 
-def _slot(config: Config, notes: list[str]) -> SlotInfo | None:
+def _hold(config: Config, notes: list[str]) -> LogHold | None:
     try:
-        with connect(config.source.url.get_secret_value()) as connection:
-            return read_slot(connection, config.source.slot)
+        return open_source(config.source).hold()
     except PenstockError as error:
         notes.append(f"The source could not be asked: {error.message}")
         return None

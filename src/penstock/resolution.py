@@ -10,12 +10,11 @@ from penstock.core.errors import SourceError
 from penstock.core.selection import Selection
 from penstock.core.where import Condition
 from penstock.lake.lane_state import LaneStream
-from penstock.sources.postgres.catalog import TableInfo, discover
-from penstock.sources.postgres.check_streams import check_streams
-from penstock.sources.postgres.connection import connect
-from penstock.sources.postgres.cursor import CursorChoice
-from penstock.sources.postgres.finding import Finding, StreamNeed
-from penstock.sources.postgres.publication import PublicationInfo, read_publication
+from penstock.sources.base import Catalog
+from penstock.sources.cursor import CursorChoice
+from penstock.sources.finding import Finding, StreamNeed
+from penstock.sources.open import open_source
+from penstock.sources.tables import SourceTable
 
 
 def resolve_from_source(config: Config, *, at_replica: bool = False) -> list[LaneStream]:
@@ -23,41 +22,26 @@ def resolve_from_source(config: Config, *, at_replica: bool = False) -> list[Lan
 
     `at_replica`: as they are where tables are read, if that is another server.
     """
-    replica = config.source.replica_url if at_replica else None
-    with connect((replica or config.source.url).get_secret_value()) as connection:
-        patterns = [stream.id for stream in config.streams]
-        tables = discover(connection, patterns)
-        if not {name for name in patterns if not name.is_pattern} <= {table.stream for table in tables}:
-            tables += [table for table in discover(connection) if table not in tables]  # to name the nearest
-        publication = read_publication(connection, config.source.publication)
-        return resolve(config, tables, publication, connection.info.user)
+    patterns = [stream.id for stream in config.streams]
+    return resolve(config, open_source(config.source).catalog(patterns, at_replica=at_replica))
 
 
-def resolve(
-    config: Config, tables: Sequence[TableInfo], publication: PublicationInfo | None, role: str
-) -> list[LaneStream]:
+def resolve(config: Config, catalog: Catalog) -> list[LaneStream]:
     named = {stream.id for stream in config.streams if not stream.id.is_pattern}
-    by_name = {table.stream: table for table in tables}
+    by_name = {table.stream: table for table in catalog.tables}
     # What a wildcard brings in and the log cannot carry (foreign, unlogged) is left out; `check` says so.
     chosen = [
         stream
         for stream in config.resolve_streams(list(by_name))
         if stream.id in named or not _reads_log(stream) or by_name[stream.id].can_be_captured
     ]
-    findings = check_streams(
-        stream_needs(config, chosen),
-        tables,
-        config.source.publication,
-        publication,
-        mode=config.source.publication_mode,
-        role=role,
-    )
+    findings = catalog.check(stream_needs(config, chosen))
     if errors := [finding for finding in findings if finding.level == "error"]:
         raise _unfit(errors)
     return [_lane_stream(each, by_name[each.id]) for each in chosen]
 
 
-def _lane_stream(stream: StreamConfig, table: TableInfo) -> LaneStream:
+def _lane_stream(stream: StreamConfig, table: SourceTable) -> LaneStream:
     if stream.mode == "incremental" and not table.schema.key:
         # Without a log it does not matter by which columns that would name a row.
         table = replace(table, schema=replace(table.schema, key=table.primary_key))

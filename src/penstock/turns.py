@@ -52,8 +52,7 @@ from penstock.ledger.state import StateDocument
 from penstock.ledger.store import StateStore
 from penstock.log.reader import ChangeLog
 from penstock.resolution import resolve_from_source
-from penstock.sources.postgres.connection import cancel_queries, connect
-from penstock.sources.postgres.slots import read_slot
+from penstock.sources.open import open_source
 
 SnapshotSource = Callable[[], ExportedSnapshot]
 
@@ -92,7 +91,7 @@ class Turns:
         self._target = target or capture.note_target
         self._stop = stop
         self._round_every_s = round_every_s
-        self._url = config.source.url.get_secret_value()
+        self._source = open_source(config.source)
         self._seen_before_start: dict[StreamId, object] | None = None
         self._rows_captured = rows_captured
         self.lost: SnapshotLostError | None = None  # the last snapshot that was lost under a load
@@ -141,8 +140,7 @@ class Turns:
 
     def reconcile_partitions(self, lane: LakeLane) -> None:
         """Have tables whose partitions changed behind the log's back loaded again."""
-        with connect(self._url) as connection:
-            reconcile_partitions(connection, lane.ledger, lane)
+        reconcile_partitions(self._source, lane.ledger, lane)
 
     def _lane(
         self,
@@ -150,20 +148,19 @@ class Turns:
         streams: Sequence[LaneStream],
         destination: Destination,
         epoch: Lsn,
-        server_version: int,
+        version: int,
     ) -> LakeLane:
-        loading, replica = self._config.loading, self._config.source.replica_url
+        loading = self._config.loading
         settings = LaneSettings(
-            self._url,
-            server_version,
+            self._source,
+            self._source.reading(version),
             epoch,
             loading.method,
             loading.rows_per_chunk,
             loading.parallel,
-            origin=f"{ledger.document.system_id}.{self._config.source.slot}",
+            origin=f"{ledger.document.system_id}.{self._source.name}",
             rows_per_second=loading.rows_per_second,
             snapshot_age_max_s=age.total_seconds() if (age := loading.snapshot_age_max) else None,
-            replica_url=replica.get_secret_value() if replica is not None else None,
         )
         return LakeLane(
             settings,
@@ -184,11 +181,8 @@ class Turns:
 
     def _mark_if_slot_is_new(self, ledger: Ledger) -> None:
         """Before a slot is made: a state that is older than its slot takes up no table (see `rebuild`)."""
-        if ledger.document.state_version is None:
-            with connect(self._url) as connection:
-                slot = read_slot(connection, self._config.source.slot)
-            if slot is None:
-                ledger.write(ledger.document.emptied())
+        if ledger.document.state_version is None and self._source.hold() is None:
+            ledger.write(ledger.document.emptied())
 
     def _reload_asked(self, lane: LakeLane, streams: Sequence[StreamId]) -> None:
         for stream in streams:
@@ -305,7 +299,7 @@ class Turns:
     def _give_up(self) -> None:
         """Have the load thread fail, whatever it waits for."""
         self._spark().sparkContext.cancelAllJobs()
-        cancel_queries()
+        self._source.cancel_queries()
 
     def _point(self, take: SnapshotSource, lane: LakeLane, streams: Sequence[StreamId]) -> LoadPoint:
         snapshot = self._settled_snapshot(take, lane, streams)
@@ -337,21 +331,16 @@ class Turns:
 
     def _identify(self, ledger: Ledger, started: Started | None) -> tuple[Lsn, int]:
         """Bind the state to this source; refuse one that belongs to another."""
-        with connect(self._url) as connection:
-            version = connection.info.server_version
-            if started is None:
-                row = connection.execute(
-                    "SELECT system_identifier::text, timeline_id, CASE WHEN pg_is_in_recovery()"
-                    " THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_insert_lsn() END::text"
-                    " FROM pg_control_system(), pg_control_checkpoint()"
-                ).fetchone()
-                assert row is not None
-                system_id, timeline, epoch = row[0], int(row[1]), Lsn.parse(row[2])
-            else:
-                system_id, timeline, epoch = started.system_id, started.timeline, started.epoch
+        if started is None:
+            found = self._source.identity()
+            system_id, timeline, epoch = found.system_id, found.timeline, found.position
+            version = found.version
+        else:
+            system_id, timeline, epoch = started.system_id, started.timeline, started.epoch
+            version = started.server_version
         document = ledger.document
         _require_same_source(document, system_id, timeline, started)
-        slot = self._config.source.slot if started is not None else None
+        slot = self._source.name if started is not None else None
         ledger.write(document.identified(system_id=system_id, timeline=timeline, epoch=epoch, slot=slot))
         return epoch, version
 

@@ -10,13 +10,9 @@ from psycopg import sql
 
 from penstock.core.errors import SourceError
 from penstock.core.stream import StreamId
+from penstock.sources.chunk import ChunkMethod, PlannedChunk
 from penstock.sources.postgres.catalog import TableInfo, discover
-from penstock.sources.postgres.chunks import (
-    ChunkMethod,
-    PlannedChunk,
-    chunk_query,
-    plan_chunks,
-)
+from penstock.sources.postgres.chunks import chunk_query, plan_chunks
 from penstock.sources.postgres.connection import connect
 from tests.conftest import Database
 

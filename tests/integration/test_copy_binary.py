@@ -18,6 +18,7 @@ from penstock.lake.load_task import LoadTask, load_chunk
 from penstock.lake.target import Target
 from penstock.sources.postgres import binary_values, copy_binary, copy_binary_kernels, libpq
 from penstock.sources.postgres.catalog import TableInfo, discover
+from penstock.sources.postgres.chunk_reading import PostgresChunk
 from penstock.sources.postgres.chunks import plan_chunks
 from penstock.sources.postgres.connection import Connection, connect, load_connection_settings
 from penstock.sources.postgres.copy_binary import CopyFormatError, MessageSource, NativeSource, read_copy
@@ -146,7 +147,7 @@ class Table:
             )
             (chunk,) = plan_chunks(connection, self.info)
             settings = load_connection_settings(connection.info.server_version)
-        self.task = LoadTask(
+        self.reading = PostgresChunk(
             url=database.url,
             application_name="test",
             settings=settings,
@@ -154,9 +155,13 @@ class Table:
             chunk=chunk,
             leaf_oid=self.info.leaves[0].oid,
             method="ctid",
+        )
+        self.task = LoadTask(
+            self.reading,
             target=Target(self.info.schema, "upsert"),
             path=directory / "rows.parquet",
             dead_letter_path=directory / "dead.parquet",
+            is_first=True,
         )
 
     def export_snapshot(self) -> str:
@@ -214,7 +219,8 @@ def test_a_column_whose_type_was_altered_meanwhile_starts_the_load_again(
     table = Table(database, tmp_path, "CREATE TABLE t AS SELECT n FROM generate_series(1, 10) AS n")
     database.execute("ALTER TABLE t ALTER n TYPE bigint")
     # The rows it wrote anew are not in the older snapshot, so nothing would be read.
-    result = load_chunk(replace(table.task, snapshot=table.export_snapshot()))
+    reading = replace(table.reading, snapshot=table.export_snapshot())
+    result = load_chunk(replace(table.task, reading=reading))
     table.close()
     assert result.table_rewritten
     assert not table.task.path.exists()

@@ -13,8 +13,8 @@ import pytest
 
 from penstock.core.errors import PenstockError, SourceError
 from penstock.core.stream import StreamId
+from penstock.sources.finding import StreamNeed
 from penstock.sources.postgres.check import Finding, check
-from penstock.sources.postgres.finding import StreamNeed
 from tests.conftest import Database
 from tests.oracle import assert_same
 from tests.pipelines import PipelineUnderTest

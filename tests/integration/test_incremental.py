@@ -15,8 +15,8 @@ from penstock.core.errors import SourceError
 from penstock.core.stream import StreamId
 from penstock.lake.destination import destination_of
 from penstock.ledger.store import StateStore
+from penstock.sources.cursor import CursorChoice
 from penstock.sources.postgres.connection import connect
-from penstock.sources.postgres.cursor import CursorChoice
 from penstock.sources.postgres.cursor_windows import cut, note
 from tests.conftest import Database
 from tests.oracle import destination_rows

@@ -18,9 +18,9 @@ from penstock import Pipeline
 from penstock.capture.leadership import mark_position
 from penstock.core.errors import SourceError
 from penstock.core.position import Lsn
+from penstock.sources.finding import Finding
 from penstock.sources.postgres.connection import connect
 from penstock.sources.postgres.embedded import EmbeddedPostgres
-from penstock.sources.postgres.finding import Finding
 from penstock.sources.postgres.replica import QUIET, Replica
 from tests.conftest import Database, wait_until
 from tests.pipelines import PipelineUnderTest, streams_of

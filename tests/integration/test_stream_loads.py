@@ -19,11 +19,11 @@ from penstock.core.errors import SourceError
 from penstock.core.stream import StreamId
 from penstock.streams.events import Batch
 from penstock.streams.load_state import LoadState
-from penstock.streams.loading import Loads, LoadSettings
+from penstock.streams.loading import Loads
 from penstock.streams.publisher import Standing, StoppedError
 from tests.always import AlwaysOn, always_spec
 from tests.conftest import Database, wait_until
-from tests.memory_lane import KilledError, MemoryLane, MemoryPublisher
+from tests.memory_lane import KilledError, MemoryLane, MemoryPublisher, load_settings
 from tests.oracle_history import audit_end, install_audit
 from tests.stream_reader import assert_told
 from tests.workload import APPEND, UPSERT, Workload
@@ -296,7 +296,7 @@ def test_the_end_may_be_asked_for_while_the_source_makes_a_snapshot(
         stop = threading.Event()
         with database.connect(autocommit=False) as long:
             long.execute("INSERT INTO notes VALUES (-1)")  # the slot waits for it
-            settings = LoadSettings(database.url)
+            settings = load_settings(database.url)
             loads = Loads(always.capture, tmp_path / "log", settings, {}, lambda _changes: ())
             stop.set()
             with pytest.raises(StoppedError):

@@ -13,7 +13,8 @@ from psycopg import sql
 from penstock.core.errors import SourceError
 from penstock.core.schema import SourceColumn, TableSchema
 from penstock.core.stream import StreamId
-from penstock.sources.postgres.chunks import PlannedChunk, chunk_query, page_bounds
+from penstock.sources.chunk import PlannedChunk
+from penstock.sources.postgres.chunks import chunk_query, page_bounds
 
 pytestmark = pytest.mark.unit
 

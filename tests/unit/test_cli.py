@@ -43,7 +43,7 @@ from penstock.core.report import (
     SyncReport,
     TableHealth,
 )
-from penstock.sources.postgres.finding import Finding
+from penstock.sources.finding import Finding
 
 REPORT = SyncReport(
     [StreamReport("public.orders", rows_loaded=1200, inserts=3, seconds=1.5)], "0/1A2B3C", 2.0

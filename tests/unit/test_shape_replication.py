@@ -43,21 +43,13 @@ def started(**changed: Any) -> Started:
     ],
 )
 def test_changes_are_followed_on_only_if_they_go_on_from_ours(
-    monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     before: Followed | None,
     found: Started,
     switch: Lsn | None,
     reason: str,
 ) -> None:
-    class Session:
-        def __enter__(self) -> None: ...
-        def __exit__(self, *_: object) -> None: ...
-
-    monkeypatch.setattr(continuity, "connect", lambda *_, **__: Session())
-    monkeypatch.setattr(continuity, "switch_point", lambda *_: switch)
-
-    assert continuity.why_not_on(found, before, Lsn(100), "", tmp_path) == reason
+    assert continuity.why_not_on(found, before, Lsn(100), lambda *_: switch, tmp_path) == reason
 
 
 class Told:

@@ -8,14 +8,16 @@ come and gone before it; or if the change log does not reach back to the lane's 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.capture.spec import Started
 from penstock.core.position import Lsn
 from penstock.log.reader import ChangeLog
-from penstock.sources.postgres.connection import connect
-from penstock.sources.postgres.timelines import switch_point
+
+#: Of two timelines: where the first was left on the way to the second; None if it is not an ancestor.
+SwitchPoint = Callable[[int, int], Lsn | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +29,14 @@ class Followed:
 
 
 def why_not_on(
-    started: Started, before: Followed | None, position: Lsn, source_url: str, log_directory: Path
+    started: Started, before: Followed | None, position: Lsn, switch_point: SwitchPoint, log_directory: Path
 ) -> str:
     """Why a lane that has everything up to `position` cannot go on from there; empty if it can."""
-    return _why_another(started, before, position, source_url) or _why_gone(started, position, log_directory)
+    another = _why_another(started, before, position, switch_point)
+    return another or _why_gone(started, position, log_directory)
 
 
-def _why_another(started: Started, before: Followed | None, position: Lsn, source_url: str) -> str:
+def _why_another(started: Started, before: Followed | None, position: Lsn, switch_point: SwitchPoint) -> str:
     if before is None:
         return ""
     if before.system_id != started.system_id:
@@ -41,8 +44,7 @@ def _why_another(started: Started, before: Followed | None, position: Lsn, sourc
     if started.slot_created:
         return "a new slot"
     if before.timeline != started.timeline:
-        with connect(source_url, application_name="penstock lane", replication=True) as source:
-            switch = switch_point(source, before.timeline, started.timeline)
+        switch = switch_point(before.timeline, started.timeline)
         if switch is None or position > switch:
             return "another timeline"
     return ""

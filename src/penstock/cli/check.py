@@ -12,7 +12,7 @@ from penstock.cli.settings import Settings, open_pipeline, settings_of
 from penstock.cli.tables import plural
 
 if TYPE_CHECKING:
-    from penstock.sources.postgres.finding import Finding
+    from penstock.sources.finding import Finding
 
 _MARKS = {"ok": ("✓", "green"), "warning": ("!", "yellow"), "error": ("✗", "red")}
 

@@ -10,7 +10,7 @@ from penstock.cli.settings import open_pipeline, settings_of
 from penstock.cli.tables import count, size, table
 
 if TYPE_CHECKING:
-    from penstock.sources.postgres.catalog import TableInfo
+    from penstock.sources.tables import SourceTable
 
 _IDENTITIES = {"d": "default", "f": "full", "i": "index", "n": "nothing"}
 
@@ -28,7 +28,7 @@ def discover(context: typer.Context) -> None:
             item.kind,
             str(len(item.schema.columns)),
             ", ".join(item.primary_key) or "none",
-            _IDENTITIES.get(item.replica_identity, item.replica_identity),
+            _identity(item),
             count(item.estimated_rows),
             size(item.bytes),
         )
@@ -38,12 +38,16 @@ def discover(context: typer.Context) -> None:
     settings.out.print(table(columns, rows, right=("columns", "rows (estimated)", "size")))
 
 
-def _to_json(item: TableInfo) -> dict[str, Any]:
+def _identity(item: SourceTable) -> str:
+    return _IDENTITIES.get(item.schema.replica_identity, item.schema.replica_identity)
+
+
+def _to_json(item: SourceTable) -> dict[str, Any]:
     return {
         "stream": str(item.stream),
         "kind": item.kind,
         "primary_key": list(item.primary_key),
-        "replica_identity": _IDENTITIES.get(item.replica_identity, item.replica_identity),
+        "replica_identity": _identity(item),
         "rows_estimated": item.estimated_rows,
         "bytes": item.bytes,
         "publications": sorted(item.publications),

@@ -33,10 +33,9 @@ def prepare(context: typer.Context) -> None:
 
 
 def _compile() -> None:
-    from penstock.sources.postgres import copy_binary, inbox, pgoutput, streamed
+    from penstock.sources.open import warm_up
 
-    for each in (pgoutput, inbox, streamed, copy_binary):
-        each.warm_up()
+    warm_up()
     if find_spec("uvloop") is not None:  # the live lane is an extra; its code is compiled when it is imported
         import_module("penstock.shapes.service")
     for name in _STREAM_KERNELS:

@@ -21,9 +21,8 @@ from penstock.lake.load_progress import LoadProgress
 from penstock.ledger import incremental, two_phase
 from penstock.ledger.load_record import LoadPoint, LoadRecord
 from penstock.ledger.recovery import recover_chunks
-from penstock.sources.postgres.catalog import discover
-from penstock.sources.postgres.chunks import ChunkMethod
-from penstock.sources.postgres.connection import Connection, connect
+from penstock.sources.base import ReadingSession
+from penstock.sources.chunk import ChunkMethod
 
 
 class Backfill:
@@ -62,23 +61,23 @@ class Backfill:
         if joining == names:
             return
         names = [stream for stream in names if stream not in joining]
-        with LoadProgress(self._lane.settings.load_url, self._lane.listener) as progress:
+        reading = self._lane.settings.reading
+        with LoadProgress(reading, self._lane.listener) as progress:
             loader = Loader(
-                self._lane.settings.load_url,
+                reading,
                 self._lane.spark(),
                 self._lane.ledger,
                 self._lane.records,
                 self._lane.settings.epoch,
                 point,
-                self._lane.settings.server_version,
                 progress,
                 self._lane.settings.chunks_at_once,
                 self._lane.settings.origin,
                 self._lane.settings.rows_per_second,
                 self._lane.settings.snapshot_age_max_s,
             )
-            with loader.connect() as connection:
-                loads = [self._plan_load(loader, connection, stream) for stream in names]
+            with reading.session() as session:
+                loads = [self._plan_load(loader, session, stream) for stream in names]
             for load in loads:
                 self._lane.listener.stream_started(str(load.stream), "load", load.info.estimated_rows)
             self._complete([load for load in loads if not load.to_read], LoadOutcome({}, {}, frozenset()))
@@ -123,8 +122,8 @@ class Backfill:
         """Tables whose columns changed while they were read: a name may have stood for another column."""
         if not any(load.to_read for load in loads):
             return set()
-        with connect(self._lane.settings.load_url) as connection:
-            present = {table.stream: table for table in discover(connection, [load.stream for load in loads])}
+        tables = self._lane.settings.reading.tables([load.stream for load in loads])
+        present = {table.stream: table for table in tables}
         return {
             load.stream
             for load in loads
@@ -139,7 +138,7 @@ class Backfill:
             return False
         return columns_of(part) == columns_of(load.info.schema)
 
-    def _plan_load(self, loader: Loader, connection: Connection, stream: StreamId) -> StreamLoad:
+    def _plan_load(self, loader: Loader, session: ReadingSession, stream: StreamId) -> StreamLoad:
         configured = self._lane.streams[stream]
         configured.target().arrow_schema()  # a clash of names is said before anything is read
         going_on = self._go_on_with_load(loader, stream, configured)
@@ -149,7 +148,7 @@ class Backfill:
         if is_global and not self._lane.beside_rounds:  # else it has left, or rounds keep its table up
             self._lane.ledger.write(two_phase.leave_global(self._lane.ledger.document, stream))
         return loader.plan(
-            connection,
+            session,
             configured.info,
             configured.mode,
             configured.target(),

@@ -63,7 +63,7 @@ def _outside(load: LoadTask) -> LoadTask:
     assert condition is not None
     keys = tuple(schema.column(name) for name in schema.key)
     target = Target(replace(schema, columns=keys), "upsert", load.target.rename)
-    return replace(load, target=target, condition=f"({load.condition}) AND ({condition.sql()}) IS NOT TRUE")
+    return replace(load, target=target, outside=condition)
 
 
 def _distinct(keys: Sequence[pa.Table]) -> pa.Table:

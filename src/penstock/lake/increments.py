@@ -39,12 +39,11 @@ from penstock.lake.work import MustReload, SchemaPlan, unfit_default, words_of
 from penstock.ledger import incremental
 from penstock.ledger.load_record import LoadPoint
 from penstock.ledger.threads import incremental_thread_id
+from penstock.sources.base import ReadingSession
+from penstock.sources.chunk import PlannedChunk
+from penstock.sources.cursor import CursorChunk
 from penstock.sources.pace import share
-from penstock.sources.postgres.catalog import TableInfo, discover
-from penstock.sources.postgres.chunks import PlannedChunk
-from penstock.sources.postgres.connection import Connection, connect, load_connection_settings
-from penstock.sources.postgres.cursor_windows import CursorChunk, cut, note
-from penstock.sources.postgres.snapshot_reading import take_over_snapshot
+from penstock.sources.tables import SourceTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +81,8 @@ class Increments:
 
     def advance(self, streams: Sequence[StreamId], point: LoadPoint) -> None:
         """One round for each of these streams. Those that must be tried again still wait afterwards."""
-        settings = load_connection_settings(self._lane.settings.server_version)
-        url = self._lane.settings.load_url
-        with connect(url, application_name="penstock plan", settings=settings) as source:
-            take_over_snapshot(source, point.snapshot)
-            planned = [self._plan(source, stream) for stream in streams]
+        with self._lane.settings.reading.session(point.snapshot) as session:
+            planned = [self._plan(session, stream) for stream in streams]
         rounds = [each for each in planned if each is not None]
         if not rounds:
             return
@@ -99,7 +95,7 @@ class Increments:
             else:
                 self._commit(each, outcomes[each.stream])
 
-    def _plan(self, connection: Connection, stream: StreamId) -> _Round | None:
+    def _plan(self, session: ReadingSession, stream: StreamId) -> _Round | None:
         """What there is to do for a stream; None if nothing is, or its table must be loaded again."""
         configured = self._lane.streams[stream]
         assert configured.cursor is not None, "the configuration has one for this mode"
@@ -116,12 +112,12 @@ class Increments:
         if rewrite is not None and not self._lane.may_follow(stream, words_of(record.schema, rewrite)):
             return None
         start = incremental.cursors(self._lane.ledger.document, stream, configured.cursor.names)
-        noted = note(connection, configured.info, configured.cursors(), start)
+        noted = session.note(configured.info, configured.cursors(), start)
         chunks = tuple(
             chunk
             for leaf in configured.info.leaves
             for window in noted.windows
-            for chunk in cut(connection, leaf, window, self._lane.settings.rows_per_chunk)
+            for chunk in session.cut(leaf, window, self._lane.settings.rows_per_chunk)
         )
         if not chunks and not noted.advanced and rewrite is None:
             self._lane.read_on.add(stream)
@@ -198,7 +194,7 @@ class Increments:
 
         for each in rounds:
             self._lane.listener.stream_started(str(each.stream), "load", None)
-        with LoadProgress(self._lane.settings.load_url, self._lane.listener) as progress:
+        with LoadProgress(self._lane.settings.reading, self._lane.listener) as progress:
             outcomes = merge(Stages(self._lane.spark), [each.work for each in rounds], read)
         for each in rounds:
             outcomes[each.stream].settled += settled[each.stream]
@@ -211,18 +207,19 @@ class Increments:
         self, each: _Round, chunk: CursorChunk, point: LoadPoint, progress: LoadProgress, staging: Path
     ) -> IncrementTask:
         work, leaf = each.work, chunk.leaf
+        reading = self._lane.settings.reading.chunk(
+            PlannedChunk(str(leaf.stream), None, None, leaf.filenode, 0),
+            leaf,
+            "ctid",
+            point.snapshot,
+            reader=progress.reader(work.stream),
+            condition=chunk.condition,
+        )
         load = LoadTask(
-            url=self._lane.settings.load_url,
-            application_name=progress.application_name(work.stream),
-            settings=load_connection_settings(self._lane.settings.server_version),
-            snapshot=point.snapshot,
-            chunk=PlannedChunk(str(leaf.stream), None, None, leaf.filenode, 0),
-            leaf_oid=leaf.oid,
-            method="ctid",
+            reading,
             target=work.target,
             path=work.table.files_directory / new_file_name("increment"),
             dead_letter_path=work.table.dead_letters_directory / new_file_name("increment"),
-            condition=chunk.condition,
             position=int(point.consistent_point),
             rows_per_second=share(
                 self._lane.settings.rows_per_second,
@@ -236,12 +233,11 @@ class Increments:
 
     def _altered_since(self, rounds: Sequence[_Round]) -> set[StreamId]:
         """Tables whose columns changed while they were read: a name may have stood for another column."""
-        with connect(self._lane.settings.load_url) as connection:
-            tables = discover(connection, [each.stream for each in rounds])
+        tables = self._lane.settings.reading.tables([each.stream for each in rounds])
         present = {table.stream: table for table in tables}
         return {each.stream for each in rounds if not self._is_as_read(each, present.get(each.stream))}
 
-    def _is_as_read(self, each: _Round, present: TableInfo | None) -> bool:
+    def _is_as_read(self, each: _Round, present: SourceTable | None) -> bool:
         configured = self._lane.streams[each.stream]
         try:
             part = None if present is None else configured.selection.of(present.schema)

@@ -32,10 +32,10 @@ from penstock.ledger.ledger import Ledger
 from penstock.ledger.load_record import LoadRecords
 from penstock.ledger.state import SyncMode
 from penstock.log.reader import ChangeLog, LogFile
-from penstock.sources.postgres.catalog import TableInfo, discover
-from penstock.sources.postgres.chunks import ChunkMethod
-from penstock.sources.postgres.connection import connect
-from penstock.sources.postgres.cursor import Cursor, CursorChoice
+from penstock.sources.base import Source, TableReading
+from penstock.sources.chunk import ChunkMethod
+from penstock.sources.cursor import Cursor, CursorChoice
+from penstock.sources.tables import SourceTable
 
 SchemaChangePolicy = Literal["evolve", "pause", "fail"]
 
@@ -44,7 +44,7 @@ SchemaChangePolicy = Literal["evolve", "pause", "fail"]
 class LaneStream:
     """A configured stream and its table as the catalog has it now."""
 
-    info: TableInfo
+    info: SourceTable
     mode: SyncMode
     write: WriteMode
     rename: Mapping[str, str]
@@ -110,8 +110,10 @@ class Unheard:
 
 @dataclass(frozen=True, slots=True)
 class LaneSettings:
-    url: str
-    server_version: int
+    """`reading`: where tables are read; changes, and what the source is now, are asked of `source`."""
+
+    source: Source
+    reading: TableReading
     epoch: Lsn
     method: ChunkMethod
     rows_per_chunk: int
@@ -119,12 +121,6 @@ class LaneSettings:
     origin: str  # the source and the slot, for the generations of loads
     rows_per_second: int | None = None
     snapshot_age_max_s: float | None = None
-    replica_url: str | None = None
-
-    @property
-    def load_url(self) -> str:
-        """Where tables are read; changes, and what the source is now, are asked of `url`."""
-        return self.replica_url or self.url
 
 
 @dataclass(slots=True)
@@ -218,8 +214,7 @@ class LaneState:
 
     def _columns_at_source(self, stream: StreamId) -> str:
         """A fingerprint of the table as it is now: what the catalog said before may be what has changed."""
-        with connect(self.settings.url) as connection:
-            found = discover(connection, [stream])
+        found = self.settings.source.tables([stream])
         return found[0].schema.shape if found else ""
 
     def pause(self, stream: StreamId, reason: str, columns: str = "") -> None:

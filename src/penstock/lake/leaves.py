@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from penstock.ledger.state import StateDocument
-from penstock.sources.postgres.catalog import TableInfo
+from penstock.sources.tables import SourceTable
 
 
-def leaf_marks(info: TableInfo) -> dict[str, str]:
+def leaf_marks(info: SourceTable) -> dict[str, str]:
     """Each leaf with what changes when it is created anew, or detached and attached again."""
     if info.kind != "partitioned":
         return {}
     return {str(leaf.stream): f"{leaf.oid}/{leaf.attached}" for leaf in info.leaves}
 
 
-def with_leaves(document: StateDocument, info: TableInfo) -> StateDocument:
+def with_leaves(document: StateDocument, info: SourceTable) -> StateDocument:
     """The document with the leaves that the table was loaded from, or found to follow."""
     marks = leaf_marks(info)
     if not marks:
@@ -23,6 +23,6 @@ def with_leaves(document: StateDocument, info: TableInfo) -> StateDocument:
     return draft.done()
 
 
-def known_leaves(document: StateDocument, info: TableInfo) -> dict[str, str] | None:
+def known_leaves(document: StateDocument, info: SourceTable) -> dict[str, str] | None:
     marks = document.draft().own(info.stream).get("leaves")
     return dict(marks) if isinstance(marks, dict) else None

@@ -54,13 +54,11 @@ from penstock.ledger.ledger import Ledger
 from penstock.ledger.load_record import LoadChunk, LoadPoint, LoadRecord, LoadRecords
 from penstock.ledger.state import Chunk, ChunkBound, SyncMode
 from penstock.ledger.threads import chunk_thread_id, new_generation, new_load_id
+from penstock.sources.base import ReadingSession, TableReading
+from penstock.sources.chunk import ChunkMethod, PlannedChunk
+from penstock.sources.cursor import Cursor, Noted
 from penstock.sources.pace import share
-from penstock.sources.postgres.catalog import TableInfo
-from penstock.sources.postgres.chunks import ChunkMethod, PlannedChunk, plan_chunks
-from penstock.sources.postgres.connection import Connection, connect, load_connection_settings
-from penstock.sources.postgres.cursor import Cursor
-from penstock.sources.postgres.cursor_windows import Noted, note
-from penstock.sources.postgres.snapshot_reading import take_over_snapshot
+from penstock.sources.tables import SourceTable
 from penstock.sources.types import cast_text, types_of
 
 CHUNKS_PER_COMMIT_MAX = 16
@@ -79,7 +77,7 @@ class StreamLoad:
     sync_mode: SyncMode
     target: Target
     table: DestinationTable
-    info: TableInfo
+    info: SourceTable
     record: LoadRecord
     to_read: tuple[LoadChunk, ...]
     noted: Noted | None = None  # of a table that is read by a cursor: how far it is read
@@ -107,26 +105,24 @@ class Loader:
 
     def __init__(
         self,
-        url: str,
+        reading: TableReading,
         spark: SparkSession,
         ledger: Ledger,
         records: LoadRecords,
         epoch: Lsn,
         point: LoadPoint,
-        server_version: int,
         progress: LoadProgress,
         at_once: int | None,
         origin: str = "",
         rows_per_second: int | None = None,
         snapshot_age_max_s: float | None = None,
     ) -> None:
-        self._url = url
+        self._reading = reading
         self._spark = spark
         self._ledger = ledger
         self._records = records
         self._epoch = epoch
         self._point = point
-        self._settings = load_connection_settings(server_version)
         self._progress = progress
         self._at_once = at_once
         self._origin = origin
@@ -134,20 +130,15 @@ class Loader:
         self._let_go_at = None if snapshot_age_max_s is None else time.monotonic() + snapshot_age_max_s
         self._lock = threading.Lock()
 
-    def connect(self) -> Connection:
-        """A connection for `plan`."""
-        return connect(self._url, application_name="penstock plan", settings=self._settings)
-
-    def note(self, info: TableInfo, cursors: Sequence[Cursor]) -> Noted:
+    def note(self, info: SourceTable, cursors: Sequence[Cursor]) -> Noted:
         """How far a table is to be read by its cursors: to the greatest values of this loader's snapshot."""
-        with self.connect() as connection:
-            take_over_snapshot(connection, self._point.snapshot)
-            return note(connection, info, cursors, {})
+        with self._reading.session(self._point.snapshot) as session:
+            return session.note(info, cursors, {})
 
     def plan(
         self,
-        connection: Connection,
-        info: TableInfo,
+        session: ReadingSession,
+        info: SourceTable,
         sync_mode: SyncMode,
         target: Target,
         table: DestinationTable,
@@ -156,7 +147,7 @@ class Loader:
         noted: Noted | None = None,
     ) -> StreamLoad:
         """A new load: its record is durable, then the destination knows it; `run` writes the state."""
-        planned = plan_chunks(connection, info, method, rows_per_chunk=rows)
+        planned = session.plan_chunks(info, method, rows_per_chunk=rows)
         nodes = {str(leaf.stream): leaf.filenode for leaf in info.leaves}
         record = LoadRecord(
             load_id=new_load_id(),
@@ -181,7 +172,7 @@ class Loader:
 
     def resume(
         self,
-        info: TableInfo,
+        info: SourceTable,
         sync_mode: SyncMode,
         target: Target,
         table: DestinationTable,
@@ -295,18 +286,20 @@ class Loader:
 
     def _task(self, load: StreamLoad, chunk: LoadChunk) -> LoadTask:
         leaf = next(leaf for leaf in load.info.leaves if str(leaf.stream) == chunk.leaf)
+        reading = self._reading.chunk(
+            PlannedChunk(chunk.leaf, _bound(chunk.min), _bound(chunk.max), chunk.filenode, 0),
+            leaf,
+            load.record.method,
+            self._point.snapshot,
+            reader=self._progress.reader(load.stream),
+            condition="" if load.noted is None else self._reading.within(load.noted),
+        )
         return LoadTask(
-            url=self._url,
-            application_name=self._progress.application_name(load.stream),
-            settings=self._settings,
-            snapshot=self._point.snapshot,
-            chunk=PlannedChunk(chunk.leaf, _bound(chunk.min), _bound(chunk.max), chunk.filenode, 0),
-            leaf_oid=leaf.oid,
-            method=load.record.method,
+            reading,
             target=load.target,
             path=load.table.files_directory / new_file_name("load"),
             dead_letter_path=load.table.dead_letters_directory / new_file_name("load"),
-            condition="" if load.noted is None else load.noted.condition().as_string(None),
+            is_first=chunk.min is None,
             rows_per_second=self._rows_per_second,
         )
 
@@ -359,13 +352,13 @@ def columns_of(schema: TableSchema) -> list[tuple[int, str]]:
     return [(column.attribute_number, column.name) for column in (*schema.columns, *schema.hidden)]
 
 
-def is_as_planned(record: LoadRecord, info: TableInfo, sync_mode: SyncMode, target: Target) -> bool:
+def is_as_planned(record: LoadRecord, info: SourceTable, sync_mode: SyncMode, target: Target) -> bool:
     """Whether a load that was read to its end is still what the stream is to be."""
     same_settings = record.settings == settings_of(sync_mode, target)
     return same_settings and columns_of(record.schema) == columns_of(info.schema)
 
 
-def can_resume(record: LoadRecord, info: TableInfo, sync_mode: SyncMode, target: Target) -> str | None:
+def can_resume(record: LoadRecord, info: SourceTable, sync_mode: SyncMode, target: Target) -> str | None:
     """None if going on is exact, else why the load must start again (see the proof above)."""
     if record.settings != settings_of(sync_mode, target):
         return "the stream's settings changed"

@@ -8,7 +8,7 @@ import os
 from penstock.config import Config
 from penstock.config.streams import FileLaneConfig, KafkaLaneConfig, KinesisLaneConfig
 from penstock.core.errors import ConfigError, SourceError
-from penstock.sources.postgres.finding import Finding
+from penstock.sources.finding import Finding
 from penstock.streams.followed import followed_streams
 from penstock.streams.libraries import require_library
 from penstock.streams.routing import Router

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from urllib.parse import urlsplit
 
 import pyarrow as pa
 
@@ -18,7 +17,7 @@ from penstock.config.streams import KafkaLaneConfig, KinesisLaneConfig
 from penstock.core.errors import StateError
 from penstock.core.stream import MESSAGES, StreamId
 from penstock.log.reader import ChangeLog
-from penstock.sources.postgres.catalog import TableInfo
+from penstock.sources.tables import SourceTable
 from penstock.streams.encoding.encoder import Encoder, encoder
 from penstock.streams.encoding.view import MaskKind, StreamView
 from penstock.streams.events import Events
@@ -60,9 +59,8 @@ class Conversion:
         def look_up(stream: StreamId) -> FollowedStream | None:
             return followed_streams(settings).get(stream)
 
-        database = urlsplit(settings.source_url).path.lstrip("/")
         router = Router(settings.routes)
-        return cls(settings, streams, database, encoder(settings.encoding), router, look_up)
+        return cls(settings, streams, settings.source.database, encoder(settings.encoding), router, look_up)
 
     def events(self, changes: ChangeRows) -> list[Events]:
         """What these changes are at the target, in their order."""
@@ -119,10 +117,10 @@ class Conversion:
         return view
 
 
-def _key(table: TableInfo) -> tuple[str, ...]:
+def _key(table: SourceTable) -> tuple[str, ...]:
     """The primary key, if the source tells it of deleted rows too; else what it tells of them."""
     told = table.schema.key
-    is_told = table.replica_identity == "f" or set(table.primary_key) <= set(told)
+    is_told = table.schema.replica_identity == "f" or set(table.primary_key) <= set(told)
     return table.primary_key if is_told else told
 
 
@@ -136,7 +134,7 @@ def _masks(
     key: Sequence[str],
     changes: ChangeRows,
     then: Mapping[str | None, str],
-    table: TableInfo,
+    table: SourceTable,
 ) -> tuple[tuple[str, MaskKind], ...]:
     """The masks by the names that columns had then.
 

@@ -12,8 +12,7 @@ from penstock.core.errors import ConfigError
 from penstock.core.selection import Selection
 from penstock.core.stream import StreamId
 from penstock.core.where import Condition, WhereError
-from penstock.sources.postgres.catalog import TableInfo, discover
-from penstock.sources.postgres.connection import connect
+from penstock.sources.tables import SourceTable
 from penstock.streams.settings import StreamSettings
 
 
@@ -21,7 +20,7 @@ from penstock.streams.settings import StreamSettings
 class FollowedStream:
     """`is_loaded`: the rows there are go first."""
 
-    table: TableInfo
+    table: SourceTable
     selection: Selection
     full_identity: bool
     is_loaded: bool
@@ -35,10 +34,9 @@ def followed_streams(settings: StreamSettings) -> dict[StreamId, FollowedStream]
     """As the source has them now; an error that says what is wrong."""
     pipeline = settings.pipeline
     patterns = [stream.id for stream in pipeline.streams]
-    with connect(settings.source_url, application_name=f"penstock {settings.lane}") as connection:
-        tables = discover(connection, patterns)
-        if pipeline.missing_streams([table.stream for table in tables]):
-            tables += [table for table in discover(connection) if table not in tables]  # to name the nearest
+    tables = list(settings.source.tables(patterns))
+    if pipeline.missing_streams([table.stream for table in tables]):
+        tables += [table for table in settings.source.tables() if table not in tables]  # to name the nearest
     return chosen(settings, tables)
 
 
@@ -47,7 +45,7 @@ def join(capture: RemoteCapture, streams: Mapping[StreamId, FollowedStream]) -> 
     return capture.join(list(streams), {name for name, stream in streams.items() if stream.full_identity})
 
 
-def chosen(settings: StreamSettings, tables: Sequence[TableInfo]) -> dict[StreamId, FollowedStream]:
+def chosen(settings: StreamSettings, tables: Sequence[SourceTable]) -> dict[StreamId, FollowedStream]:
     by_name = {table.stream: table for table in tables}
     found = {
         stream.id: _followed(settings, stream, by_name[stream.id])
@@ -108,7 +106,7 @@ def _require_outboxes(settings: StreamSettings, streams: dict[StreamId, Followed
             )
 
 
-def _followed(settings: StreamSettings, stream: StreamConfig, table: TableInfo) -> FollowedStream:
+def _followed(settings: StreamSettings, stream: StreamConfig, table: SourceTable) -> FollowedStream:
     try:
         condition = None if stream.where is None else Condition.compile(stream.where, table.schema.columns)
     except WhereError as error:

@@ -2,15 +2,12 @@
 
 A chunk is read by one connection into a queue of its own; several are read ahead, so that chunks come as fast
 as all connections together read them. What waits is bounded in bytes: only the chunk whose turn it is may
-always go on. The file node of a chunk's leaf is compared after reading, before its last part is given: a
-table that was rewritten meanwhile is told by `TableRewrittenError` (correctness 11).
-
-Cost: text from the server's own output functions, copied once; no value is an object of its own.
+always go on. A chunk's last part is given when all of it is known to be right: a table that was rewritten
+meanwhile is told by `TableRewrittenError` (correctness 11).
 """
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import threading
 import time
@@ -18,44 +15,32 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-import psycopg
 import pyarrow as pa
-from psycopg import sql
 
 from penstock.core.schema import TableSchema
 from penstock.core.selection import Selection
 from penstock.core.stream import StreamId
+from penstock.core.where import Condition
 from penstock.log.columns import log_schema
+from penstock.sources.base import ReadingSession, Source, TableReading, TextSession
+from penstock.sources.chunk import ChunkMethod, PlannedChunk
 from penstock.sources.pace import Pace, share
-from penstock.sources.postgres.binary_values import text
-from penstock.sources.postgres.catalog import TableInfo
-from penstock.sources.postgres.chunks import (
-    KEY_TYPES,
-    ChunkMethod,
-    PlannedChunk,
-    chunk_query,
-    plan_chunks,
-)
-from penstock.sources.postgres.connection import Connection, connect, load_connection_settings, query_errors
-from penstock.sources.postgres.copy_binary import CopyBlock, CopyFormatError, read_copy
-from penstock.sources.postgres.snapshot_reading import file_node, printed, take_over_snapshot
+from penstock.sources.tables import SourceTable
 from penstock.streams.load_state import Place
 
-_APPLICATION = "penstock load"
-_CANCEL_WITHIN_S = 5.0
 _US = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class LoadSettings:
-    """How tables are read. `url` is where, `catalog_url` the source itself, if that is another server.
+    """How tables are read. `reading` is where, `source` is asked what they are.
 
     `method` holds for tables whose key can be cut into ranges; others are read by pages. By key, a load that
     goes on after a crash tells no row twice; by page, it tells those again that have moved.
     """
 
-    url: str
-    catalog_url: str | None = None
+    source: Source
+    reading: TableReading
     method: ChunkMethod = "key"
     connections: int = 2
     rows_per_second: int | None = None
@@ -65,19 +50,15 @@ class LoadSettings:
     ahead_bytes: int = 64 << 20
 
 
-class TableRewrittenError(Exception):
-    """The source moved a table's rows to another file: it must be read anew, under a new snapshot."""
-
-
 @dataclass(frozen=True, slots=True)
 class ChunkRead:
     """A chunk and how it is read; `part` is the schema of what the stream holds."""
 
-    table: TableInfo
+    table: SourceTable
     part: TableSchema
     chunk: PlannedChunk
     method: ChunkMethod
-    condition: str
+    condition: Condition | None
     after: Place | None  # where reading goes on behind it; None: it is the table's last
 
     @property
@@ -98,43 +79,36 @@ class ChunkPart:
     is_last: bool
 
 
-def method_for(table: TableInfo, wanted: ChunkMethod) -> ChunkMethod:
-    """Key ranges where they are wanted and the key can be cut into them."""
-    key = table.schema.key
-    return wanted if key and table.schema.column(key[0]).type_name in KEY_TYPES else "ctid"
-
-
 def plan_reads(
-    connection: Connection, table: TableInfo, selection: Selection, place: Place, settings: LoadSettings
+    session: ReadingSession, table: SourceTable, selection: Selection, place: Place, settings: LoadSettings
 ) -> list[ChunkRead]:
     """The chunks of a table from `place` on, in order."""
-    method = method_for(table, settings.method)
+    method = settings.reading.method_for(table, settings.method)
     leaves = tuple(sorted((leaf for leaf in table.leaves), key=lambda leaf: str(leaf.stream)))
     left = tuple(leaf for leaf in leaves if str(leaf.stream) >= place.leaf)
     nodes = {str(leaf.stream): leaf.filenode for leaf in leaves}
-    planned = plan_chunks(
-        connection,
+    planned = session.plan_chunks(
         replace(table, leaves=left),
         method,
         rows_per_chunk=settings.rows_per_chunk,
         bytes_per_chunk_max=settings.chunk_bytes,
     )
     if place.low is not None:
-        planned = _from_place(connection, table, method, planned, place)
+        planned = _from_place(session, table, method, planned, place)
     # As the catalog had the files before the snapshot was taken: what changed in between must show.
     chunks = [replace(chunk, filenode=nodes[chunk.leaf]) for chunk in planned]
     part = selection.of(table.schema)
     condition = selection.condition_on(part)
     following: list[Place | None] = [Place(chunk.leaf, chunk.min) for chunk in chunks[1:]]
     return [
-        ChunkRead(table, part, chunk, method, "" if condition is None else condition.sql(), after)
+        ChunkRead(table, part, chunk, method, condition, after)
         for chunk, after in zip(chunks, [*following, None], strict=True)
     ]
 
 
 def _from_place(
-    connection: Connection,
-    table: TableInfo,
+    session: ReadingSession,
+    table: SourceTable,
     method: ChunkMethod,
     planned: Sequence[PlannedChunk],
     place: Place,
@@ -143,17 +117,9 @@ def _from_place(
     own = [chunk for chunk in planned if chunk.leaf == place.leaf]
     if not own:
         return list(planned)
+    assert place.low is not None
     bounds = [chunk.min for chunk in own if chunk.min is not None]
-    type_name = "tid" if method == "ctid" else table.schema.column(table.schema.key[0]).type_name
-    query = sql.SQL(
-        "SELECT coalesce(array_agg(bound::text ORDER BY bound), '{{}}') "
-        "FROM unnest({bounds}::text[]) AS given, LATERAL (SELECT given::pg_catalog.{type} AS bound) AS typed "
-        "WHERE bound > {low}::pg_catalog.{type}"
-    ).format(bounds=sql.Literal(bounds), type=sql.Identifier(type_name), low=sql.Literal(place.low))
-    with query_errors("planning a load", stream=str(table.stream)):
-        row = connection.execute(query).fetchone()
-    assert row is not None
-    edges: list[str | None] = [place.low, *row[0], None]
+    edges = [place.low, *session.bounds_after(table, method, bounds, place.low), None]
     cut = [replace(own[0], min=low, max=high) for low, high in itertools.pairwise(edges)]
     return [*cut, *(chunk for chunk in planned if chunk.leaf != place.leaf)]
 
@@ -171,7 +137,7 @@ class ChunkReaders:
         self._begun = 0
         self._changed = threading.Condition()
         self._stopped = threading.Event()
-        self._connections: set[Connection] = set()
+        self._sessions: set[TextSession] = set()
         count = max(1, min(settings.connections, len(reads)))
         rate = share(settings.rows_per_second, count)
         self._threads = [
@@ -199,23 +165,22 @@ class ChunkReaders:
     def close(self) -> None:
         self._stopped.set()
         with self._changed:
-            connections = list(self._connections)
+            sessions = list(self._sessions)
             self._changed.notify_all()
-        for connection in connections:
-            with contextlib.suppress(psycopg.Error):
-                connection.cancel_safe(timeout=_CANCEL_WITHIN_S)
+        for session in sessions:
+            session.cancel()
         for thread in self._threads:
             thread.join()
 
     def _read(self, rate: float | None) -> None:
         pace = Pace(rate, sleep=self._rest)
         number = None
-        connection: Connection | None = None
+        session: TextSession | None = None
         try:
             while (number := self._next_number()) is not None:
-                if connection is None:
-                    connection = self._connect()
-                for part in read_parts(connection, self._reads[number], self._snapshot, self._settings, pace):
+                if session is None:
+                    session = self._open()
+                for part in read_parts(session, self._reads[number], self._snapshot, self._settings, pace):
                     if not self._put(number, part):
                         return
         except BaseException as error:
@@ -224,10 +189,10 @@ class ChunkReaders:
                 self._queues[number].append(error)
                 self._changed.notify_all()
         finally:
-            if connection is not None:
+            if session is not None:
                 with self._changed:
-                    self._connections.discard(connection)
-                connection.close()
+                    self._sessions.discard(session)
+                session.close()
 
     def _rest(self, seconds: float) -> None:
         self._stopped.wait(seconds)
@@ -238,11 +203,11 @@ class ChunkReaders:
             self._begun += 1
             return number if number < len(self._reads) and not self._stopped.is_set() else None
 
-    def _connect(self) -> Connection:
-        connection = connect_to_read(self._settings.url)
+    def _open(self) -> TextSession:
+        session = self._settings.reading.text_session()
         with self._changed:
-            self._connections.add(connection)
-        return connection
+            self._sessions.add(session)
+        return session
 
     def _put(self, number: int, part: ChunkPart) -> bool:
         with self._changed:
@@ -259,49 +224,34 @@ class ChunkReaders:
         return is_its_turn or self._waiting_bytes < self._settings.ahead_bytes
 
 
-def connect_to_read(url: str) -> Connection:
-    """A connection that reads whole tables (correctness 12)."""
-    connection = connect(url, application_name=_APPLICATION)
-    for name, value in load_connection_settings(connection.info.server_version).items():
-        connection.execute(sql.SQL("SET {} = {}").format(sql.Identifier(name), sql.Literal(value)))
-    return connection
-
-
 def read_parts(
-    connection: Connection, read: ChunkRead, snapshot: str, settings: LoadSettings, pace: Pace
+    session: TextSession, read: ChunkRead, snapshot: str, settings: LoadSettings, pace: Pace
 ) -> Iterator[ChunkPart]:
     """The rows of a chunk; the last part, perhaps without rows, comes when all is known to be right."""
-    leaf = next(leaf for leaf in read.table.leaves if leaf.stream == read.leaf)
     schema = log_schema(read.part, read.chunk.leaf)
-    columns = read.part.columns
-    fields = [printed(column) for column in columns] or [sql.SQL("NULL::text")]
-    query = chunk_query(
-        read.table.schema, read.chunk, read.method, sql.SQL(", ").join(fields), read.condition
+    columns = session.columns(
+        read.chunk,
+        read.table,
+        read.part.columns,
+        read.method,
+        read.condition,
+        snapshot,
+        block_bytes=settings.batch_bytes,
     )
     at_us = int(time.time() * _US)
     waiting: pa.RecordBatch | None = None
-    with query_errors("reading a chunk of the table", stream=str(read.stream)):
-        take_over_snapshot(connection, snapshot)
-        try:
-            for block in read_copy(connection, query, len(fields), block_bytes=settings.batch_bytes):
-                pace.read(block.rows)
-                if waiting is not None:
-                    yield ChunkPart(read, waiting, is_last=False)
-                waiting = _rows(block, len(columns), schema, at_us)
-        except (CopyFormatError, psycopg.errors.UndefinedColumn, psycopg.errors.UndefinedTable) as error:
-            raise TableRewrittenError(str(read.stream)) from error
-        if file_node(connection, leaf.oid) != read.chunk.filenode:
-            raise TableRewrittenError(str(read.stream))
-        connection.execute("COMMIT")
+    for rows, arrays in columns:
+        pace.read(rows)
+        if waiting is not None:
+            yield ChunkPart(read, waiting, is_last=False)
+        waiting = _rows(rows, arrays, schema, at_us)
     yield ChunkPart(read, waiting, is_last=True)
 
 
-def _rows(block: CopyBlock, columns: int, schema: pa.Schema, at_us: int) -> pa.RecordBatch:
-    rows = block.rows
+def _rows(rows: int, columns: Sequence[pa.Array], schema: pa.Schema, at_us: int) -> pa.RecordBatch:
     zeros = pa.repeat(pa.scalar(0, pa.int64()), rows)
-    arrays = [text(block.column(index)) for index in range(columns)]
-    types = [schema.field(index).type for index in range(columns, len(schema.names))]
-    arrays += [
+    types = [schema.field(index).type for index in range(len(columns), len(schema.names))]
+    own = [
         zeros,
         zeros,
         pa.repeat(pa.scalar("r"), rows),
@@ -311,7 +261,7 @@ def _rows(block: CopyBlock, columns: int, schema: pa.Schema, at_us: int) -> pa.R
         pa.repeat(pa.scalar("n"), rows),
         pa.nulls(rows, types[7]),
     ]
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+    return pa.RecordBatch.from_arrays([*columns, *own], schema=schema)
 
 
 def _size(part: ChunkPart) -> int:

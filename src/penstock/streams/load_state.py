@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
 from penstock.core.position import Lsn
-from penstock.sources.postgres.chunks import ChunkMethod
+from penstock.sources.chunk import ChunkMethod
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,16 +76,13 @@ from penstock.core.position import Lsn
 from penstock.core.selection import Selection
 from penstock.core.stream import StreamId
 from penstock.log import columns as log_columns
-from penstock.sources.postgres.catalog import TableInfo, discover
-from penstock.sources.postgres.connection import connect
+from penstock.sources.chunk import TableRewrittenError
+from penstock.sources.tables import SourceTable
 from penstock.streams.events import Batch, Events
 from penstock.streams.load_chunks import (
     ChunkPart,
     ChunkReaders,
     LoadSettings,
-    TableRewrittenError,
-    connect_to_read,
-    method_for,
     plan_reads,
 )
 from penstock.streams.load_state import BEGINNING, LoadState, least_point
@@ -115,7 +112,7 @@ class _Taken:
     """A snapshot, and the tables as the catalog had them before and after it was taken."""
 
     snapshot: ExportedSnapshot
-    tables: Mapping[StreamId, TableInfo]
+    tables: Mapping[StreamId, SourceTable]
 
 
 class Loads:
@@ -144,7 +141,7 @@ class Loads:
         self._streams: tuple[StreamId, ...] = ()
         self._without_rows: tuple[StreamId, ...] = ()
         self._states: dict[StreamId, LoadState] = {}
-        self._tables: Mapping[StreamId, TableInfo] = {}
+        self._tables: Mapping[StreamId, SourceTable] = {}
         self._lane = Lsn(0)
         self._within_s = 0.0
         self._work: Iterator[_Step | None] | None = None
@@ -312,10 +309,8 @@ class Loads:
             remedy="None needed: it is tried again. If it goes on, stop what alters the tables.",
         )
 
-    def _look_up(self, streams: Sequence[StreamId]) -> dict[StreamId, TableInfo]:
-        url = self._settings.catalog_url or self._settings.url
-        with connect(url, application_name="penstock load") as connection:
-            found = {table.stream: table for table in discover(connection, streams)}
+    def _look_up(self, streams: Sequence[StreamId]) -> dict[StreamId, SourceTable]:
+        found = {table.stream: table for table in self._settings.source.tables(streams)}
         missing = [stream for stream in streams if stream not in found]
         if missing:
             raise SourceError("The table is gone.", stream=str(missing[0]), remedy="Run `penstock check`.")
@@ -333,7 +328,7 @@ class Loads:
             point,
             name=f"{stream}@{point}",
             next=BEGINNING,
-            method=method_for(table, self._settings.method),
+            method=self._settings.reading.method_for(table, self._settings.method),
             storage=table.schema.storage,
         )
 
@@ -379,12 +374,12 @@ class Loads:
             _logger.info("a table is read anew", stream=str(stream))
 
     def _read(self, taken: _Taken) -> Iterator[_Step | None]:
-        with connect_to_read(self._settings.url) as connection:
+        with self._settings.reading.session() as session:
             reads = [
                 read
                 for stream, table in taken.tables.items()
                 for read in plan_reads(
-                    connection,
+                    session,
                     table,
                     self._selections[stream],
                     self._states[stream].next or BEGINNING,

@@ -11,6 +11,8 @@ from pathlib import Path
 from penstock.config import Config
 from penstock.config.streams import KafkaLaneConfig, StreamLaneConfig
 from penstock.core.stream import StreamId
+from penstock.sources.base import Source
+from penstock.sources.open import open_source
 from penstock.streams.encoding.encoder import EncodingSettings, RegistrySettings
 from penstock.streams.encoding.view import MaskKind
 from penstock.streams.loading import LoadSettings
@@ -48,14 +50,8 @@ class StreamSettings:
         )
 
     @property
-    def source_url(self) -> str:
-        return self.pipeline.source.url.get_secret_value()
-
-    @property
-    def table_url(self) -> str:
-        """Where whole tables are read."""
-        source = self.pipeline.source
-        return (source.replica_url or source.url).get_secret_value()
+    def source(self) -> Source:
+        return open_source(self.pipeline.source, f"penstock {self.lane}")
 
     @property
     def log_directory(self) -> Path:
@@ -67,11 +63,11 @@ class StreamSettings:
 
     @property
     def prefix(self) -> str:
-        return self.section.prefix or self.pipeline.source.slot
+        return self.section.prefix or self.source.name
 
     @property
     def identity(self) -> str:
-        return self.section.identity or self.pipeline.source.slot
+        return self.section.identity or self.source.name
 
     @property
     def drain_s(self) -> float:
@@ -105,11 +101,12 @@ class StreamSettings:
     def loading(self) -> LoadSettings:
         load = self.pipeline.loading
         connections = load.parallel or LOAD_CONNECTIONS
+        source = open_source(self.pipeline.source, "penstock load")
         return LoadSettings(
-            self.table_url,
+            source,
+            source.reading(),
             connections=connections,
             rows_per_second=load.rows_per_second,
-            catalog_url=self.source_url,
         )
 
     @property

@@ -74,7 +74,7 @@ class Beginning:
             self.started,
             Followed(standing.system_id, standing.timeline),
             flushed(standing),
-            settings.source_url,
+            settings.source.switch_point,
             settings.log_directory,
         )
 

@@ -75,8 +75,7 @@ class TableWatch:
             settings = self.settings.with_streams_of_now()
             streams = followed_streams(settings)
             found = {name: _captured_as(stream) for name, stream in streams.items()}
-            publication = settings.pipeline.source.publication
-            is_published = all(publication in stream.table.publications for stream in streams.values())
+            is_published = all(settings.source.is_captured(stream.table) for stream in streams.values())
             is_known = all(self._known.get(name) == known for name, known in found.items())
             if is_published and is_known and self._is_settled:
                 return

@@ -15,6 +15,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -31,6 +32,7 @@ from penstock.core.errors import CaptureAwayError, PositionGoneError, SourceErro
 from penstock.core.position import Lsn
 from penstock.shapes.engine.registry import Stack
 from penstock.shapes.shape import SnapshotProblem
+from penstock.sources.postgres.timelines import switch_point_at
 
 ASK_AFTER_S = 0.03  # by itself it mostly comes sooner
 ASK_AGAIN_S = 0.2
@@ -120,7 +122,8 @@ class ReplicationClient:
     def _why_not_on(self, started: Started, after: Lsn) -> str:
         stack = self._handler.stack
         before = Followed(stack.system_id, stack.timeline) if stack.system_id else None
-        return why_not_on(started, before, after, self._source_url, self._log_directory)
+        switch_point = partial(switch_point_at, self._source_url)
+        return why_not_on(started, before, after, switch_point, self._log_directory)
 
     def _start_over(self, reason: str) -> None:
         try:

@@ -1,8 +1,7 @@
 """What there is at the source: tables, partitions, columns, keys, replica identity, sizes.
 
 `discover` asks a handful of questions for any number of tables, so 200 tables take about as long as
-one. A *leaf* is a relation that holds rows itself: of a plain table that is the table, of a partitioned
-one the partitions at the bottom of its tree. Loads and the log both work leaf by leaf.
+one.
 
 `TableSchema.columns` leaves out generated columns, which the log does not carry (correctness 29).
 `TableSchema.key` is the replica identity: the columns by which the log names the row of an update or
@@ -25,6 +24,7 @@ from penstock.core.schema import SourceColumn, TableSchema
 from penstock.core.stream import StreamId
 from penstock.sources.postgres import catalog_queries
 from penstock.sources.postgres.connection import Connection, query_errors
+from penstock.sources.tables import SourceLeaf, SourceTable
 
 RelationKind = Literal["table", "partitioned", "foreign", "view", "materialized view"]
 
@@ -43,17 +43,10 @@ _VARIABLE_WIDTH_BYTES = 32  # what the planner assumes of a column it knows noth
 Row = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Leaf:
-    """A relation that holds rows. `filenode` changes when the table is rewritten (correctness 11)."""
-
-    stream: StreamId
-    oid: int
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leaf(SourceLeaf):
     kind: RelationKind
-    filenode: int
     pages: int
-    bytes: int
-    estimated_rows: int
     replica_identity: str
     has_identity: bool  # the log can name the row of an update or delete
     unlogged: bool
@@ -62,17 +55,12 @@ class Leaf:
     owned: bool
     owner: str
     publications: frozenset[str]
-    attached: str = ""  # which attachment to its parent this is; empty for a table of its own
 
 
-@dataclass(frozen=True, slots=True)
-class TableInfo:
-    stream: StreamId
-    oid: int
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableInfo(SourceTable):
     kind: RelationKind
-    schema: TableSchema
     leaves: tuple[Leaf, ...]
-    primary_key: tuple[str, ...]
     deferrable_key: bool  # of the primary key
     replica_identity: str  # d, f, i, n as pg_class has it
     row_security: bool
@@ -81,16 +69,8 @@ class TableInfo:
     temporary: bool
     is_partition: bool
     generated_columns: tuple[str, ...]
-    publications: frozenset[str]  # those that hold every leaf
+    publications: frozenset[str] = frozenset()  # those that hold every leaf
     indexed: frozenset[str] = frozenset()  # columns whose ranges are found without reading the whole table
-
-    @property
-    def estimated_rows(self) -> int:
-        return sum(leaf.estimated_rows for leaf in self.leaves)
-
-    @property
-    def bytes(self) -> int:
-        return sum(leaf.bytes for leaf in self.leaves)
 
     @property
     def has_identity(self) -> bool:

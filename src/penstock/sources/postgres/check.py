@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.core.errors import PenstockError
+from penstock.sources.finding import Finding, StreamNeed
 from penstock.sources.postgres.catalog import discover
 from penstock.sources.postgres.check_replica import check_replica
 from penstock.sources.postgres.check_streams import check_streams
@@ -22,7 +23,6 @@ from penstock.sources.postgres.connection import (
     query_errors,
     safe_url,
 )
-from penstock.sources.postgres.finding import Finding, StreamNeed
 from penstock.sources.postgres.publication import (
     OPERATIONS,
     PublicationMode,

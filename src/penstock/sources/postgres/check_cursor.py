@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from penstock.core.cursor import RESERVED_NAMES
 from penstock.core.schema import TableSchema
+from penstock.sources.cursor import CursorChoice
+from penstock.sources.finding import Finding, Level, StreamNeed
 from penstock.sources.postgres.catalog import TableInfo
-from penstock.sources.postgres.cursor import CursorChoice
-from penstock.sources.postgres.finding import Finding, Level, StreamNeed
 from penstock.sources.postgres.publication import quoted
 
 

@@ -8,8 +8,8 @@ import pyarrow as pa
 
 from penstock.core.partition_types import can_sort, fits
 from penstock.core.table_options import NO_OPTIONS
+from penstock.sources.finding import Finding, StreamNeed
 from penstock.sources.postgres.catalog import TableInfo
-from penstock.sources.postgres.finding import Finding, StreamNeed
 from penstock.sources.postgres.types import arrow_type
 
 #: Of the columns that Penstock adds, those that can be partitions or an order.

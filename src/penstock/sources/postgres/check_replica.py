@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from penstock.core.errors import PenstockError
+from penstock.sources.finding import Finding
 from penstock.sources.postgres.connection import Connection, connect, query_errors, safe_url
-from penstock.sources.postgres.finding import Finding
 from penstock.sources.postgres.publication import quoted
 from penstock.sources.postgres.replica import Replica
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from penstock.core.schema import SourceColumn
 from penstock.core.where import Condition, WhereError
+from penstock.sources.finding import Finding, Level, StreamNeed
 from penstock.sources.postgres.catalog import TableInfo
-from penstock.sources.postgres.finding import Finding, Level, StreamNeed
 
 _HEADER_BYTES = 4
 _SMALL_NUMERIC_DIGITS = 20

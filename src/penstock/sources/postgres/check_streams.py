@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 
 from penstock.core.held_as import HeldAs
 from penstock.core.stream import StreamId
+from penstock.sources.finding import Finding, Level, StreamNeed
 from penstock.sources.postgres.catalog import Leaf, TableInfo
 from penstock.sources.postgres.check_cursor import check_cursor
 from penstock.sources.postgres.check_options import check_options
 from penstock.sources.postgres.check_selection import check_selection
-from penstock.sources.postgres.finding import Finding, Level, StreamNeed
 from penstock.sources.postgres.publication import PublicationInfo, PublicationMode, quoted
 from penstock.sources.postgres.types import can_be_held_as, possible_types
 

@@ -15,18 +15,15 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
 
 from psycopg import sql
 
 from penstock.core.errors import SourceError
 from penstock.core.schema import SourceColumn, TableSchema
 from penstock.core.stream import StreamId
-from penstock.sources.postgres.catalog import Leaf, TableInfo
+from penstock.sources.chunk import ChunkMethod, PlannedChunk
 from penstock.sources.postgres.connection import Connection, query_errors
-
-ChunkMethod = Literal["ctid", "key"]
+from penstock.sources.tables import SourceLeaf, SourceTable
 
 ROWS_PER_CHUNK = 500_000
 BYTES_PER_CHUNK_MAX = 256 * 2**20
@@ -38,18 +35,9 @@ _BLOCK_BYTES = 8192
 KEY_TYPES = frozenset({"int2", "int4", "int8", "numeric", "date", "timestamp", "timestamptz", "uuid", "oid"})
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedChunk:
-    leaf: str  # stream id of the relation that holds the rows
-    min: str | None
-    max: str | None
-    filenode: int
-    estimated_rows: int
-
-
 def plan_chunks(
     connection: Connection,
-    table: TableInfo,
+    table: SourceTable,
     method: ChunkMethod = "ctid",
     *,
     rows_per_chunk: int = ROWS_PER_CHUNK,
@@ -109,7 +97,7 @@ def chunk_query(
     return query + sql.SQL(" WHERE ") + sql.SQL(" AND ").join(conditions) if conditions else query
 
 
-def _chunks(leaf: Leaf, bounds: Sequence[str], filenode: int) -> list[PlannedChunk]:
+def _chunks(leaf: SourceLeaf, bounds: Sequence[str], filenode: int) -> list[PlannedChunk]:
     edges = [None, *bounds, None]
     rows = math.ceil(leaf.estimated_rows / (len(edges) - 1))
     return [
@@ -117,7 +105,7 @@ def _chunks(leaf: Leaf, bounds: Sequence[str], filenode: int) -> list[PlannedChu
     ]
 
 
-def _measure(connection: Connection, leaf: Leaf) -> tuple[int, int]:
+def _measure(connection: Connection, leaf: SourceLeaf) -> tuple[int, int]:
     with query_errors("measuring the table", stream=str(leaf.stream)):
         row = connection.execute(
             "SELECT pg_relation_size(%(oid)s::bigint::oid) / current_setting('block_size')::bigint, "
@@ -133,14 +121,14 @@ def _measure(connection: Connection, leaf: Leaf) -> tuple[int, int]:
     return row[0], row[1] or 0
 
 
-def _chunk_count(leaf: Leaf, pages: int, rows_per_chunk: int, bytes_per_chunk_max: int) -> int:
+def _chunk_count(leaf: SourceLeaf, pages: int, rows_per_chunk: int, bytes_per_chunk_max: int) -> int:
     by_rows = math.ceil(leaf.estimated_rows / rows_per_chunk)
     # Values moved out of line count too: they are read with the row.
     by_bytes = math.ceil(max(leaf.bytes, pages * _BLOCK_BYTES) / bytes_per_chunk_max)
     return max(1, min(max(by_rows, by_bytes), CHUNKS_PER_LEAF_MAX))
 
 
-def _key_column(table: TableInfo) -> SourceColumn:
+def _key_column(table: SourceTable) -> SourceColumn:
     if not table.schema.key:
         raise SourceError(
             "The table has no key, so it cannot be read by key ranges.",
@@ -157,7 +145,9 @@ def _key_column(table: TableInfo) -> SourceColumn:
     return column
 
 
-def _key_bounds(connection: Connection, leaf: Leaf, key: SourceColumn, pages: int, count: int) -> list[str]:
+def _key_bounds(
+    connection: Connection, leaf: SourceLeaf, key: SourceColumn, pages: int, count: int
+) -> list[str]:
     """Quantiles of a sample of pages, as text in the session's fixed format."""
     if count < 2 or pages == 0:
         return []

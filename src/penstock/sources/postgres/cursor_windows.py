@@ -1,15 +1,13 @@
 """The windows of a round that reads a table on, and their chunks.
 
-`note` asks, under the snapshot that will be read, for the greatest value of each cursor; a *window* is what a
-round reads of one cursor: from the last value less the lookback up to that greatest one, both included. The
-windows of a pair do not overlap: the second cursor serves the rows whose first is null. A row in which every
-cursor is null is in no window; `check` says so.
+`note` asks, under the snapshot that will be read, for the greatest value of each cursor, which ends its
+window (`sources.cursor`).
 
 `cut` divides a window into chunks of at most so many rows: by cursor, and by place in the table where many
 rows share one value. Places (ctid) hold for one snapshot and one file node, as chunks of loads do.
 
 Infinite values are greater than any that could be noted: they take no part in the greatest value, or nothing
-would ever come after them, and are in every window instead.
+would ever come after them, and are in every window instead. Text is ordered by `COLLATE "C"`.
 """
 
 from __future__ import annotations
@@ -17,7 +15,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from decimal import Decimal
 
@@ -25,70 +22,61 @@ import psycopg
 from psycopg import sql
 
 from penstock.core.cursor import Cursors, CursorValue
-from penstock.sources.postgres.catalog import Leaf, TableInfo
+from penstock.sources.cursor import Cursor, CursorChunk, Noted, Window
 from penstock.sources.postgres.connection import Connection, query_errors
-from penstock.sources.postgres.cursor import Cursor
+from penstock.sources.postgres.types import text_expression
+from penstock.sources.tables import SourceLeaf, SourceTable
 
 _LEAST = {"int2": -(2**15), "int4": -(2**31), "int8": -(2**63)}
 _DAY = timedelta(days=1)
+_ENDLESS = frozenset({"number", "time", "date"})
 
 
-@dataclass(frozen=True, slots=True)
-class Window:
-    """Rows of one cursor from `low` (None: the beginning) to `high` (None: there is no value yet)."""
-
-    cursor: Cursor
-    null_column: str | None  # of the cursor that this one stands in for
-    low: str | None
-    high: str | None
-
-    def condition(self) -> sql.Composed:
-        column = self.cursor.ordered()
-        within: list[sql.Composable] = []
-        if self.high is not None:
-            bounds = [(">=", self.low), ("<=", self.high)]
-            compared = [
-                sql.SQL("{} {} {}").format(column, sql.SQL(operator), self.cursor.literal(bound))
-                for operator, bound in bounds
-                if bound is not None
-            ]
-            within.append(sql.SQL("({})").format(sql.SQL(" AND ").join(compared)))
-        if self.cursor.may_be_infinite:
-            within.append(sql.SQL("{} >= {}").format(column, self.cursor.literal("infinity")))
-        inside = sql.SQL("({})").format(sql.SQL(" OR ").join(within or [sql.SQL("false")]))
-        if self.null_column is None:
-            return inside
-        return sql.SQL("({} IS NULL AND {})").format(sql.Identifier(self.null_column), inside)
+def within(window: Window) -> sql.Composed:
+    """SQL for a row being in the window."""
+    cursor = window.cursor
+    column = ordered(cursor)
+    inside_of: list[sql.Composable] = []
+    if window.high is not None:
+        bounds = [(">=", window.low), ("<=", window.high)]
+        compared = [
+            sql.SQL("{} {} {}").format(column, sql.SQL(operator), literal(cursor, bound))
+            for operator, bound in bounds
+            if bound is not None
+        ]
+        inside_of.append(sql.SQL("({})").format(sql.SQL(" AND ").join(compared)))
+    if _may_be_infinite(cursor):
+        inside_of.append(sql.SQL("{} >= {}").format(column, literal(cursor, "infinity")))
+    inside = sql.SQL("({})").format(sql.SQL(" OR ").join(inside_of or [sql.SQL("false")]))
+    if window.null_column is None:
+        return inside
+    return sql.SQL("({} IS NULL AND {})").format(sql.Identifier(window.null_column), inside)
 
 
-@dataclass(frozen=True, slots=True)
-class Noted:
-    """The windows as of one snapshot, and the cursors that have risen since `start`, with their values."""
-
-    windows: tuple[Window, ...]
-    advanced: Cursors
-
-    @property
-    def names(self) -> list[str]:
-        return [window.cursor.column.name for window in self.windows]
-
-    def condition(self) -> sql.Composed:
-        """Rows of any window."""
-        return sql.SQL("({})").format(sql.SQL(" OR ").join(window.condition() for window in self.windows))
+def within_any(noted: Noted) -> sql.Composed:
+    return sql.SQL("({})").format(sql.SQL(" OR ").join(within(window) for window in noted.windows))
 
 
-@dataclass(frozen=True, slots=True)
-class CursorChunk:
-    """Rows of one leaf; `low` and `high` enclose their values of the cursor (None: no bound is known)."""
-
-    leaf: Leaf
-    cursor: Cursor
-    condition: str
-    low: str | None
-    high: str | None
+def ordered(cursor: Cursor) -> sql.Composed:
+    collation = sql.SQL(' COLLATE "C"' if cursor.kind == "text" else "")
+    return sql.Identifier(cursor.column.name) + collation
 
 
-def note(connection: Connection, table: TableInfo, cursors: Sequence[Cursor], start: Cursors) -> Noted:
+def literal(cursor: Cursor, text: str) -> sql.Composed:
+    name = "text" if cursor.kind == "text" else cursor.column.type_name
+    return sql.SQL("{}::pg_catalog.{}").format(sql.Literal(text), sql.Identifier(name))
+
+
+def _printed(cursor: Cursor) -> sql.SQL:
+    quoted = sql.Identifier(cursor.column.name).as_string(None)
+    return sql.SQL(text_expression(quoted, cursor.column))
+
+
+def _may_be_infinite(cursor: Cursor) -> bool:
+    return cursor.kind in _ENDLESS
+
+
+def note(connection: Connection, table: SourceTable, cursors: Sequence[Cursor], start: Cursors) -> Noted:
     """Inside the transaction of the snapshot. The source is asked for one row by each cursor."""
     windows: list[Window] = []
     advanced: dict[str, CursorValue] = {}
@@ -106,7 +94,7 @@ def note(connection: Connection, table: TableInfo, cursors: Sequence[Cursor], st
     return Noted(tuple(windows), advanced)
 
 
-def cut(connection: Connection, leaf: Leaf, window: Window, rows_max: int) -> list[CursorChunk]:
+def cut(connection: Connection, leaf: SourceLeaf, window: Window, rows_max: int) -> list[CursorChunk]:
     """The window's chunks in one leaf, in order; none if it has no rows there. Same transaction as `note`."""
     cursor = window.cursor
     query = sql.SQL(
@@ -114,10 +102,10 @@ def cut(connection: Connection, leaf: Leaf, window: Window, rows_max: int) -> li
         "row_number() OVER (ORDER BY {column}, ctid) AS number FROM ONLY {leaf} WHERE {window}) AS numbered "
         "WHERE (number - 1) % {rows} = 0 ORDER BY number"
     ).format(
-        printed=cursor.printed(),
-        column=cursor.ordered(),
+        printed=_printed(cursor),
+        column=ordered(cursor),
         leaf=sql.Identifier(leaf.stream.namespace, leaf.stream.name),
-        window=window.condition(),
+        window=within(window),
         rows=sql.Literal(rows_max),
     )
     with query_errors("cutting the cursor's range", stream=str(leaf.stream)):
@@ -125,7 +113,7 @@ def cut(connection: Connection, leaf: Leaf, window: Window, rows_max: int) -> li
     chunks = []
     for start, end in itertools.pairwise([*starts, None]):
         assert start is not None
-        condition = window.condition() + _from(cursor, ">=", *start)
+        condition = within(window) + _from(cursor, ">=", *start)
         if end is not None:
             condition += _from(cursor, "<", *end)
         high = None if end is None else end[0]
@@ -137,28 +125,28 @@ def _from(cursor: Cursor, operator: str, value: str, place: str) -> sql.Composed
     """Rows beginning, or ending, with one row. The first comparison alone can use an index on the cursor."""
     plain = "<=" if operator == "<" else operator
     return sql.SQL(" AND {column} {plain} {value} AND ({column}, ctid) {operator} ({value}, {place})").format(
-        column=cursor.ordered(),
+        column=ordered(cursor),
         plain=sql.SQL(plain),
         operator=sql.SQL(operator),
-        value=cursor.literal(value),
+        value=literal(cursor, value),
         place=sql.SQL("{}::pg_catalog.tid").format(sql.Literal(place)),
     )
 
 
 def _greatest(
-    connection: Connection, table: TableInfo, cursor: Cursor, null_column: str | None, last: str | None
+    connection: Connection, table: SourceTable, cursor: Cursor, null_column: str | None, last: str | None
 ) -> str | None:
     """The greatest finite value, if it is greater than the last; equal values do not count as risen."""
-    column = cursor.ordered()
+    column = ordered(cursor)
     conditions: list[sql.Composable] = [sql.SQL("{} IS NOT NULL").format(sql.Identifier(cursor.column.name))]
     if null_column is not None:
         conditions.append(sql.SQL("{} IS NULL").format(sql.Identifier(null_column)))
     if last is not None:
-        conditions.append(sql.SQL("{} > {}").format(column, cursor.literal(last)))
-    if cursor.may_be_infinite:
-        conditions.append(sql.SQL("{} < {}").format(column, cursor.literal("infinity")))
+        conditions.append(sql.SQL("{} > {}").format(column, literal(cursor, last)))
+    if _may_be_infinite(cursor):
+        conditions.append(sql.SQL("{} < {}").format(column, literal(cursor, "infinity")))
     query = sql.SQL("SELECT {} FROM {}{} WHERE {} ORDER BY {} DESC LIMIT 1").format(
-        cursor.printed(),
+        _printed(cursor),
         sql.SQL("" if table.kind == "partitioned" else "ONLY "),
         sql.Identifier(table.stream.namespace, table.stream.name),
         sql.SQL(" AND ").join(conditions),
@@ -177,7 +165,7 @@ def _low(connection: Connection, cursor: Cursor, last: str) -> str | None:
     if cursor.kind == "integer":
         assert isinstance(lookback, Decimal)
         return str(max(int(last) - math.ceil(lookback), _LEAST[cursor.column.type_name]))
-    query = sql.SQL("SELECT ({} - {})::pg_catalog.text").format(cursor.literal(last), _step(cursor))
+    query = sql.SQL("SELECT ({} - {})::pg_catalog.text").format(literal(cursor, last), _step(cursor))
     try:
         with connection.transaction():  # an error inside undoes no more than itself
             row = connection.execute(query).fetchone()

@@ -5,7 +5,13 @@ from __future__ import annotations
 import psycopg
 
 from penstock.core.position import Lsn
-from penstock.sources.postgres.connection import Connection
+from penstock.sources.postgres.connection import Connection, connect
+
+
+def switch_point_at(url: str, before: int, now: int) -> Lsn | None:
+    """`switch_point` for one who has no replication connection."""
+    with connect(url, application_name="penstock lane", replication=True) as source:
+        return switch_point(source, before, now)
 
 
 def switch_point(replication: Connection, before: int, now: int) -> Lsn | None:

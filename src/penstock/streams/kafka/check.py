@@ -15,7 +15,7 @@ from confluent_kafka.admin import AclOperation
 
 from penstock.config.streams import KafkaLaneConfig
 from penstock.core.errors import DestinationError, PenstockError
-from penstock.sources.postgres.finding import Finding
+from penstock.sources.finding import Finding
 from penstock.streams.kafka import positions, settings
 from penstock.streams.kafka.errors import code_of, target_error
 from penstock.streams.kafka.patience import Patience

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from penstock.config.streams import KinesisLaneConfig
 from penstock.core.errors import PenstockError
-from penstock.sources.postgres.finding import Finding
+from penstock.sources.finding import Finding
 from penstock.streams.kinesis.client import KinesisClient
 from penstock.streams.kinesis.errors import CallError
 from penstock.streams.kinesis.settings import KinesisSettings

@@ -9,7 +9,7 @@ from typing import Literal
 from penstock.core.errors import PenstockError, SourceError
 from penstock.core.stream import StreamId
 from penstock.core.table_options import NO_OPTIONS, TableOptions
-from penstock.sources.postgres.cursor import CursorChoice
+from penstock.sources.cursor import CursorChoice
 
 Level = Literal["ok", "warning", "error"]
 _LOG_MODES = ("cdc", "strict_cdc")

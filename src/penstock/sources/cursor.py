@@ -4,8 +4,12 @@ A choice names one column, or two: the second serves rows in which the first is 
 value a round begins again is its lookback: a time for times and dates, a number for numbers, and none for
 text and uuids, which have an order and no distance.
 
-Order is the column's own, for text that of its bytes (`COLLATE "C"`), so that it is the same in every session
-and on every machine.
+Order is the column's own, for text that of its bytes, so that it is the same in every session and on every
+machine.
+
+A *window* is what a round reads of one cursor: from the last value less the lookback up to the greatest one
+of the snapshot that is read, both included. The windows of a pair do not overlap: the second cursor serves
+the rows whose first is null. A row in which every cursor is null is in no window; `check` says so.
 """
 
 from __future__ import annotations
@@ -14,39 +18,17 @@ import itertools
 from dataclasses import dataclass
 from datetime import timedelta
 from decimal import Decimal
-from typing import Literal
 
-from psycopg import sql
-
-from penstock.core.cursor import CursorValue, number_value, time_value
+from penstock.core.cursor import Cursors, CursorValue, number_value, time_value
 from penstock.core.schema import SourceColumn, TableSchema
-from penstock.sources.postgres.types import FIRST_USER_OID, text_expression
+from penstock.sources.tables import SourceLeaf
+from penstock.sources.types import CursorKind, types_of
 
-Kind = Literal["integer", "number", "time", "date", "text", "uuid"]
 Lookback = timedelta | Decimal
 
-KINDS: dict[str, Kind] = {
-    "int2": "integer",
-    "int4": "integer",
-    "int8": "integer",
-    "numeric": "number",
-    "timestamp": "time",
-    "timestamptz": "time",
-    "date": "date",
-    "text": "text",
-    "varchar": "text",
-    "uuid": "uuid",
-}
 TIME_LOOKBACK = timedelta(minutes=10)
 NUMBER_LOOKBACK = Decimal(1000)
 NO_LOOKBACK = Decimal(0)
-
-_ENDLESS = frozenset({"number", "time", "date"})
-
-
-def kind_of(column: SourceColumn) -> Kind | None:
-    """None for a type that cannot be a cursor, and for one that somebody gave the name of a built-in type."""
-    return KINDS.get(column.type_name) if column.type_oid < FIRST_USER_OID else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,32 +39,16 @@ class Cursor:
     lookback: Lookback
 
     @property
-    def kind(self) -> Kind:
-        kind = kind_of(self.column)
+    def kind(self) -> CursorKind:
+        kind = types_of(self.column).cursor_kind(self.column)
         assert kind is not None, "asked before the stream was taken"
         return kind
 
-    @property
-    def may_be_infinite(self) -> bool:
-        return self.kind in _ENDLESS
-
     def value(self, text: str) -> CursorValue:
-        """What Postgres prints, as the state keeps it."""
+        """What the source prints, as the state keeps it."""
         if self.kind in ("integer", "number"):
             return number_value(text)
         return time_value(text) if self.kind == "time" else text
-
-    def ordered(self) -> sql.Composed:
-        collation = sql.SQL(' COLLATE "C"' if self.kind == "text" else "")
-        return sql.Identifier(self.column.name) + collation
-
-    def literal(self, text: str) -> sql.Composed:
-        name = "text" if self.kind == "text" else self.column.type_name
-        return sql.SQL("{}::pg_catalog.{}").format(sql.Literal(text), sql.Identifier(name))
-
-    def printed(self) -> sql.SQL:
-        quoted = sql.Identifier(self.column.name).as_string(None)
-        return sql.SQL(text_expression(quoted, self.column))
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,13 +67,13 @@ class CursorChoice:
                     f"`cursor` names the column {name}, which the table does not have.",
                     f"Correct it; the columns are: {', '.join(schema.names)}.",
                 )
-            kind = kind_of(column)
+            kind = types_of(column).cursor_kind(column)
             if kind is None or column.held_as:
                 held = f" held as {column.held_as}" if column.held_as else ""
                 return (
                     f"The column {name} of type {column.type_text}{held} cannot be a cursor.",
                     f"Choose a column that rises with every change, of one of these types and held as that: "
-                    f"{', '.join(KINDS)}.",
+                    f"{', '.join(types_of(column).cursor_types())}.",
                 )
             if lookback and not _fits(kind, lookback):
                 return (
@@ -128,14 +94,50 @@ class CursorChoice:
         return list(itertools.zip_longest(self.names, self.lookbacks[: len(self.names)]))
 
 
-def _fits(kind: Kind, lookback: Lookback) -> bool:
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Rows of one cursor from `low` (None: the beginning) to `high` (None: there is no value yet)."""
+
+    cursor: Cursor
+    null_column: str | None  # of the cursor that this one stands in for
+    low: str | None
+    high: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Noted:
+    """The windows as of one snapshot, and the cursors that have risen since `start`, with their values."""
+
+    windows: tuple[Window, ...]
+    advanced: Cursors
+
+    @property
+    def names(self) -> list[str]:
+        return [window.cursor.column.name for window in self.windows]
+
+
+@dataclass(frozen=True, slots=True)
+class CursorChunk:
+    """Rows of one leaf; `low` and `high` enclose their values of the cursor (None: no bound is known).
+
+    `condition` is in the source's own language.
+    """
+
+    leaf: SourceLeaf
+    cursor: Cursor
+    condition: str
+    low: str | None
+    high: str | None
+
+
+def _fits(kind: CursorKind, lookback: Lookback) -> bool:
     if isinstance(lookback, timedelta):
         return kind in ("time", "date")
     return kind in ("integer", "number")
 
 
 def _usual(column: SourceColumn) -> Lookback:
-    kind = kind_of(column)
+    kind = types_of(column).cursor_kind(column)
     if kind in ("time", "date"):
         return TIME_LOOKBACK
     return NUMBER_LOOKBACK if kind in ("integer", "number") else NO_LOOKBACK

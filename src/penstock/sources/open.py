@@ -1,0 +1,63 @@
+"""From the `source` of a pipeline file to the source that it names: the one place that knows all kinds."""
+
+from __future__ import annotations
+
+from typing import Literal, Protocol
+
+from penstock.sources.base import Source
+
+
+class Secret(Protocol):
+    def get_secret_value(self) -> str: ...
+
+
+class PostgresOptions(Protocol):
+    """The keys of the pipeline file's `source`, of `type: postgres`."""
+
+    @property
+    def type(self) -> Literal["postgres"]: ...
+
+    @property
+    def url(self) -> Secret: ...
+
+    @property
+    def replica_url(self) -> Secret | None: ...
+
+    @property
+    def slot(self) -> str: ...
+
+    @property
+    def publication(self) -> str: ...
+
+    @property
+    def publication_mode(self) -> Literal["auto", "manual"]: ...
+
+
+SourceOptions = PostgresOptions
+
+
+def open_source(options: SourceOptions, application_name: str = "penstock") -> Source:
+    """Nothing is asked of the server yet. `application_name`: what its connections are called there."""
+    return _postgres(options, application_name)
+
+
+def warm_up() -> None:
+    """Have the code of all sources compiled."""
+    from penstock.sources.postgres import copy_binary, inbox, pgoutput, streamed
+
+    for each in (pgoutput, inbox, streamed, copy_binary):
+        each.warm_up()
+
+
+def _postgres(options: PostgresOptions, application_name: str) -> Source:
+    from penstock.sources.postgres.source import PostgresSource
+
+    replica = options.replica_url
+    return PostgresSource(
+        options.url.get_secret_value(),
+        None if replica is None else replica.get_secret_value(),
+        options.slot,
+        options.publication,
+        options.publication_mode,
+        application_name,
+    )

@@ -1,0 +1,171 @@
+"""Postgres as a source: slot, publication and tables behind the interface that all sources share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from penstock.core.position import Lsn
+from penstock.core.stream import StreamId
+from penstock.sources.base import Identity, LogHold
+from penstock.sources.finding import Finding, StreamNeed
+from penstock.sources.postgres.catalog import TableInfo, discover
+from penstock.sources.postgres.check import check
+from penstock.sources.postgres.check_streams import check_streams
+from penstock.sources.postgres.connection import cancel_queries, connect, query_errors
+from penstock.sources.postgres.handover import require_published, require_slot
+from penstock.sources.postgres.publication import (
+    PublicationInfo,
+    PublicationManager,
+    PublicationMode,
+    read_publication,
+)
+from penstock.sources.postgres.slots import drop_slot, read_slot
+from penstock.sources.postgres.table_reading import PostgresReading
+from penstock.sources.postgres.timelines import switch_point_at
+from penstock.sources.tables import SourceLeaf, SourceTable
+
+_ATTACHED = """
+    SELECT DISTINCT inherits.inhrelid::bigint
+    FROM pg_inherits AS inherits JOIN pg_attribute AS attribute ON attribute.attrelid = inherits.inhrelid
+    WHERE inherits.inhrelid = ANY(%s::bigint[]::oid[]) AND CASE
+        WHEN attribute.attnum = -1 THEN attribute.xmin::text <> inherits.xmin::text  -- never written again
+        WHEN attribute.attnum > 0
+            THEN attribute.xmin::text = inherits.xmin::text AND attribute.cmin::text = inherits.cmin::text
+        ELSE false END
+"""
+_IDENTITY = """
+    SELECT system_identifier::text, timeline_id, CASE WHEN pg_is_in_recovery()
+        THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_insert_lsn() END::text
+    FROM pg_control_system(), pg_control_checkpoint()
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class PostgresCatalog:
+    """`role`: who asked."""
+
+    tables: Sequence[TableInfo]
+    publication_name: str
+    publication: PublicationInfo | None
+    mode: PublicationMode
+    role: str
+
+    def check(self, needs: Sequence[StreamNeed]) -> list[Finding]:
+        return check_streams(
+            needs, self.tables, self.publication_name, self.publication, mode=self.mode, role=self.role
+        )
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class PostgresSource:
+    url: str
+    replica_url: str | None
+    slot: str
+    publication: str
+    publication_mode: PublicationMode
+    application_name: str = "penstock"
+
+    @property
+    def name(self) -> str:
+        return self.slot
+
+    @property
+    def database(self) -> str:
+        return urlsplit(self.url).path.lstrip("/")
+
+    def catalog(
+        self, patterns: Sequence[StreamId] | None = None, *, at_replica: bool = False
+    ) -> PostgresCatalog:
+        url = self.replica_url if at_replica and self.replica_url is not None else self.url
+        with connect(url, application_name=self.application_name) as connection:
+            tables = discover(connection, patterns)
+            named = {name for name in patterns or () if not name.is_pattern}
+            if not named <= {table.stream for table in tables}:
+                tables += [table for table in discover(connection) if table not in tables]
+            publication = read_publication(connection, self.publication)
+            return PostgresCatalog(
+                tables, self.publication, publication, self.publication_mode, connection.info.user
+            )
+
+    def tables(self, patterns: Sequence[StreamId] | None = None) -> Sequence[TableInfo]:
+        with connect(self.url, application_name=self.application_name) as connection:
+            return discover(connection, patterns)
+
+    def check(self, needs: Sequence[StreamNeed]) -> list[Finding]:
+        return check(
+            self.url,
+            self.slot,
+            self.publication,
+            needs,
+            publication_mode=self.publication_mode,
+            replica_url=self.replica_url,
+        )
+
+    def check_kept(self, position: Lsn) -> Finding | None:
+        if self.hold() is not None:
+            return None
+        return Finding(
+            "state",
+            "error",
+            f"The state goes on from {position}, but the slot {self.slot} is gone.",
+            "Run `penstock resync --yes` to load the tables again under a new slot.",
+        )
+
+    def is_captured(self, table: SourceTable) -> bool:
+        return self.publication in table.publications
+
+    def identity(self) -> Identity:
+        with connect(self.url) as connection:
+            with query_errors("reading pg_control_system"):
+                row = connection.execute(_IDENTITY).fetchone()
+            assert row is not None
+            return Identity(row[0], int(row[1]), connection.info.server_version, Lsn.parse(row[2]))
+
+    def switch_point(self, before: int, now: int) -> Lsn | None:
+        return switch_point_at(self.url, before, now)
+
+    def hold(self) -> LogHold | None:
+        with connect(self.url) as connection:
+            slot = read_slot(connection, self.slot)
+        return None if slot is None else LogHold(slot.name, slot.confirmed_flush, slot.retained_bytes)
+
+    def drop_hold(self) -> bool:
+        with connect(self.url) as connection:
+            return drop_slot(connection, self.slot)
+
+    def teardown(self) -> list[str]:
+        dropped = []
+        with connect(self.url) as connection:
+            if drop_slot(connection, self.slot):
+                dropped.append(f"slot {self.slot}")
+            if PublicationManager(connection, self.publication).drop():
+                dropped.append(f"publication {self.publication}")
+        return dropped
+
+    def require_log_of(self, tables: Sequence[tuple[SourceTable, Lsn]]) -> None:
+        with connect(self.url) as connection:
+            require_slot(connection, self.slot, min(position for _, position in tables))
+            for table, _ in tables:
+                require_published(connection, self.publication, table)
+
+    def attached_leaves(self, leaves: Sequence[SourceLeaf]) -> list[SourceLeaf]:
+        """Created and attached are told apart by the catalog itself.
+
+        CREATE TABLE … PARTITION OF writes the table's columns and its place in the tree in one transaction;
+        ATTACH comes in a later one, or, in the same one, writes the columns again by the same command that
+        writes the place in the tree.
+        """
+        if not leaves:
+            return []
+        with connect(self.url) as connection, query_errors("reading the partitions"):
+            rows = connection.execute(_ATTACHED, ([leaf.oid for leaf in leaves],)).fetchall()
+        oids = {oid for (oid,) in rows}
+        return [leaf for leaf in leaves if leaf.oid in oids]
+
+    def reading(self, version: int | None = None) -> PostgresReading:
+        return PostgresReading(self.replica_url or self.url, version)
+
+    def cancel_queries(self) -> None:
+        cancel_queries()
