@@ -7,13 +7,17 @@ import string
 from datetime import timedelta
 from decimal import Decimal
 from pathlib import Path
+from typing import Annotated, Literal
 from urllib.parse import unquote, urlsplit
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import Field, ValidationError
 
 from penstock.config import Config, StreamConfig
+from penstock.config.problems import Problem, problems_of
+from penstock.config.sections import Section
 from penstock.config.selection import choose
 from penstock.config.substitution import SubstitutionError, substitute
 from penstock.core.errors import ConfigError
@@ -415,3 +419,37 @@ class TestWhichStreams:
         chosen = choose(entries, excluded, available)
         assert set(chosen) == expected
         assert all(entries[chosen[stream]] == stream for stream in exact)
+
+
+class _Lake(Section):
+    type: Literal["lake"]
+    depth: int
+
+
+class _River(Section):
+    type: Literal["river"]
+    length: int
+
+
+class _Water(Section):
+    water: Annotated[_Lake | _River, Field(discriminator="type")]
+
+
+@pytest.mark.parametrize(
+    ("water", "problem"),
+    [
+        ({"type": "river"}, (("water", "length"), "is missing.")),
+        (
+            {"type": "river", "length": 1, "lenght": 2},
+            (("water", "lenght"), "unknown key `lenght`; did you mean `length`?"),
+        ),
+        ({"type": "sea"}, (("water", "type"), "`sea` is not known; known are 'lake', 'river'.")),
+        ({"depth": 3}, (("water", "type"), "is missing.")),
+    ],
+)
+def test_a_section_of_several_kinds_says_what_is_wrong_at_its_place_in_the_file(
+    water: dict[str, object], problem: Problem
+) -> None:
+    with pytest.raises(ValidationError) as raised:
+        _Water.model_validate({"water": water})
+    assert problems_of(raised.value, _Water) == [problem]

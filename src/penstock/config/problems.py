@@ -42,10 +42,13 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
 
 
 def _problem(details: Any, model: type[BaseModel]) -> Problem:
-    location: Location = tuple(part for part in details["loc"] if part != "[key]")
+    reported: Location = tuple(part for part in details["loc"] if part != "[key]")
+    location, _ = _place(model, reported)
     kind = details["type"]
     if kind == "extra_forbidden":
-        return location, _unknown_key(str(location[-1]), _keys_at(model, location[:-1]))
+        return location, _unknown_key(str(location[-1]), _keys_at(model, reported[:-1]))
+    if kind in ("union_tag_invalid", "union_tag_not_found"):
+        return (*location, details["ctx"]["discriminator"].strip("'")), _unknown_kind(details)
     if kind == "missing":
         return location, "is missing."
     if kind == "value_error":
@@ -62,19 +65,49 @@ def _unknown_key(key: str, known: Sequence[str]) -> str:
     return f"unknown key `{key}`; {hint}"
 
 
+def _unknown_kind(details: Any) -> str:
+    """Of a mapping that may be of several kinds."""
+    if "tag" not in details["ctx"]:
+        return "is missing."
+    return f"`{details['ctx']['tag']}` is not known; known are {details['ctx']['expected_tags']}."
+
+
 def _keys_at(model: type[BaseModel], location: Location) -> list[str]:
     """The keys that the mapping at `location` may have."""
+    _, found = _place(model, location)
+    return sorted(field.alias or name for name, field in found.model_fields.items())
+
+
+def _place(model: type[BaseModel], location: Location) -> tuple[Location, type[BaseModel]]:
+    """Where that is in the file, and of which model the mapping is.
+
+    Where a mapping may be of several kinds, pydantic has the kind in the location: the file has not.
+    """
+    place: list[int | str] = []
+    kinds: dict[object, type[BaseModel]] = {}
     for part in location:
-        if isinstance(part, str):
-            by_key = {field.alias or name: field for name, field in model.model_fields.items()}
-            model = _model_in(by_key[part].annotation) or model
-    return sorted(field.alias or name for name, field in model.model_fields.items())
+        if kinds:
+            model, kinds = kinds[part], {}
+            continue
+        place.append(part)
+        by_key = {field.alias or name: field for name, field in model.model_fields.items()}
+        if isinstance(part, str) and part in by_key:
+            models = _models_in(by_key[part].annotation)
+            if isinstance(key := by_key[part].discriminator, str):
+                kinds = {kind: each for each in models for kind in _kinds(each, key)}
+            elif models:
+                model = models[0]
+    return tuple(place), model
 
 
-def _model_in(annotation: Any) -> type[BaseModel] | None:
+def _kinds(model: type[BaseModel], key: str) -> tuple[Any, ...]:
+    return get_args(model.model_fields[key].annotation)
+
+
+def _models_in(annotation: Any) -> list[type[BaseModel]]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    return next((found for inner in get_args(annotation) if (found := _model_in(inner))), None)
+        return [annotation]
+    return [found for inner in get_args(annotation) for found in _models_in(inner)]
 
 
 def _dotted(location: Location) -> str:

@@ -46,7 +46,7 @@ class Section(BaseModel):
     )
 
 
-class SourceConfig(Section):
+class PostgresSourceConfig(Section):
     """Where changes come from."""
 
     type: Literal["postgres"]
@@ -65,6 +65,10 @@ class SourceConfig(Section):
     failover: bool = False
     """Have the slot copied to standbys of the server (Postgres 17 and later), so that it is there when one of
     them is promoted. Holds for a slot that Penstock creates."""
+
+
+#: One model for each `type`. With a second one this is a union, and `Config.source` is discriminated by it.
+SourceConfig = PostgresSourceConfig
 
 
 _ICEBERG_ONLY = ("catalog", "upserts", "format_version", "properties", "jars_dir")
