@@ -1,0 +1,310 @@
+"""Events to changes: which rows of which table, in which transaction, and what is rare.
+
+Transactions come in the order they were committed. A batch may begin and end inside one; `Carry` takes the
+open one over to the next, which makes the result independent of where batches are cut. Ordinals count every
+row of a transaction, over all tables, before any filter of ours.
+
+`Tables` holds what table maps said, by the id that rows name; an id is described anew in every transaction,
+and compiled code compares that with what is known, byte by byte. So a table that was altered, and an id that
+another table has after the server was started again, are noticed before their first row.
+"""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.core.errors import SourceError
+from penstock.sources.mysql.binlog import event_kernels as kernels
+from penstock.sources.mysql.binlog.packet_kernels import HEADER, POSITION_AT, TYPE_AT, Bytes, Ints
+from penstock.sources.mysql.binlog.packets import EventBatch
+from penstock.sources.mysql.binlog.table_map import TableMap, parse_table_map
+
+_TABLE_IDS_MAX = 1 << 16
+_SOURCE_BYTES = 50  # length, UUID, tag
+
+
+class Ending(IntEnum):
+    """How a transaction ended. A prepared one's rows count when it is committed, by a statement of its own."""
+
+    COMMITTED = kernels.COMMITTED
+    ROLLED_BACK = kernels.ROLLED_BACK
+    PREPARED = kernels.PREPARED
+    STATEMENT = kernels.BY_STATEMENT
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """What is not a row: DDL, XA COMMIT, or, where the server does not log rows, any change."""
+
+    schema: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """The end of an XA transaction's first phase; `xid` is as XA COMMIT will name it."""
+
+    xid: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """Events that follow are in another file; `offset` is where in it."""
+
+    file: str
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class FormatDescription:
+    server_version: str
+
+
+Rare = Statement | Prepared | Rotation | FormatDescription
+
+
+@dataclass(frozen=True, slots=True)
+class RareEvent:
+    """Where it stands among the changes, and in which transaction."""
+
+    event: Rare
+    number: int
+    changes_before: int
+    transaction: int
+    ordinal: int
+
+
+class Carry:
+    """The transaction that is open where a batch was cut."""
+
+    def __init__(self) -> None:
+        self.values: Ints = np.array([kernels.OUTSIDE, -1, 0, 0, 0], np.int64)
+
+    @property
+    def in_transaction(self) -> bool:
+        return bool(self.values[kernels.CARRY_STATE] != kernels.OUTSIDE)
+
+
+class Tables:
+    """Table maps and sources of transactions that were seen, in the form that compiled code looks them up."""
+
+    def __init__(self) -> None:
+        self.maps: list[TableMap] = []
+        self.sources: list[str] = []
+        self._source_names: Bytes = np.zeros((0, _SOURCE_BYTES), np.uint8)
+        self._numbers: dict[bytes, int] = {}
+        self._slots = _empty_slots(1024)
+        self._ids = 0
+        self._rows: npt.NDArray[np.int64] = np.zeros((0, 4), np.int64)
+        self._bodies: Bytes = np.zeros(0, np.uint8)
+        self._widths: Ints = np.zeros(0, np.int64)
+
+    @property
+    def arrays(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], Bytes, Ints, Bytes]:
+        return self._slots, self._rows, self._bodies, self._widths, self._source_names
+
+    def add_table(self, event: bytes) -> None:
+        body = event[HEADER + 6 :]
+        number = self._numbers.get(body)
+        if number is None:
+            number = self._numbers[body] = len(self.maps)
+            table = parse_table_map(body)
+            self.maps.append(table)
+            row = [len(self._bodies), len(body), len(self._widths), len(table.columns)]
+            self._rows = np.concatenate([self._rows, np.array([row], np.int64)])
+            self._bodies = np.concatenate([self._bodies, np.frombuffer(body, np.uint8)])
+            widths = np.array([column.width for column in table.columns], np.int64)
+            self._widths = np.concatenate([self._widths, widths])
+        self._name(int.from_bytes(event[HEADER : HEADER + 6], "little"), number)
+
+    def _name(self, table_id: int, number: int) -> None:
+        if 2 * self._ids >= len(self._slots):
+            known = self._slots[self._slots[:, 1] >= 0]
+            # Ids only grow: a server that goes through so many has given up the oldest long ago.
+            known = known[np.argsort(known[:, 0])][-_TABLE_IDS_MAX // 2 :]
+            self._slots, self._ids = _empty_slots(4 * len(known)), 0
+            for other_id, other in known:
+                self._name(int(other_id), int(other))
+        slot = kernels.find_slot(self._slots, table_id)
+        self._ids += int(self._slots[slot, 1] < 0)
+        self._slots[slot] = table_id, number
+
+    def add_source(self, event: bytes) -> None:
+        name = _source_name(event)
+        row = np.zeros((1, _SOURCE_BYTES), np.uint8)
+        row[0, 0] = len(name)
+        row[0, 1 : 1 + len(name)] = np.frombuffer(name, np.uint8)
+        self._source_names = np.concatenate([self._source_names, row])
+        self.sources.append(_source_text(name))
+
+
+def _empty_slots(size: int) -> npt.NDArray[np.int64]:
+    slots = np.zeros((1 << (size - 1).bit_length(), 2), np.int64)
+    slots[:, 1] = -1
+    return slots
+
+
+def _source_name(event: bytes) -> bytes:
+    if event[TYPE_AT] == kernels.MARIADB_GTID:
+        return event[HEADER + 8 : HEADER + 12] + event[5:9]
+    if event[TYPE_AT] == kernels.GTID:
+        return event[HEADER + 1 : HEADER + 17]
+    name = np.zeros(_SOURCE_BYTES, np.uint8)
+    size, *_ = kernels.read_tagged_gtid(np.frombuffer(event, np.uint8), HEADER, len(event), name)
+    return name[:size].tobytes()
+
+
+def _source_text(name: bytes) -> str:
+    """`uuid`, `uuid:tag`, or MariaDB's `domain-server`: what stands before a transaction's number."""
+    if len(name) == 8:
+        return f"{int.from_bytes(name[:4], 'little')}-{int.from_bytes(name[4:], 'little')}"
+    text = str(uuid.UUID(bytes=name[:16]))
+    return f"{text}:{name[16:].decode()}" if name[16:] else text
+
+
+@dataclass(frozen=True)
+class Scan:
+    """What a range of events holds. The first six arrays have an entry per row.
+
+    `kind` holds the letters i, u, d; `table` an index into `Tables.maps`; `row_at` and `present_at` lead
+    `rows.decode_rows` to the row. `transaction` is an index into `source` (of `Tables.sources`, -1 without a
+    global id), `number` and `commit_ts_us`, whose first entry is the transaction that was open before. Of each
+    end: the event, the transaction, the position behind it in its file, how it ended.
+    """
+
+    kind: Bytes
+    table: Ints
+    row_at: Ints
+    present_at: Ints
+    transaction: Ints
+    ordinal: Ints
+    source: Ints
+    number: Ints
+    commit_ts_us: Ints
+    end_event: Ints
+    end_transaction: Ints
+    end_position: Ints
+    end_how: Ints
+    rare: tuple[RareEvent, ...]
+
+    @cached_property
+    def tables(self) -> Ints:
+        """Those that have rows here."""
+        return np.unique(self.table)
+
+
+def scan(batch: EventBatch, first: int, last: int, carry: Carry, tables: Tables) -> Scan:
+    """Scan events `first` to `last` (exclusive) and move `carry` on to `last`."""
+    pieces = []
+    transactions = 0
+    while True:
+        changes, identities, finished, rare, reason, stopped = kernels.scan_events(
+            batch.buffer, batch.starts, batch.ends, first, last, carry.values, *tables.arrays
+        )
+        # A piece's first transaction is the last one of the piece before.
+        changes[:, kernels.TRANSACTION] += transactions
+        finished[:, 1] += transactions
+        rare[:, 1] += sum(len(piece[0]) for piece in pieces)
+        rare[:, 2] += transactions
+        pieces.append((changes, identities[1:] if pieces else identities, finished, rare))
+        transactions += len(identities) - 1
+        if reason == kernels.DONE:
+            break
+        _make_known(reason, batch.event(stopped), tables)
+        first = stopped
+    changes, identities, finished, rare = (
+        parts[0] if len(parts) == 1 else np.concatenate(parts) for parts in zip(*pieces, strict=True)
+    )
+    return _scan_of(batch, changes, identities, finished, rare)
+
+
+def _scan_of(
+    batch: EventBatch,
+    changes: npt.NDArray[np.int64],
+    identities: npt.NDArray[np.int64],
+    finished: npt.NDArray[np.int64],
+    rare: npt.NDArray[np.int64],
+) -> Scan:
+    return Scan(
+        changes[:, kernels.KIND].astype(np.uint8),
+        *(np.ascontiguousarray(changes[:, column]) for column in range(1, 6)),
+        *(np.ascontiguousarray(identities[:, column]) for column in range(3)),
+        *(np.ascontiguousarray(finished[:, column]) for column in range(4)),
+        rare=tuple(
+            RareEvent(_parse_rare(batch.event(int(number))), *map(int, (number, *place)))
+            for number, *place in rare
+        ),
+    )
+
+
+def _make_known(reason: int, event: bytes, tables: Tables) -> None:
+    if reason == kernels.NEW_TABLE:
+        tables.add_table(event)
+    elif reason == kernels.NEW_SOURCE:
+        tables.add_source(event)
+    elif reason == kernels.PARTIAL:
+        raise SourceError(
+            "The server logs only parts of changed JSON values.",
+            remedy="Set binlog_row_value_options to an empty value on the server, for new connections, then "
+            "run `penstock resync` for tables that were changed meanwhile.",
+        )
+    elif reason == kernels.UNKNOWN_TABLE:
+        raise SourceError(
+            "The binary log has rows of a table that it has not described.",
+            remedy="Reading has to begin at the start of a transaction; run the same command again.",
+        )
+    elif reason == kernels.BAD_ROWS:
+        raise SourceError(
+            "The binary log has rows that do not fit the description of their table.",
+            remedy="Run the same command again; if it happens again, report it with the server's version.",
+        )
+    else:
+        raise SourceError(
+            f"The binary log has an event that Penstock does not know (number {event[TYPE_AT]}).",
+            remedy="binlog_format must be ROW and the log not encrypted for replicas; else report it with the "
+            "server's version.",
+        )
+
+
+def _parse_rare(event: bytes) -> Rare:
+    kind, body = event[TYPE_AT], event[HEADER:]
+    if kind == kernels.QUERY:
+        return parse_query(body)
+    if kind == kernels.ROTATE:
+        return Rotation(body[8:].decode(), int.from_bytes(body[:8], "little"))
+    if kind == kernels.XA_PREPARE:
+        return Prepared(_xid(body))
+    if kind == kernels.FORMAT_DESCRIPTION:
+        return FormatDescription(body[2:52].rstrip(b"\0").decode())
+    raise SourceError(
+        "The server says that its binary log has a gap: changes were not logged.",
+        remedy="Look into the server's error log, then run `penstock resync`.",
+    )
+
+
+def parse_query(body: bytes) -> Statement:
+    schema_length, status_length = body[8], int.from_bytes(body[11:13], "little")
+    at = 13 + status_length
+    text = body[at + schema_length + 1 :]
+    # Its character set is the client's; names of other sets in it come out wrong, keywords never do.
+    return Statement(body[at : at + schema_length].decode(), text.decode(errors="replace"))
+
+
+def _xid(body: bytes) -> str:
+    """As MySQL writes it in XA COMMIT: global part, branch and format."""
+    form, global_length, branch_length = (
+        int.from_bytes(body[1 + 4 * index : 5 + 4 * index], "little") for index in range(3)
+    )
+    data = body[13:]
+    return f"X'{data[:global_length].hex()}',X'{data[global_length:][:branch_length].hex()}',{form}"
+
+
+def position_of(event: bytes) -> int:
+    """Where in its file an event ends; 0 for those that are in no file."""
+    return int.from_bytes(event[POSITION_AT : POSITION_AT + 4], "little")

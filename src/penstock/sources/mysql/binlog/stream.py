@@ -1,0 +1,194 @@
+"""A connection on which a server sends its binary log, read in batches of raw bytes.
+
+The connection is PyMySQL's: it has logged in, over TLS if so configured. From the dump command on only its
+socket is used: bytes are received to their place in a batch's buffer, and found to be events there
+(`packets`). Between queries PyMySQL has read every byte of an answer, so none is missed by that.
+
+A batch is what the server had sent when it was asked for, at most `BATCH_BYTES_MAX` or one event; what is not
+a whole event is moved to the next buffer. The server sends a heartbeat when it has had nothing to send for a
+while; none for three times as long means that the connection is dead.
+"""
+
+from __future__ import annotations
+
+import select
+import ssl
+import time
+import uuid
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pymysql
+
+from penstock.core.errors import SourceError
+from penstock.sources.mysql.binlog import packets
+from penstock.sources.mysql.binlog.gtid_set import GtidSet
+from penstock.sources.mysql.binlog.packet_kernels import CHECKSUM_CRC32, CHECKSUM_NONE
+from penstock.sources.mysql.binlog.packets import EventBatch, Framing
+
+BATCH_BYTES_MAX = 8 << 20
+BATCH_EVENTS_MAX = 131_072
+_ROOM_MIN = 64 << 10
+_HEARTBEATS_MISSED_MAX = 3
+_WOULD_WAIT = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+
+
+@dataclass(frozen=True, slots=True)
+class FilePosition:
+    """The event that begins at `offset` of `file` comes first."""
+
+    file: str
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class GtidPosition:
+    """Transactions that are not in the set come, in the server's order. MariaDB: the set as it writes it."""
+
+    gtid_set: str
+
+
+class BinlogStream:
+    """Registered as a replica and reading. Used from one thread; `close` may be called from any."""
+
+    def __init__(
+        self,
+        connection: pymysql.Connection[Any],
+        start: FilePosition | GtidPosition,
+        server_id: int,
+        heartbeat_s: float = 5.0,
+    ) -> None:
+        self._connection = connection
+        self._heartbeat_s = heartbeat_s
+        checksum = self._prepare(start, server_id)
+        self._framing = Framing(checksum, BATCH_EVENTS_MAX)
+        self._socket: Any = connection._sock  # type: ignore[attr-defined]
+        self._socket.settimeout(None)
+        self._socket.sendall(packets.command(self._dump_command(start, server_id)))
+        self._socket.setblocking(False)
+        self._buffer = np.empty(BATCH_BYTES_MAX, np.uint8)
+        self._used = 0
+        self._has_whole_events = False
+        self._heard_at = time.monotonic()
+
+    @property
+    def is_mariadb(self) -> bool:
+        return "mariadb" in str(self._connection.get_server_info()).lower()
+
+    def read(self, timeout_s: float) -> EventBatch | None:
+        """What has come, at least one event; None if `timeout_s` passed without one."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            if self._has_whole_events or self._receive(deadline):
+                batch = self._take()
+                if len(batch):
+                    return batch
+            elif time.monotonic() >= deadline:
+                self._check_heard()
+                return None
+
+    def close(self) -> None:
+        self._connection._force_close()  # type: ignore[attr-defined]
+
+    def _prepare(self, start: FilePosition | GtidPosition, server_id: int) -> int:
+        """Say who we are and what we understand; the kind of checksum that events have."""
+        period_ns = int(self._heartbeat_s * 1e9)
+        settings = {
+            "@master_binlog_checksum": "@@global.binlog_checksum",
+            "@source_binlog_checksum": "@@global.binlog_checksum",
+            "@master_heartbeat_period": str(period_ns),
+            "@source_heartbeat_period": str(period_ns),
+        }
+        if self.is_mariadb:
+            settings["@mariadb_slave_capability"] = "4"
+            if isinstance(start, GtidPosition):
+                settings |= {
+                    "@slave_connect_state": str(self._connection.escape(start.gtid_set)),
+                    "@slave_gtid_strict_mode": "0",
+                    "@slave_gtid_ignore_duplicates": "0",
+                }
+        else:
+            name = uuid.uuid5(uuid.NAMESPACE_URL, f"penstock:{server_id}")
+            settings |= {"@slave_uuid": f"'{name}'", "@replica_uuid": f"'{name}'"}
+        try:
+            with self._connection.cursor() as cursor:
+                cursor.execute("SET " + ", ".join(f"{name} = {value}" for name, value in settings.items()))
+                cursor.execute("SELECT @@global.binlog_checksum")
+                [[checksum]] = cursor.fetchall()
+            self._connection._execute_command(0x15, packets.register(server_id)[1:])  # type: ignore[attr-defined]
+            self._connection._read_ok_packet()  # type: ignore[attr-defined]
+        except pymysql.err.MySQLError as error:
+            code = error.args[0] if error.args and isinstance(error.args[0], int) else 0
+            raise packets.error_of(code, b"") from error
+        name = checksum.decode() if isinstance(checksum, bytes) else str(checksum)
+        return CHECKSUM_CRC32 if name.upper() == "CRC32" else CHECKSUM_NONE
+
+    def _dump_command(self, start: FilePosition | GtidPosition, server_id: int) -> bytes:
+        if isinstance(start, FilePosition):
+            return packets.dump(server_id, start.file, start.offset)
+        if self.is_mariadb:
+            return packets.dump(server_id, "", 4)
+        return packets.dump_gtid(server_id, GtidSet.parse(start.gtid_set).to_wire())
+
+    def _receive(self, deadline: float) -> bool:
+        """Take what the server has sent, waiting for the first byte; whether anything came."""
+        received = self._drain()
+        if received == 0:
+            wait_s = max(0.0, deadline - time.monotonic())
+            select.select([self._socket], [], [], min(wait_s, self._heartbeat_s))
+            received = self._drain()
+        if received:
+            self._heard_at = time.monotonic()
+        else:
+            self._check_heard()
+        return received > 0
+
+    def _drain(self) -> int:
+        self._make_room()
+        before = self._used
+        view = memoryview(self._buffer)
+        while self._used < len(view):
+            try:
+                count = self._socket.recv_into(view[self._used :])
+            except _WOULD_WAIT:
+                break
+            except OSError as error:
+                raise _lost() from error
+            if count == 0:
+                if self._used > before:
+                    break  # what came before the end is dealt with first
+                raise _lost()
+            self._used += count
+        return self._used - before
+
+    def _make_room(self) -> None:
+        """A single event may be larger than a batch: the buffer grows with what has come of it."""
+        if len(self._buffer) - self._used < _ROOM_MIN:
+            larger = np.empty(2 * len(self._buffer), np.uint8)
+            larger[: self._used] = self._buffer[: self._used]
+            self._buffer = larger
+
+    def _take(self) -> EventBatch:
+        batch, done, self._has_whole_events = self._framing.frame(self._buffer, self._used)
+        if done:
+            rest = self._used - done
+            fresh = np.empty(max(BATCH_BYTES_MAX, rest + _ROOM_MIN), np.uint8)
+            fresh[:rest] = self._buffer[done : self._used]
+            self._buffer, self._used = fresh, rest
+        return batch
+
+    def _check_heard(self) -> None:
+        silent_s = time.monotonic() - self._heard_at
+        if silent_s > _HEARTBEATS_MISSED_MAX * self._heartbeat_s:
+            raise SourceError(
+                f"The server has sent nothing for {silent_s:.0f} s, not even a heartbeat.",
+                remedy="Penstock connects again by itself; look at the network if it goes on.",
+            )
+
+
+def _lost() -> SourceError:
+    return SourceError(
+        "The connection on which the binary log is read was lost.",
+        remedy="Penstock connects again by itself; if it goes on, look into the server's error log.",
+    )

@@ -1,0 +1,384 @@
+"""Compiled writers: a value as it stands in a row image, to its exact text.
+
+Each returns where it ended and checks nothing: there is room before it is called (`room`, `expansion`).
+
+Texts are those of `SELECT CAST(… AS CHAR)` in the time zone UTC, with all fractional digits of the column.
+Other than there: a bit field is its digits; bytes are hexadecimal; a geometry is its reference system and its
+WKB, hexadecimal. A date that is zero, or has zero parts, stays as it is.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from penstock.compiling import compiled
+from penstock.sources.mysql.binlog.packet_kernels import Bytes, Ints, Number, little_endian
+from penstock.text_kernels import copy_bytes
+
+(
+    SIGNED, UNSIGNED, DECIMAL, DATE, DATETIME2, TIMESTAMP2, TIME2, YEAR, BITS, ENUM, SET, HEX, GEOMETRY, UTF8,
+    SINGLE_BYTE, UTF16_BIG, UTF16_LITTLE, UTF32, OLD_TIMESTAMP, OLD_DATETIME, OLD_TIME,
+) = range(21)  # fmt: skip
+
+_ZERO, _MINUS, _POINT, _COLON, _SPACE, _COMMA = (ord(letter) for letter in "0-.: ,")
+_HEX = np.frombuffer(b"0123456789abcdef", np.uint8)
+_PAIRS = np.frombuffer("".join(f"{number:02d}" for number in range(100)).encode(), np.uint8)
+_SRID = np.frombuffer(b"SRID=", np.uint8)
+_DIGIT_BYTES = np.array([0, 1, 1, 2, 2, 3, 3, 4, 4, 4], np.int64)
+_POWERS = np.array([10**power for power in range(19)], np.uint64)
+_HUNDRED, _TEN = np.uint64(100), np.uint64(10)
+
+
+@compiled()
+def big_endian(buffer: Bytes, at: Number, size: Number) -> Number:
+    value = np.int64(0)
+    for index in range(size):
+        value = (value << 8) | np.int64(buffer[at + index])
+    return value
+
+
+@compiled()
+def _digits(number: Number) -> Number:
+    digits = 1
+    while digits < 19 and number >= _POWERS[digits]:
+        digits += 1
+    return digits + 1 if digits == 19 and number >= np.uint64(10_000_000_000_000_000_000) else digits
+
+
+@compiled()
+def write_padded(number: Number, digits: Number, out: Bytes, at: Number) -> Number:
+    """The last `digits` digits, with zeros in front."""
+    rest, to = np.uint64(number), at + digits
+    while to - at >= 2:
+        pair = rest % _HUNDRED
+        rest //= _HUNDRED
+        to -= 2
+        out[to], out[to + 1] = _PAIRS[2 * pair], _PAIRS[2 * pair + np.uint64(1)]
+    if to > at:
+        out[at] = _ZERO + rest % _TEN
+    return at + digits
+
+
+@compiled()
+def write_unsigned(number: Number, out: Bytes, at: Number) -> Number:
+    return write_padded(number, _digits(np.uint64(number)), out, at)
+
+
+@compiled()
+def write_signed(number: Number, out: Bytes, at: Number) -> Number:
+    if number < 0:
+        out[at] = _MINUS
+        return write_unsigned(np.uint64(0) - np.uint64(number), out, at + 1)
+    return write_unsigned(np.uint64(number), out, at)
+
+
+@compiled()
+def write_decimal(buffer: Bytes, at: Number, precision: Number, scale: Number, out: Bytes, to: Number) -> Number:
+    """Groups of nine digits in four bytes, most significant first; a negative one has all bits inverted."""
+    negative = buffer[at] & 0x80 == 0
+    flip = np.int64(0xFF) if negative else np.int64(0)
+    whole = precision - scale
+    if negative:
+        out[to] = _MINUS
+        to += 1
+    begin, is_first = to, True
+    left = whole
+    while left > 0:
+        digits = left % 9 if left % 9 else 9
+        size = _DIGIT_BYTES[digits]
+        value = np.int64(0)
+        for index in range(size):
+            byte = np.int64(buffer[at + index]) ^ flip
+            if is_first:
+                byte ^= 0x80
+                is_first = False
+            value = (value << 8) | byte
+        at += size
+        left -= digits
+        if to > begin:
+            to = write_padded(value, digits, out, to)
+        elif value > 0:
+            to = write_unsigned(np.uint64(value), out, to)
+    if to == begin:
+        out[to] = _ZERO
+        to += 1
+    if scale > 0:
+        out[to] = _POINT
+        to += 1
+        left = scale
+        while left > 0:
+            digits = min(left, 9)
+            size = _DIGIT_BYTES[digits]
+            value = np.int64(0)
+            for index in range(size):
+                byte = np.int64(buffer[at + index]) ^ flip
+                if is_first:
+                    byte ^= 0x80
+                    is_first = False
+                value = (value << 8) | byte
+            at += size
+            left -= digits
+            to = write_padded(value, digits, out, to)
+    return to
+
+
+@compiled()
+def write_date(year: Number, month: Number, day: Number, out: Bytes, to: Number) -> Number:
+    to = write_padded(year, 4, out, to)
+    out[to] = _MINUS
+    to = write_padded(month, 2, out, to + 1)
+    out[to] = _MINUS
+    return write_padded(day, 2, out, to + 1)
+
+
+@compiled()
+def write_clock(hours: Number, minutes: Number, seconds: Number, out: Bytes, to: Number) -> Number:
+    to = write_padded(hours, 2 if hours < 100 else 3, out, to)
+    out[to] = _COLON
+    to = write_padded(minutes, 2, out, to + 1)
+    out[to] = _COLON
+    return write_padded(seconds, 2, out, to + 1)
+
+
+@compiled()
+def write_fraction(microseconds: Number, digits: Number, out: Bytes, to: Number) -> Number:
+    if digits == 0:
+        return to
+    out[to] = _POINT
+    dropped = np.int64(1)
+    for _ in range(6 - digits):
+        dropped *= 10
+    return write_padded(microseconds // dropped, digits, out, to + 1)
+
+
+@compiled()
+def _microseconds(value: Number, digits: Number) -> Number:
+    """A stored fraction: hundredths in a byte, ten-thousandths in two, millionths in three."""
+    size = (digits + 1) >> 1
+    if size == 1:
+        return value * 10_000
+    return value * 100 if size == 2 else value
+
+
+@compiled()
+def write_packed_datetime(
+    packed: Number, microseconds: Number, digits: Number, out: Bytes, to: Number
+) -> Number:
+    months = packed >> 22
+    to = write_date(months // 13, months % 13, (packed >> 17) & 31, out, to)
+    out[to] = _SPACE
+    to = write_clock((packed >> 12) & 31, (packed >> 6) & 63, packed & 63, out, to + 1)
+    return write_fraction(microseconds, digits, out, to)
+
+
+@compiled()
+def write_timestamp(seconds: Number, microseconds: Number, digits: Number, out: Bytes, to: Number) -> Number:
+    """Seconds since 1970, in UTC. None at all is the date that is zero."""
+    if seconds == 0 and microseconds == 0:
+        to = write_date(0, 0, 0, out, to)
+    else:  # days to a date of the proleptic Gregorian calendar, by eras of 400 years that begin in March
+        days = seconds // 86_400 + 719_468
+        era = days // 146_097
+        day_of_era = days - era * 146_097
+        year_of_era = (day_of_era - day_of_era // 1_460 + day_of_era // 36_524 - day_of_era // 146_096) // 365
+        day_of_year = day_of_era - (365 * year_of_era + year_of_era // 4 - year_of_era // 100)
+        month = (5 * day_of_year + 2) // 153
+        day = day_of_year - (153 * month + 2) // 5 + 1
+        month = month + 3 if month < 10 else month - 9
+        year = year_of_era + era * 400 + (1 if month <= 2 else 0)
+        to = write_date(year, month, day, out, to)
+    out[to] = _SPACE
+    second = seconds % 86_400
+    to = write_clock(second // 3_600, second // 60 % 60, second % 60, out, to + 1)
+    return write_fraction(microseconds, digits, out, to)
+
+
+@compiled()
+def write_time(hms: Number, microseconds: Number, negative: bool, digits: Number, out: Bytes, to: Number) -> Number:
+    if negative:
+        out[to] = _MINUS
+        to += 1
+    to = write_clock((hms >> 12) & 1023, (hms >> 6) & 63, hms & 63, out, to)
+    return write_fraction(microseconds, digits, out, to)
+
+
+@compiled()
+def write_time2(buffer: Bytes, at: Number, digits: Number, out: Bytes, to: Number) -> Number:
+    size = (digits + 1) >> 1
+    value = big_endian(buffer, at, 3 + size) - (np.int64(0x800000) << (8 * size))
+    negative = value < 0
+    value = -value if negative else value
+    fraction = value & ((np.int64(1) << (8 * size)) - 1)
+    return write_time(value >> (8 * size), _microseconds(fraction, digits), negative, digits, out, to)
+
+
+@compiled()
+def write_hex(buffer: Bytes, at: Number, length: Number, out: Bytes, to: Number) -> Number:
+    for index in range(length):
+        byte = buffer[at + index]
+        out[to + 2 * index], out[to + 2 * index + 1] = _HEX[byte >> 4], _HEX[byte & 15]
+    return to + 2 * length
+
+
+@compiled()
+def write_code_point(code: Number, out: Bytes, to: Number) -> Number:
+    """As UTF-8; half of a surrogate pair becomes U+FFFD."""
+    if code < 0x80:
+        out[to] = code
+        return to + 1
+    if code < 0x800:
+        out[to], out[to + 1] = 0xC0 | code >> 6, 0x80 | code & 0x3F
+        return to + 2
+    if 0xD800 <= code < 0xE000 or code > 0x10FFFF:
+        code = np.int64(0xFFFD)
+    if code < 0x10000:
+        out[to], out[to + 1], out[to + 2] = 0xE0 | code >> 12, 0x80 | code >> 6 & 0x3F, 0x80 | code & 0x3F
+        return to + 3
+    out[to], out[to + 1] = 0xF0 | code >> 18, 0x80 | code >> 12 & 0x3F
+    out[to + 2], out[to + 3] = 0x80 | code >> 6 & 0x3F, 0x80 | code & 0x3F
+    return to + 4
+
+
+@compiled()
+def _write_utf16(buffer: Bytes, at: Number, length: Number, high: Number, out: Bytes, to: Number) -> Number:
+    """`high`: which of two bytes is the higher one."""
+    index = np.int64(0)
+    while index + 1 < length:
+        unit = np.int64(buffer[at + index + high]) << 8 | np.int64(buffer[at + index + 1 - high])
+        index += 2
+        if 0xD800 <= unit < 0xDC00 and index + 1 < length:
+            low = np.int64(buffer[at + index + high]) << 8 | np.int64(buffer[at + index + 1 - high])
+            if 0xDC00 <= low < 0xE000:
+                unit = 0x10000 + ((unit - 0xD800) << 10) + (low - 0xDC00)
+                index += 2
+        to = write_code_point(unit, out, to)
+    return to
+
+
+@compiled()
+def _write_set(mask: Number, texts: Bytes, ends: Ints, out: Bytes, to: Number) -> Number:
+    begin = to
+    for member in range(len(ends)):
+        if mask >> np.uint64(member) & np.uint64(1):
+            if to > begin:
+                out[to] = _COMMA
+                to += 1
+            start = ends[member - 1] if member else np.int64(0)
+            to = copy_bytes(texts[start : ends[member]], out, to)
+    return to
+
+
+@compiled()
+def room(kind: int, length: int, ends: Ints) -> int:
+    """Bytes of text that a value takes at most, where its type says it."""
+    if kind in (SIGNED, UNSIGNED):
+        return 21
+    if kind == DECIMAL:
+        return length + 4
+    if kind == BITS:
+        return length
+    if kind == SET:
+        return len(ends) + (ends[-1] if len(ends) else 0)
+    if kind == ENUM:
+        longest = np.int64(0)
+        for member in range(len(ends)):
+            longest = max(longest, ends[member] - (ends[member - 1] if member else np.int64(0)))
+        return longest
+    return 32
+
+
+@compiled()
+def expansion(kind: int) -> int:
+    """Bytes of text that a byte becomes at most, where values have their own length."""
+    if kind == UTF8:
+        return 1
+    return 3 if kind == SINGLE_BYTE else 2
+
+
+@compiled()
+def write_value(  # noqa: PLR0912 - one branch per kind
+    kind: int,
+    buffer: Bytes,
+    at: Number,
+    width: Number,
+    length: Number,
+    scale: Number,
+    texts: Bytes,
+    ends: Ints,
+    codes: Ints,
+    out: Bytes,
+    to: Number,
+) -> Number:
+    """A value of `width` bytes at `at`; `length` and `scale` are the column's."""
+    if kind == UTF8:
+        return copy_bytes(buffer[at : at + width], out, to)
+    if kind == SIGNED:
+        shift = np.int64(64 - 8 * width)
+        return write_signed((little_endian(buffer, at, width) << shift) >> shift, out, to)
+    if kind == UNSIGNED:
+        return write_unsigned(np.uint64(little_endian(buffer, at, width)), out, to)
+    if kind == DECIMAL:
+        return write_decimal(buffer, at, length, scale, out, to)
+    if kind == DATETIME2:
+        fraction = _microseconds(big_endian(buffer, at + 5, width - 5), length)
+        packed = big_endian(buffer, at, 5) - 0x8000000000
+        return write_packed_datetime(packed, fraction, length, out, to)
+    if kind == TIMESTAMP2:
+        fraction = _microseconds(big_endian(buffer, at + 4, width - 4), length)
+        return write_timestamp(big_endian(buffer, at, 4), fraction, length, out, to)
+    if kind == DATE:
+        value = little_endian(buffer, at, 3)
+        return write_date(value >> 9, (value >> 5) & 15, value & 31, out, to)
+    if kind == TIME2:
+        return write_time2(buffer, at, length, out, to)
+    if kind == YEAR:
+        year = np.int64(buffer[at])
+        return write_padded(1900 + year if year else 0, 4, out, to)
+    if kind == ENUM:
+        member = little_endian(buffer, at, width)
+        if member == 0 or member > len(ends):  # 0: what was written was no member
+            return to
+        start = ends[member - 2] if member > 1 else np.int64(0)
+        return copy_bytes(texts[start : ends[member - 1]], out, to)
+    if kind == SET:
+        return _write_set(np.uint64(little_endian(buffer, at, width)), texts, ends, out, to)
+    if kind == BITS:
+        value = np.uint64(big_endian(buffer, at, width))
+        for index in range(length):
+            out[to + index] = _ZERO + (value >> np.uint64(length - 1 - index) & np.uint64(1))
+        return to + length
+    if kind == HEX:
+        to = write_hex(buffer, at, width, out, to)
+        for _ in range(2 * (length - width)):  # BINARY(n) is sent without the zeros at its end
+            out[to] = _ZERO
+            to += 1
+        return to
+    if kind == GEOMETRY:
+        to = copy_bytes(_SRID, out, to)
+        to = write_unsigned(np.uint64(little_endian(buffer, at, 4)), out, to)
+        out[to] = 59  # ;
+        return write_hex(buffer, at + 4, width - 4, out, to + 1)
+    if kind == SINGLE_BYTE:
+        for index in range(width):
+            to = write_code_point(codes[buffer[at + index]], out, to)
+        return to
+    if kind in (UTF16_BIG, UTF16_LITTLE):
+        return _write_utf16(buffer, at, width, np.int64(0 if kind == UTF16_BIG else 1), out, to)
+    if kind == UTF32:
+        for index in range(width >> 2):
+            to = write_code_point(big_endian(buffer, at + 4 * index, 4), out, to)
+        return to
+    if kind == OLD_TIMESTAMP:
+        return write_timestamp(little_endian(buffer, at, 4), 0, 0, out, to)
+    value = little_endian(buffer, at, width)
+    if kind == OLD_DATETIME:
+        date, clock = value // 1_000_000, value % 1_000_000
+        to = write_date(date // 10_000, date // 100 % 100, date % 100, out, to)
+        out[to] = _SPACE
+        return write_clock(clock // 10_000, clock // 100 % 100, clock % 100, out, to + 1)
+    value = (value << 40) >> 40  # three bytes, signed
+    if value < 0:
+        out[to] = _MINUS
+        to += 1
+        value = -value
+    return write_clock(value // 10_000, value // 100 % 100, value % 100, out, to)
