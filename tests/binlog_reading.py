@@ -1,4 +1,4 @@
-"""What tests read from a binary log: every change as a plain value, from a start to where the log ends now."""
+"""What tests read from a binary log: every change as a plain value, up to where the log ends now."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from penstock.sources.mysql.binlog.rows import Absent, RowLayout, decode_rows
 from penstock.sources.mysql.binlog.stream import BinlogStream, FilePosition, GtidPosition
 from penstock.sources.mysql.binlog.unwrapping import unwrap
 from tests.conftest import wait_until
-from tests.mysql_server import MysqlServer
+from tests.mysql_server import MARIADB, MysqlServer
 
 SERVER_ID = 4242
-_ABSENT = "<absent>"
 
 Values = dict[str, str | None]
 
@@ -52,8 +51,8 @@ class Read:
 class Decoder:
     """Batches to changes; what is open at the end of one goes on in the next."""
 
-    def __init__(self, collations: dict[int, str]) -> None:
-        self.tables = Tables()
+    def __init__(self, collations: dict[int, str], mariadb: bool = False) -> None:
+        self.tables = Tables(mariadb)
         self.carry = Carry()
         self.read = Read()
         self._collations = collations
@@ -101,21 +100,22 @@ class Decoder:
             column.validate(full=True)
         for index, row in enumerate(rows.tolist()):
             transaction = int(found.transaction[row])
-            yield row, Change(
-                described.stream,
-                chr(found.kind[row]),
-                _values(names, new, index, images.absent),
-                _values(names, old, index, images.absent_old),
-                chr(images.old_kind[index]),
-                self._gtid(found, transaction),
-                int(found.ordinal[row]),
-                int(found.commit_ts_us[transaction]),
+            yield (
+                row,
+                Change(
+                    described.stream,
+                    chr(found.kind[row]),
+                    _values(names, new, index, images.absent),
+                    _values(names, old, index, images.absent_old),
+                    chr(images.old_kind[index]),
+                    self._gtid(found, transaction),
+                    int(found.ordinal[row]),
+                    int(found.commit_ts_us[transaction]),
+                ),
             )
 
 
-def _values(
-    names: list[str], columns: list[list[str | None]], row: int, absent: Absent | None
-) -> Values:
+def _values(names: list[str], columns: list[list[str | None]], row: int, absent: Absent | None) -> Values:
     """Without what the server left out."""
     left_out: set[int] = set()
     if absent is not None:
@@ -136,7 +136,7 @@ def collations_of(server: MysqlServer) -> dict[int, str]:
 def read_all(server: MysqlServer, start: FilePosition | GtidPosition) -> Read:
     """From `start` to where the log ends at this moment."""
     file, offset = server.position()
-    decoder = Decoder(collations_of(server))
+    decoder = Decoder(collations_of(server), server.kind is MARIADB)
 
     def reached() -> bool:
         batch = stream.read(0.2)

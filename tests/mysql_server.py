@@ -271,7 +271,5 @@ def _archive() -> str:
 
 
 def _run(command: Sequence[str], script: str | None = None) -> None:
-    done = subprocess.run(
-        command, check=False, capture_output=True, text=True, timeout=600, input=script
-    )
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=600, input=script)
     assert done.returncode == 0, f"{command[0]}: {(done.stdout + done.stderr)[-4000:]}"

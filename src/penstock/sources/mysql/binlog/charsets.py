@@ -68,7 +68,7 @@ def charset_of(collation: int | None, collations: Mapping[int, str], stream: str
         raise SourceError(
             "The binary log does not say which character set a column has.",
             stream=stream,
-            remedy="Set binlog_row_metadata=MINIMAL or FULL on the server (MySQL 8.0, MariaDB 10.5 or later).",
+            remedy="Set binlog_row_metadata=MINIMAL or FULL on the server (MySQL 8.0, MariaDB 10.5).",
         )
     return name
 
@@ -103,10 +103,14 @@ def _code_points(charset: str) -> Ints:
 
 def to_utf8(value: bytes, charset: str) -> bytes:
     """A single value, such as a member of an enumeration."""
-    codec = _SINGLE_BYTE.get(charset) or _MULTI_BYTE.get(charset) or {
-        values.UTF8: "utf-8",
-        values.UTF16_BIG: "utf-16-be",
-        values.UTF16_LITTLE: "utf-16-le",
-        values.UTF32: "utf-32-be",
-    }.get(_UNICODE.get(charset, values.UTF8), "utf-8")
+    codec = (
+        _SINGLE_BYTE.get(charset)
+        or _MULTI_BYTE.get(charset)
+        or {
+            values.UTF8: "utf-8",
+            values.UTF16_BIG: "utf-16-be",
+            values.UTF16_LITTLE: "utf-16-le",
+            values.UTF32: "utf-32-be",
+        }.get(_UNICODE.get(charset, values.UTF8), "utf-8")
+    )
     return codecs.decode(value, codec, "replace").encode()

@@ -133,7 +133,7 @@ def skip_image(
 
 @compiled()
 def find_slot(slots: npt.NDArray[np.int64], table_id: Number) -> Number:
-    """Where a table's id is or would be: ids are spread by their lowest bits, the next free place is taken."""
+    """Where a table's id is or would be: spread by its lowest bits, the next free place is taken."""
     mask = slots.shape[0] - 1
     slot = table_id & mask
     while slots[slot, 1] >= 0 and slots[slot, 0] != table_id:
@@ -314,7 +314,9 @@ def scan_events(  # noqa: PLR0912, PLR0915 - one pass, one loop: cutting it up w
                     state = np.int64(OPEN)
         elif kind == QUERY:
             text = at + 13 + np.int64(buffer[at + 8]) + little_endian(buffer, at + 11, 2) + 1
-            begins = _matches(buffer, text, end, _BEGIN, True) or _matches(buffer, text, end, _XA_START, False)
+            begins = _matches(buffer, text, end, _BEGIN, True) or _matches(
+                buffer, text, end, _XA_START, False
+            )
             if begins:
                 if state == OUTSIDE:
                     current += 1

@@ -30,7 +30,7 @@ _SOURCE_BYTES = 50  # length, UUID, tag
 
 
 class Ending(IntEnum):
-    """How a transaction ended. A prepared one's rows count when it is committed, by a statement of its own."""
+    """How a transaction ended. A prepared one's rows count once a statement commits it."""
 
     COMMITTED = kernels.COMMITTED
     ROLLED_BACK = kernels.ROLLED_BACK
@@ -94,7 +94,8 @@ class Carry:
 class Tables:
     """Table maps and sources of transactions that were seen, in the form that compiled code looks them up."""
 
-    def __init__(self) -> None:
+    def __init__(self, mariadb: bool = False) -> None:
+        self._mariadb = mariadb
         self.maps: list[TableMap] = []
         self.sources: list[str] = []
         self._source_names: Bytes = np.zeros((0, _SOURCE_BYTES), np.uint8)
@@ -114,7 +115,7 @@ class Tables:
         number = self._numbers.get(body)
         if number is None:
             number = self._numbers[body] = len(self.maps)
-            table = parse_table_map(body)
+            table = parse_table_map(body, self._mariadb)
             self.maps.append(table)
             row = [len(self._bodies), len(body), len(self._widths), len(table.columns)]
             self._rows = np.concatenate([self._rows, np.array([row], np.int64)])
@@ -156,7 +157,7 @@ def _source_name(event: bytes) -> bytes:
     if event[TYPE_AT] == kernels.GTID:
         return event[HEADER + 1 : HEADER + 17]
     name = np.zeros(_SOURCE_BYTES, np.uint8)
-    size, *_ = kernels.read_tagged_gtid(np.frombuffer(event, np.uint8), HEADER, len(event), name)
+    size, *_ = kernels.read_tagged_gtid(np.array(bytearray(event), np.uint8), HEADER, len(event), name)
     return name[:size].tobytes()
 
 
@@ -173,9 +174,9 @@ class Scan:
     """What a range of events holds. The first six arrays have an entry per row.
 
     `kind` holds the letters i, u, d; `table` an index into `Tables.maps`; `row_at` and `present_at` lead
-    `rows.decode_rows` to the row. `transaction` is an index into `source` (of `Tables.sources`, -1 without a
-    global id), `number` and `commit_ts_us`, whose first entry is the transaction that was open before. Of each
-    end: the event, the transaction, the position behind it in its file, how it ended.
+    `rows.decode_rows` to the row. `transaction` is an index into `source` (of `Tables.sources`, -1 without
+    a global id), `number` and `commit_ts_us`, whose first entry is the transaction that was open before.
+    Of each end: the event, the transaction, the position behind it in its file, how it ended.
     """
 
     kind: Bytes
@@ -267,8 +268,7 @@ def _make_known(reason: int, event: bytes, tables: Tables) -> None:
     else:
         raise SourceError(
             f"The binary log has an event that Penstock does not know (number {event[TYPE_AT]}).",
-            remedy="binlog_format must be ROW and the log not encrypted for replicas; else report it with the "
-            "server's version.",
+            remedy="binlog_format must be ROW; if it is, report it with the server's version.",
         )
 
 

@@ -38,7 +38,9 @@ class GtidSet:
 
     def __str__(self) -> str:
         return ",".join(
-            ":".join([source, *(f"{first}-{last}" if last > first else f"{first}" for first, last in intervals)])
+            ":".join(
+                [source, *(f"{first}-{last}" if last > first else f"{first}" for first, last in intervals)]
+            )
             for source, intervals in self.sources.items()
         )
 

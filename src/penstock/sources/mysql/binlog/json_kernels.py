@@ -4,8 +4,8 @@ A document is a tree by offsets: an object or array has its count and size, then
 then for each value its type and where it is, or the value itself where it is small. "Large" ones have offsets
 of four bytes, others of two. Walked with a stack, a hundred deep at most as the server has it.
 
-Doubles are not written here: the first pass collects them and leaves their places empty; Arrow writes them all
-at once; a second pass puts them in. Documents without any, the usual kind, need one pass.
+Doubles are not written here: the first pass collects them and leaves their places empty; Arrow writes them
+all at once; a second pass puts them in. Documents without any, the usual kind, need one pass.
 """
 
 from __future__ import annotations
@@ -118,9 +118,7 @@ def _longest_text(buffer: Bytes, kind: Number, at: Number) -> Number:
 
 
 @compiled()
-def _write_scalar(
-    buffer: Bytes, kind: Number, at: Number, out: Bytes, to: Number
-) -> Number:
+def _write_scalar(buffer: Bytes, kind: Number, at: Number, out: Bytes, to: Number) -> Number:
     """Any value but objects, arrays and doubles."""
     if kind == _LITERAL:
         literal = buffer[at]
@@ -150,9 +148,7 @@ def _write_scalar(
 
 
 @compiled()
-def _push(
-    buffer: Bytes, kind: Number, at: Number, stack: npt.NDArray[np.int64], depth: Number
-) -> None:
+def _push(buffer: Bytes, kind: Number, at: Number, stack: npt.NDArray[np.int64], depth: Number) -> None:
     size = np.int64(4) if kind in (_LARGE_OBJECT, _LARGE_ARRAY) else np.int64(2)
     is_object = kind in (_SMALL_OBJECT, _LARGE_OBJECT)
     count = little_endian(buffer, at, size)
@@ -167,7 +163,7 @@ def _is_inlined(kind: Number, size: Number) -> bool:
 
 
 @compiled()
-def render_json(  # noqa: PLR0915 - one walk
+def render_json(  # noqa: PLR0912, PLR0915 - one walk
     buffer: Bytes, offsets: Ints, lengths: Lengths, double_texts: Bytes, double_ends: Ints, filling: bool
 ) -> tuple[Ints, Bytes, Bytes, int, npt.NDArray[np.float64], bool]:
     """One column: offsets of texts, their bytes, validity bits, how many are null, doubles met, all well.
@@ -243,7 +239,10 @@ def render_json(  # noqa: PLR0915 - one walk
                 to += 2
             if stack[depth, _IS_OBJECT]:
                 entry = base + 2 * size + member * (size + 2)
-                key, length = base + little_endian(buffer, entry, size), little_endian(buffer, entry + size, 2)
+                key, length = (
+                    base + little_endian(buffer, entry, size),
+                    little_endian(buffer, entry + size, 2),
+                )
                 if key + length > end:
                     return text_offsets, out, validity, nulls, doubles, False
                 out = roomy(out, to, 6 * length + 4)

@@ -47,7 +47,7 @@ class EventBatch:
         """Events that are known one by one: fixtures, tests."""
         ends = np.cumsum(np.fromiter(map(len, events), np.int64, len(events)))
         starts = np.concatenate([np.zeros(1, np.int64), ends])[:-1]
-        return cls(np.frombuffer(b"".join(events), np.uint8), starts, ends)
+        return cls(np.array(bytearray(b"".join(events)), np.uint8), starts, ends)
 
 
 def command(payload: bytes) -> bytes:
@@ -57,9 +57,7 @@ def command(payload: bytes) -> bytes:
 
 def register(server_id: int, host: str = "penstock") -> bytes:
     name = host.encode()
-    return _COM_REGISTER + struct.pack(
-        f"<IB{len(name)}sBBHII", server_id, len(name), name, 0, 0, 0, 0, 0
-    )
+    return _COM_REGISTER + struct.pack(f"<IB{len(name)}sBBHII", server_id, len(name), name, 0, 0, 0, 0, 0)
 
 
 def dump(server_id: int, file: str, offset: int) -> bytes:
@@ -94,8 +92,8 @@ def error_of(code: int, message: bytes) -> PenstockError:
         return PositionGoneError(
             "The server's binary log no longer has the position to go on from.",
             detail=detail,
-            remedy="Changes in between are lost to the log: run `penstock resync`, and keep binary logs longer "
-            "(binlog_expire_logs_seconds, or the managed service's retention).",
+            remedy="Changes in between are lost to the log: run `penstock resync`, and keep binary logs "
+            "longer (binlog_expire_logs_seconds, or the managed service's retention).",
         )
     return SourceError(
         "The server refuses to send its binary log.",
@@ -133,5 +131,5 @@ def _raise_reason(reason: int, buffer: Bytes, at: int) -> None:
     if reason == kernels.BAD_EVENT:
         raise SourceError(
             "The server sent something that is no event of a binary log.",
-            remedy="Penstock reads MySQL 5.7 and later and MariaDB 10.4 and later; report it for such a server.",
+            remedy="Penstock reads MySQL from 5.7 and MariaDB from 10.4 on; report it for such a server.",
         )

@@ -143,9 +143,7 @@ def render(
         text_offsets[row] = to
         width = np.int64(lengths[row])
         if width >= 0:
-            to = write_value(
-                kind, buffer, offsets[row], width, length, scale, texts, ends, codes, out, to
-            )
+            to = write_value(kind, buffer, offsets[row], width, length, scale, texts, ends, codes, out, to)
     text_offsets[rows] = to
     return text_offsets, out[:to], validity, nulls
 

@@ -73,8 +73,8 @@ class RowLayout:
 class RowImages:
     """Rows of one table: a text column each, the old row where there was one, what is missing.
 
-    `old` is empty when no row has one. `old_kind` holds the letters n, k (some columns), f (all). `absent` and
-    `absent_old` list column numbers per row that the server left out, of which nothing is known; None if none.
+    `old` is empty when no row has one. `old_kind` holds the letters n, k (some columns), f (all). `absent`
+    and `absent_old` list column numbers per row that the server left out; None if none.
     """
 
     columns: list[pa.StringArray]
@@ -138,9 +138,7 @@ def _rendering(column: Column, collations: Mapping[int, str], table: TableMap) -
     return _Rendering(kind, length, column.scale, texts, ends, codes, codec)
 
 
-def _members(
-    column: Column, collations: Mapping[int, str], table: TableMap
-) -> tuple[int, Bytes, Ints]:
+def _members(column: Column, collations: Mapping[int, str], table: TableMap) -> tuple[int, Bytes, Ints]:
     """Members of an enumeration in UTF-8; without them the number stays, which is exact as well."""
     if column.values is None:
         return values.UNSIGNED, _NO_TEXTS, _NO_NUMBERS
@@ -148,12 +146,10 @@ def _members(
     members = [to_utf8(value, charset) for value in column.values]
     ends = np.cumsum(np.fromiter(map(len, members), np.int64, len(members)))
     kind = values.ENUM if column.type == types.ENUM else values.SET
-    return kind, np.frombuffer(b"".join(members), np.uint8), ends
+    return kind, np.array(bytearray(b"".join(members)), np.uint8), ends
 
 
-def _render_all(
-    buffer: Bytes, offsets: Ints, lengths: Lengths, layout: RowLayout
-) -> list[pa.StringArray]:
+def _render_all(buffer: Bytes, offsets: Ints, lengths: Lengths, layout: RowLayout) -> list[pa.StringArray]:
     return [
         _render(buffer, offsets[number], lengths[number], column, layout.table)
         for number, column in enumerate(layout.columns)
@@ -178,9 +174,7 @@ def _render(
     return _string_array(*texts, table)
 
 
-def _string_array(
-    offsets: Ints, data: Bytes, validity: Bytes, nulls: int, table: TableMap
-) -> pa.StringArray:
+def _string_array(offsets: Ints, data: Bytes, validity: Bytes, nulls: int, table: TableMap) -> pa.StringArray:
     """Arrow text over buffers of ours, without a copy of the values."""
     if int(offsets[-1]) > _OFFSET_MAX:
         raise SourceError(
@@ -204,9 +198,7 @@ def _floats(buffer: Bytes, offsets: Ints, lengths: Lengths, width: int) -> pa.St
 
 
 def _json(buffer: Bytes, offsets: Ints, lengths: Lengths, table: TableMap) -> pa.StringArray:
-    *texts, doubles, sound = json_kernels.render_json(
-        buffer, offsets, lengths, _NO_TEXTS, _NO_NUMBERS, False
-    )
+    *texts, doubles, sound = json_kernels.render_json(buffer, offsets, lengths, _NO_TEXTS, _NO_NUMBERS, False)
     if sound and len(doubles):
         shown = pc.cast(pa.array(doubles), pa.string())
         # A whole number that is a double stays one: the server shows 1.0, not 1.
@@ -215,7 +207,7 @@ def _json(buffer: Bytes, offsets: Ints, lengths: Lengths, table: TableMap) -> pa
         )
         _, ends, data = shown.buffers()
         *texts, _, sound = json_kernels.render_json(
-            buffer, offsets, lengths, np.frombuffer(data, np.uint8),
+            buffer, offsets, lengths, _bytes(data),
             np.frombuffer(ends, np.int32)[1 : len(shown) + 1].astype(np.int64), True,
         )  # fmt: skip
     if not sound:
@@ -233,13 +225,14 @@ def _vectors(buffer: Bytes, offsets: Ints, lengths: Lengths, table: TableMap) ->
     shown = pc.cast(pa.array(floats.view(np.float32)), pa.string())
     _, text_ends, data = shown.buffers()
     texts = row_kernels.join_vectors(
-        ends, validity, np.frombuffer(text_ends, np.int32)[: len(shown) + 1], _bytes(data)
+        ends, validity, np.frombuffer(text_ends, np.int32)[: len(shown) + 1].copy(), _bytes(data)
     )
     return _string_array(*texts, validity, int(nulls), table)
 
 
 def _bytes(buffer: pa.Buffer | None) -> Bytes:
-    return _NO_TEXTS if buffer is None else np.frombuffer(buffer, np.uint8)
+    """A copy, which may be written to: compiled code is the same for all arrays then."""
+    return _NO_TEXTS if buffer is None else np.frombuffer(buffer, np.uint8).copy()
 
 
 def _decoded(buffer: Bytes, offsets: Ints, lengths: Lengths, codec: str) -> pa.StringArray:

@@ -1,6 +1,6 @@
 """A table as its server describes it before its rows: types, and with full metadata names and more.
 
-`binlog_row_metadata=FULL` brings names, values of enumerations, the key. With MINIMAL, the default, signedness
+`binlog_row_metadata=FULL` brings names, values of enumerations, the key. With MINIMAL, the default, signs
 and character sets are there, and the rest is None: the caller has the catalog. Without any of it (MySQL 5.7)
 numbers would be guessed to be signed, so a table whose map lacks what its types need is refused when decoded.
 """
@@ -20,8 +20,10 @@ VECTOR, JSON, NEWDECIMAL, ENUM, SET = 242, 245, 246, 247, 248
 TINY_BLOB, MEDIUM_BLOB, LONG_BLOB, BLOB, VAR_STRING, STRING, GEOMETRY = 249, 250, 251, 252, 253, 254, 255
 
 _BLOBS: Final = (TINY_BLOB, MEDIUM_BLOB, LONG_BLOB, BLOB)
-_NUMBERS: Final = (TINY, SHORT, INT24, LONG, LONGLONG, NEWDECIMAL, FLOAT, DOUBLE)
-_TEXTS: Final = (STRING, VAR_STRING, VARCHAR, *_BLOBS, VARCHAR_COMPRESSED, BLOB_COMPRESSED)
+# Those whose sign is told. A year has one, which is always the same, and takes a bit nonetheless.
+_NUMBERS: Final = (TINY, SHORT, INT24, LONG, LONGLONG, NEWDECIMAL, FLOAT, DOUBLE, YEAR)
+# Those whose character set is told; MariaDB tells it of geometries too.
+_TEXTS: Final = (STRING, VAR_STRING, VARCHAR, *_BLOBS, VECTOR, VARCHAR_COMPRESSED, BLOB_COMPRESSED)
 _META_OF_ONE_BYTE: Final = (
     FLOAT, DOUBLE, *_BLOBS, JSON, GEOMETRY, VECTOR, TIMESTAMP2, DATETIME2, TIME2, BLOB_COMPRESSED,
 )  # fmt: skip
@@ -88,7 +90,7 @@ class _Reader:
         return self.take(self.number())
 
 
-def parse_table_map(body: bytes) -> TableMap:
+def parse_table_map(body: bytes, mariadb: bool = False) -> TableMap:
     """The body of an event without the table's id."""
     reader = _Reader(body, 2)
     schema = reader.take(reader.take(1)[0] + 1)[:-1].decode()
@@ -106,7 +108,7 @@ def parse_table_map(body: bytes) -> TableMap:
         if kind in (_KEY, _KEY_WITH_PREFIX):
             key = _key(content, with_prefix=kind == _KEY_WITH_PREFIX)
         else:
-            _describe(columns, kind, content)
+            _describe(columns, kind, content, mariadb)
     return TableMap(schema, name, tuple(columns), key)
 
 
@@ -168,21 +170,21 @@ def _key(content: _Reader, with_prefix: bool) -> tuple[int, ...]:
     return tuple(columns)
 
 
-def _describe(columns: list[Column], kind: int, content: _Reader) -> None:
+def _describe(columns: list[Column], kind: int, content: _Reader, mariadb: bool) -> None:
     """One field of what follows the description proper, put into the columns it is about."""
     if kind == _SIGNEDNESS:
         places = [index for index, column in enumerate(columns) if column.type in _NUMBERS]
         for number, index in enumerate(places):
             columns[index] = replace(columns[index], unsigned=_bit(content.data, number))
     elif kind in (_DEFAULT_CHARSET, _ENUM_DEFAULT_CHARSET):
-        places = _of_characters(columns, kind == _ENUM_DEFAULT_CHARSET)
+        places = _of_characters(columns, kind == _ENUM_DEFAULT_CHARSET, mariadb)
         collations = [content.number()] * len(places)
         while not content.done:
             number = content.number()
             collations[number] = content.number()
         _set_collations(columns, places, collations)
     elif kind in (_COLUMN_CHARSET, _ENUM_CHARSET):
-        places = _of_characters(columns, kind == _ENUM_CHARSET)
+        places = _of_characters(columns, kind == _ENUM_CHARSET, mariadb)
         _set_collations(columns, places, [content.number() for _ in places])
     elif kind == _NAMES:
         for index, column in enumerate(columns):
@@ -202,8 +204,8 @@ def _bit(bits: bytes, number: int) -> bool:
     return bool(bits[number >> 3] >> (7 - (number & 7)) & 1)
 
 
-def _of_characters(columns: list[Column], enumerated: bool) -> list[int]:
-    types = (ENUM, SET) if enumerated else _TEXTS
+def _of_characters(columns: list[Column], enumerated: bool, mariadb: bool) -> list[int]:
+    types = (ENUM, SET) if enumerated else (*_TEXTS, *((GEOMETRY,) if mariadb else ()))
     return [index for index, column in enumerate(columns) if column.type in types]
 
 

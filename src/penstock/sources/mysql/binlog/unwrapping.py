@@ -51,7 +51,7 @@ def unwrap(batch: EventBatch) -> Iterator[EventBatch]:
         done = number + 1
         event = batch.buffer[int(batch.starts[number]) : int(batch.ends[number])]
         if event[TYPE_AT] != events.PAYLOAD:
-            rewritten = np.frombuffer(_rewritten(event.tobytes()), np.uint8)
+            rewritten = np.array(bytearray(_rewritten(event.tobytes())), np.uint8)
             joined.add(rewritten, np.array([len(rewritten)], np.int64))
             continue
         for content, ends in _unwrapped(event):
@@ -150,7 +150,7 @@ def _rewritten(event: bytes) -> bytes:
         at += 8
         if is_second:
             at += int.from_bytes(event[at : at + 2], "little")
-        columns, at = events.length_encoded(np.frombuffer(event, np.uint8), at)
+        columns, at = events.length_encoded(np.array(bytearray(event), np.uint8), at)
         at += (columns + 7) // 8 * (2 if number % 3 == 1 else 1)
     return event[:TYPE_AT] + bytes([plain]) + event[TYPE_AT + 1 : at] + _inflated(event[at:])
 

@@ -73,7 +73,9 @@ def write_signed(number: Number, out: Bytes, at: Number) -> Number:
 
 
 @compiled()
-def write_decimal(buffer: Bytes, at: Number, precision: Number, scale: Number, out: Bytes, to: Number) -> Number:
+def write_decimal(
+    buffer: Bytes, at: Number, precision: Number, scale: Number, out: Bytes, to: Number
+) -> Number:
     """Groups of nine digits in four bytes, most significant first; a negative one has all bits inverted."""
     negative = buffer[at] & 0x80 == 0
     flip = np.int64(0xFF) if negative else np.int64(0)
@@ -194,7 +196,9 @@ def write_timestamp(seconds: Number, microseconds: Number, digits: Number, out: 
 
 
 @compiled()
-def write_time(hms: Number, microseconds: Number, negative: bool, digits: Number, out: Bytes, to: Number) -> Number:
+def write_time(
+    hms: Number, microseconds: Number, negative: bool, digits: Number, out: Bytes, to: Number
+) -> Number:
     if negative:
         out[to] = _MINUS
         to += 1
