@@ -5,6 +5,8 @@ tail     an always-on capture with one and with three readers of its tail agains
          way from capture to a lane against a bare Flight hop
 load     a full load to Parquet against `COPY … (FORMAT binary)` to /dev/null on one connection
 changes  inserted rows from the slot to the committed table against `pg_recvlogical` on the same log
+binlog   1 M rows of a MySQL binary log to Arrow columns against its packets, read and not decoded; and
+         100,000 transactions of one row
 tables   200 tables of 1,000 rows: seconds per table to discover, load and follow them; no reference
 upserts  100,000 changed keys into an Iceberg table against `MERGE INTO`, into one ten times as large, and
          100 keys end to end
@@ -43,6 +45,7 @@ from pyspark.sql import SparkSession
 from rich.console import Console
 
 from bench import (
+    binlog,
     capturing,
     changes,
     load,
@@ -65,13 +68,18 @@ from bench.references import BinaryCopy, ReceiveLogical
 from penstock.sources.postgres.embedded import EmbeddedPostgres
 
 NAMES = (
-    "capture", "tail", "load", "changes", "tables",
+    "capture", "tail", "load", "changes", "tables", "binlog",
     "iceberg-load", "iceberg-changes", "iceberg-tables", "upserts",
     "shapes-router", "shapes-latency", "shapes-sync", "shapes-fanout", "shapes-memory",
     "streams-kafka", "streams-kinesis",
 )  # fmt: skip
 #: Those for which no Spark session is started.
-WITHOUT_SPARK = {"capture", "tail", *(name for name in NAMES if name.startswith(("shapes-", "streams-")))}
+WITHOUT_SPARK = {
+    "capture",
+    "tail",
+    "binlog",
+    *(name for name in NAMES if name.startswith(("shapes-", "streams-"))),
+}
 _SHAPES = {
     "shapes-latency": shapes_latency.measure,
     "shapes-fanout": shapes_fanout.measure,
@@ -130,6 +138,10 @@ class Benchmarks:
             )
             self.comparisons += compared
             self.figures += found
+        if "binlog" in names:
+            self.comparisons += binlog.compare(
+                self._change_rows, self._rounds, self._directory, self._console
+            )
         if {"load", "iceberg-load"} & set(names):
             self._load(names)
         if {"changes", "iceberg-changes"} & set(names):

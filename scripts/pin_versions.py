@@ -14,7 +14,7 @@ import venv
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-EXTRAS = "demo,dev,java,kafka,kinesis,node,peers,shapes"
+EXTRAS = "demo,dev,java,kafka,kinesis,mysql,node,peers,shapes"
 HEADER = """\
 # Exact versions of everything `make venv` and `make bench-peers` install, direct or not.
 # To renew: `make constraints` after changing pyproject.toml, then read the difference.

@@ -2,6 +2,7 @@
 
 load     dlt's `sql_database` with the connectorx backend to Parquet, and Penstock, load the same table
 changes  Debezium reads a slot and discards its JSON; Penstock takes the same changes to a committed table
+binlog   mysql-replication makes Python objects of a MySQL binary log's rows; Penstock decodes them into Arrow
 
 Same method as `python -m bench`. Both tools stay warm in a process of their own between rounds; imports and
 the start of their processes are not counted. Debezium needs Maven and a Java development kit (17 or later);
@@ -17,13 +18,13 @@ from pathlib import Path
 from bench import changes, load, workload
 from bench.command import finish, new_console, parse_arguments, warn_if_busy
 from bench.comparison import Bars, Comparison
-from bench.peers import debezium_engine
+from bench.peers import debezium_engine, mysql_replication
 from bench.peers.debezium_engine import DebeziumEngine
 from bench.peers.dlt import Dlt
 from bench.peers.worker import PeerError
 from bench.pipelines import use_server
 
-NAMES = ("load", "changes")
+NAMES = ("load", "changes", "binlog")
 LOAD_GOAL = Bars(ratio_min=2.0, cheaper=True)
 CHANGES_GOAL = Bars(ratio_min=2.5)
 
@@ -33,6 +34,11 @@ def main() -> int:
     console = new_console()
     warn_if_busy(console)
     comparisons: list[Comparison] = []
+    if "binlog" in arguments.names:
+        with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name:
+            comparisons += mysql_replication.compare(arguments.rounds, Path(name), console)
+    if set(arguments.names) == {"binlog"}:
+        return finish(console, comparisons, arguments)
     try:
         if "changes" in arguments.names:
             console.log("building the Debezium program (Maven downloads its jars the first time)")

@@ -55,7 +55,7 @@ def test_every_type_has_the_text_that_the_server_shows(shop: MysqlServer) -> Non
     columns = [column for column in COLUMNS if column.exists_in(shop.kind)]
     inserts = [insert_statement(columns, row, shop.kind) for row in range(ROWS)]
     read = _run(
-        shop, create_statement(columns), "SET sql_mode = ''", *inserts, "UPDATE typed SET k_ = k_ + 100"
+        shop, create_statement(columns), "SET sql_mode = ''", *inserts, "UPDATE typed SET k_ = id_ + 100"
     )
     shown = shop.rows(
         f"SELECT {', '.join(shown_as(column) for column in columns)} FROM shop.typed ORDER BY id_"

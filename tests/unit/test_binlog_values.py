@@ -230,7 +230,9 @@ def test_vectors_are_lists_of_exact_numbers(vectors: list[list[float] | None]) -
     ]
     found = texts(column(types.VECTOR, 4), stored)
     for vector, text in zip(vectors, found, strict=True):
-        assert (None if text is None else json.loads(text)) == vector
+        assert (text is None) == (vector is None)
+        if text is not None:
+            assert np.array(json.loads(text), np.float32).tolist() == vector
 
 
 def test_signs_that_the_log_does_not_tell_are_not_guessed() -> None:

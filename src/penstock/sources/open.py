@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Literal, Protocol
 
 from penstock.sources.base import Source
@@ -47,6 +49,8 @@ def warm_up() -> None:
 
     for each in (pgoutput, inbox, streamed, copy_binary):
         each.warm_up()
+    if find_spec("pymysql") is not None:  # an extra
+        import_module("penstock.sources.mysql.binlog.warming").warm_up()
 
 
 def _postgres(options: PostgresOptions, application_name: str) -> Source:

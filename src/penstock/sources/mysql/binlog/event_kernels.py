@@ -55,7 +55,7 @@ _SOURCE_MAX = 49  # a UUID and a tag
 
 
 @compiled()
-def length_encoded(buffer: Bytes, at: Number) -> tuple[int, int]:
+def length_encoded(buffer: Bytes, at: Number) -> tuple[Number, Number]:
     """A number of 1 to 9 bytes, and where it ends."""
     first = np.int64(buffer[at])
     if first < 251:
@@ -65,7 +65,7 @@ def length_encoded(buffer: Bytes, at: Number) -> tuple[int, int]:
 
 
 @compiled()
-def _variable(buffer: Bytes, at: Number) -> tuple[int, int]:
+def _variable(buffer: Bytes, at: Number) -> tuple[Number, Number]:
     """A number whose first byte's lowest bits, set ones up to a clear one, count the bytes that follow."""
     more = 0
     while more < 8 and (buffer[at] >> np.uint8(more)) & 1:
@@ -164,12 +164,12 @@ def _known_source(sources: Bytes, wanted: Bytes, size: Number) -> Number:
 
 
 @compiled()
-def _read_gtid(buffer: Bytes, at: Number, end: Number, name: Bytes) -> tuple[int, int, int]:
+def _read_gtid(buffer: Bytes, at: Number, end: Number, name: Bytes) -> tuple[Number, Number, Number]:
     """MySQL's: its source's name into `name`; that one's length, the number, microseconds or 0."""
     for index in range(16):
         name[index] = buffer[at + 1 + index]
     number = little_endian(buffer, at + 17, 8)
-    commit_ts = np.int64(0)
+    commit_ts: Number = np.int64(0)
     if end >= at + 49:
         commit_ts = little_endian(buffer, at + 42, 7)
         if commit_ts >> 55:  # another server committed it first, and when follows
@@ -178,11 +178,13 @@ def _read_gtid(buffer: Bytes, at: Number, end: Number, name: Bytes) -> tuple[int
 
 
 @compiled()
-def read_tagged_gtid(buffer: Bytes, at: Number, end: Number, name: Bytes) -> tuple[int, int, int]:
+def read_tagged_gtid(buffer: Bytes, at: Number, end: Number, name: Bytes) -> tuple[Number, Number, Number]:
     """The same with a tag: fields with numbers of their own, in order, some of them left out."""
     for _ in range(3):  # version, size, the last field that must be understood
         value, at = _variable(buffer, at)
-    size, number, commit_ts = np.int64(16), np.int64(0), np.int64(0)
+    size: Number = np.int64(16)
+    number: Number = np.int64(0)
+    commit_ts: Number = np.int64(0)
     while at < end:
         field, at = _variable(buffer, at)
         if field == 1:
@@ -232,6 +234,8 @@ def scan_events(  # noqa: PLR0912, PLR0915 - one pass, one loop: cutting it up w
     rare = np.empty((count, 4), np.int64)
     name = np.zeros(_SOURCE_MAX, np.uint8)
     found = ended = rares = 0
+    size: Number
+    commit_ts: Number
     transactions[0, SOURCE], transactions[0, NUMBER] = carry[CARRY_SOURCE], carry[CARRY_NUMBER]
     transactions[0, COMMIT_TS] = carry[CARRY_TS]
     current = 0

@@ -66,6 +66,9 @@ class FormatDescription:
     server_version: str
 
 
+_Matrix = npt.NDArray[np.int64]
+_Piece = tuple[_Matrix, _Matrix, _Matrix, _Matrix]
+
 Rare = Statement | Prepared | Rotation | FormatDescription
 
 
@@ -202,8 +205,8 @@ class Scan:
 
 def scan(batch: EventBatch, first: int, last: int, carry: Carry, tables: Tables) -> Scan:
     """Scan events `first` to `last` (exclusive) and move `carry` on to `last`."""
-    pieces = []
-    transactions = 0
+    pieces: list[_Piece] = []
+    transactions = rows = 0
     while True:
         changes, identities, finished, rare, reason, stopped = kernels.scan_events(
             batch.buffer, batch.starts, batch.ends, first, last, carry.values, *tables.arrays
@@ -211,10 +214,11 @@ def scan(batch: EventBatch, first: int, last: int, carry: Carry, tables: Tables)
         # A piece's first transaction is the last one of the piece before.
         changes[:, kernels.TRANSACTION] += transactions
         finished[:, 1] += transactions
-        rare[:, 1] += sum(len(piece[0]) for piece in pieces)
+        rare[:, 1] += rows
         rare[:, 2] += transactions
         pieces.append((changes, identities[1:] if pieces else identities, finished, rare))
         transactions += len(identities) - 1
+        rows += len(changes)
         if reason == kernels.DONE:
             break
         _make_known(reason, batch.event(stopped), tables)
@@ -232,15 +236,24 @@ def _scan_of(
     finished: npt.NDArray[np.int64],
     rare: npt.NDArray[np.int64],
 ) -> Scan:
+    _, table, row_at, present_at, transaction, ordinal = changes.T.copy()
+    source, number, commit_ts_us = identities.T.copy()
+    end_event, end_transaction, end_position, end_how = finished.T.copy()
     return Scan(
-        changes[:, kernels.KIND].astype(np.uint8),
-        *(np.ascontiguousarray(changes[:, column]) for column in range(1, 6)),
-        *(np.ascontiguousarray(identities[:, column]) for column in range(3)),
-        *(np.ascontiguousarray(finished[:, column]) for column in range(4)),
-        rare=tuple(
-            RareEvent(_parse_rare(batch.event(int(number))), *map(int, (number, *place)))
-            for number, *place in rare
-        ),
+        kind=changes[:, kernels.KIND].astype(np.uint8),
+        table=table,
+        row_at=row_at,
+        present_at=present_at,
+        transaction=transaction,
+        ordinal=ordinal,
+        source=source,
+        number=number,
+        commit_ts_us=commit_ts_us,
+        end_event=end_event,
+        end_transaction=end_transaction,
+        end_position=end_position,
+        end_how=end_how,
+        rare=tuple(RareEvent(_parse_rare(batch.event(place[0])), *place) for place in rare.tolist()),
     )
 
 

@@ -110,7 +110,8 @@ def frame_events(
     Returns how many there are, up to where bytes are dealt with, why it stopped, and the kind of checksum
     that events after these have: a format description says it for all that follow.
     """
-    count, at = 0, np.int64(0)
+    count = 0
+    at: Number = np.int64(0)
     reason = MORE
     while True:
         if count == len(starts):
@@ -132,7 +133,7 @@ def frame_events(
         if buffer[start + TYPE_AT] == FORMAT_DESCRIPTION:
             # It says of itself too whether it can be checked; the 4 bytes are there in any case. A file that
             # is being written has a flag that was not there when the sum was made.
-            checksum = np.int64(buffer[end - CHECKSUM - 1])
+            checksum = int(buffer[end - CHECKSUM - 1])
             buffer[start + FLAGS_AT] &= np.uint8(0xFE)
             end -= CHECKSUM
         elif checksum != CHECKSUM_NONE:

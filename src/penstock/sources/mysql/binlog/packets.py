@@ -35,10 +35,6 @@ class EventBatch:
     def __len__(self) -> int:
         return len(self.ends)
 
-    @property
-    def bytes(self) -> int:
-        return int((self.ends - self.starts).sum())
-
     def event(self, number: int) -> bytes:
         return self.buffer[int(self.starts[number]) : int(self.ends[number])].tobytes()
 

@@ -125,7 +125,8 @@ def render(
         values.SINGLE_BYTE <= kind <= values.UTF32
     )
     validity = np.zeros((rows + 7) // 8, np.uint8)
-    nulls, size = 0, np.int64(0)
+    nulls = 0
+    size: Number = np.int64(0)
     for row in range(rows):
         if lengths[row] < 0:
             nulls += 1

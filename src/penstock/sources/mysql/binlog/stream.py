@@ -59,11 +59,11 @@ class BinlogStream:
         server_id: int,
         heartbeat_s: float = 5.0,
     ) -> None:
-        self._connection = connection
+        self._connection: Any = connection  # more of it is used than its stubs tell
         self._heartbeat_s = heartbeat_s
         checksum = self._prepare(start, server_id)
         self._framing = Framing(checksum, BATCH_EVENTS_MAX)
-        self._socket: Any = connection._sock  # type: ignore[attr-defined]
+        self._socket: Any = self._connection._sock
         self._socket.settimeout(None)
         self._socket.sendall(packets.command(self._dump_command(start, server_id)))
         self._socket.setblocking(False)
@@ -89,7 +89,7 @@ class BinlogStream:
                 return None
 
     def close(self) -> None:
-        self._connection._force_close()  # type: ignore[attr-defined]
+        self._connection._force_close()
 
     def _prepare(self, start: FilePosition | GtidPosition, server_id: int) -> int:
         """Say who we are and what we understand; the kind of checksum that events have."""
@@ -116,13 +116,13 @@ class BinlogStream:
                 cursor.execute("SET " + ", ".join(f"{name} = {value}" for name, value in settings.items()))
                 cursor.execute("SELECT @@global.binlog_checksum")
                 [[checksum]] = cursor.fetchall()
-            self._connection._execute_command(0x15, packets.register(server_id)[1:])  # type: ignore[attr-defined]
-            self._connection._read_ok_packet()  # type: ignore[attr-defined]
+            self._connection._execute_command(0x15, packets.register(server_id)[1:])
+            self._connection._read_ok_packet()
         except pymysql.err.MySQLError as error:
             code = error.args[0] if error.args and isinstance(error.args[0], int) else 0
             raise packets.error_of(code, b"") from error
-        name = checksum.decode() if isinstance(checksum, bytes) else str(checksum)
-        return CHECKSUM_CRC32 if name.upper() == "CRC32" else CHECKSUM_NONE
+        kind = checksum.decode() if isinstance(checksum, bytes) else str(checksum)
+        return CHECKSUM_CRC32 if kind.upper() == "CRC32" else CHECKSUM_NONE
 
     def _dump_command(self, start: FilePosition | GtidPosition, server_id: int) -> bytes:
         if isinstance(start, FilePosition):
@@ -147,7 +147,7 @@ class BinlogStream:
     def _drain(self) -> int:
         self._make_room()
         before = self._used
-        view = memoryview(self._buffer)
+        view = memoryview(self._buffer.data)
         while self._used < len(view):
             try:
                 count = self._socket.recv_into(view[self._used :])

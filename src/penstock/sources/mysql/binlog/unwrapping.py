@@ -16,18 +16,10 @@ from collections.abc import Iterator
 import numpy as np
 import pyarrow as pa
 
-from penstock.compiling import compiled
 from penstock.core.errors import SourceError
 from penstock.sources.mysql.binlog import event_kernels as events
-from penstock.sources.mysql.binlog.packet_kernels import (
-    HEADER,
-    POSITION_AT,
-    SIZE_AT,
-    TYPE_AT,
-    Bytes,
-    Ints,
-    little_endian,
-)
+from penstock.sources.mysql.binlog import unwrapping_kernels as kernels
+from penstock.sources.mysql.binlog.packet_kernels import HEADER, POSITION_AT, TYPE_AT, Bytes, Ints
 from penstock.sources.mysql.binlog.packets import EventBatch
 
 BATCH_BYTES_MAX = 8 << 20
@@ -40,14 +32,14 @@ _ZSTD, _NOT_COMPRESSED = 0, 255
 
 def unwrap(batch: EventBatch) -> Iterator[EventBatch]:
     """The same events in the same order, none of them compressed."""
-    wrapped = find_wrapped(batch.buffer, batch.starts)
+    wrapped = kernels.find_wrapped(batch.buffer, batch.starts)
     if not len(wrapped):
         yield batch
         return
     joined = _Joined()
     done = 0
     for number in wrapped.tolist():
-        joined.add(*join_events(batch.buffer, batch.starts, batch.ends, done, number))
+        joined.add(*kernels.join_events(batch.buffer, batch.starts, batch.ends, done, number))
         done = number + 1
         event = batch.buffer[int(batch.starts[number]) : int(batch.ends[number])]
         if event[TYPE_AT] != events.PAYLOAD:
@@ -58,7 +50,7 @@ def unwrap(batch: EventBatch) -> Iterator[EventBatch]:
             joined.add(content, ends)
             if joined.bytes >= BATCH_BYTES_MAX:
                 yield joined.take()
-    joined.add(*join_events(batch.buffer, batch.starts, batch.ends, done, len(batch)))
+    joined.add(*kernels.join_events(batch.buffer, batch.starts, batch.ends, done, len(batch)))
     if joined.bytes:
         yield joined.take()
 
@@ -105,7 +97,7 @@ def _unwrapped(event: Bytes) -> Iterator[tuple[Bytes, Ints]]:
     rest = np.zeros(0, np.uint8)
     for piece in _decompressed(content, compression, size):
         held = np.concatenate([rest, piece]) if len(rest) else piece
-        ends = cut_events(held, position)
+        ends = kernels.cut_events(held, position)
         if len(ends):
             yield held, ends
             rest = held[int(ends[-1]) :]
@@ -175,52 +167,3 @@ def _damaged() -> SourceError:
         "The binary log has a compressed event that cannot be decompressed.",
         remedy="Run the same command again; if it stays, the server's binary log is damaged on its disk.",
     )
-
-
-@compiled()
-def find_wrapped(buffer: Bytes, starts: Ints) -> Ints:
-    """Which events are compressed."""
-    found = np.empty(len(starts), np.int64)
-    count = 0
-    for number in range(len(starts)):
-        kind = buffer[starts[number] + TYPE_AT]
-        if kind == events.PAYLOAD or (
-            events.MARIADB_COMPRESSED_QUERY <= kind <= events.MARIADB_COMPRESSED_LAST
-        ):
-            found[count] = number
-            count += 1
-    return found[:count]
-
-
-@compiled()
-def join_events(buffer: Bytes, starts: Ints, ends: Ints, first: int, last: int) -> tuple[Bytes, Ints]:
-    """Events side by side, and where each ends."""
-    size = np.int64(0)
-    for number in range(first, last):
-        size += ends[number] - starts[number]
-    joined = np.empty(size, np.uint8)
-    joined_ends = np.empty(last - first, np.int64)
-    to = np.int64(0)
-    for number in range(first, last):
-        for at in range(starts[number], ends[number]):
-            joined[to] = buffer[at]
-            to += 1
-        joined_ends[number - first] = to
-    return joined, joined_ends
-
-
-@compiled()
-def cut_events(content: Bytes, position: Bytes) -> Ints:
-    """Where the whole events end that lie side by side; each gets the position."""
-    ends = np.empty(len(content) // HEADER + 1, np.int64)
-    count, at = 0, np.int64(0)
-    while at + HEADER <= len(content):
-        size = little_endian(content, at + SIZE_AT, 4)
-        if size < HEADER or at + size > len(content):
-            break
-        for index in range(4):
-            content[at + POSITION_AT + index] = position[index]
-        at += size
-        ends[count] = at
-        count += 1
-    return ends[:count]

@@ -273,7 +273,7 @@ def _write_set(mask: Number, texts: Bytes, ends: Ints, out: Bytes, to: Number) -
 
 
 @compiled()
-def room(kind: int, length: int, ends: Ints) -> int:
+def room(kind: int, length: int, ends: Ints) -> Number:
     """Bytes of text that a value takes at most, where its type says it."""
     if kind in (SIGNED, UNSIGNED):
         return 21
