@@ -133,7 +133,7 @@ def collations_of(server: MysqlServer) -> dict[int, str]:
         return read_collations(connection)
 
 
-def read_all(server: MysqlServer, start: FilePosition | GtidPosition) -> Read:
+def read_all(server: MysqlServer, start: FilePosition | GtidPosition, *, tls: bool = False) -> Read:
     """From `start` to where the log ends at this moment."""
     file, offset = server.position()
     decoder = Decoder(collations_of(server), server.kind is MARIADB)
@@ -145,6 +145,6 @@ def read_all(server: MysqlServer, start: FilePosition | GtidPosition) -> Read:
         position = decoder.read.position
         return position is not None and (position.file, position.offset) >= (file, offset)
 
-    with closing(BinlogStream(server.connect(), start, SERVER_ID, heartbeat_s=1.0)) as stream:
+    with closing(BinlogStream(server.connect(tls=tls), start, SERVER_ID, heartbeat_s=1.0)) as stream:
         wait_until(reached, f"the binary log to be read to {file}:{offset}", timeout_s=60)
     return decoder.read

@@ -114,14 +114,15 @@ class MysqlServer(AbstractContextManager["MysqlServer"]):
         self._process = None
         self.start()
 
-    def connect(self, database: str | None = None) -> pymysql.Connection[Any]:
-        """As the superuser, in UTC, each statement committed by itself."""
+    def connect(self, database: str | None = None, *, tls: bool = False) -> pymysql.Connection[Any]:
+        """As the superuser, in UTC, each statement committed by itself. MySQL makes itself a certificate."""
         return pymysql.connect(
             host=_HOST,
             port=self.port,
             user="root",
             database=database,
             charset="utf8mb4",
+            ssl={"ca": str(self.directory / "data" / "ca.pem"), "check_hostname": False} if tls else None,
             autocommit=True,
             init_command="SET time_zone = '+00:00'",
         )
@@ -236,6 +237,7 @@ def _initialize(kind: Kind, root: Path, data: Path) -> None:
 
 def _unpack(packages: Sequence[str], directory: Path) -> None:
     """Download packages and all they need, as if nothing were installed, and unpack them below `root`."""
+    assert Path(_KEYRING).exists(), "needs Debian's keys: install the package debian-archive-keyring"
     apt, root = directory / "apt", directory / "root"
     for name in ("lists/partial", "archives/partial", "log"):
         (apt / name).mkdir(parents=True)

@@ -110,12 +110,7 @@ def test_a_transaction_over_two_tables_keeps_its_order_and_its_old_rows(shop: My
         ("shop.one", "i", 1),
         ("shop.two", "i", 2),
         ("shop.one", "u", 3),
-        *(
-            (("shop.two", "d", 4),)
-            if any(change.kind == "d" and change.stream == "shop.two" for change in read.changes)
-            else ()
-        ),
-        ("shop.one", "d", seen[-2][2]),
+        ("shop.one", "d", 4),
         ("shop.two", "i", 0),
     ]
     assert seen[3][3:] == ({"id": "2", "name": "c"}, {"id": "2", "name": "b"})
@@ -263,6 +258,15 @@ def test_an_event_of_several_packets_is_put_together(shop: MysqlServer) -> None:
     assert second.new == {"id": "2", "data": "79"}
 
 
+def test_the_log_is_read_over_tls(shop: MysqlServer) -> None:
+    if shop.kind is MARIADB:
+        pytest.skip("the server of the tests makes no certificate")
+    start = _here(shop)
+    shop.execute("CREATE TABLE shop.t (id INT, x TEXT)", "INSERT INTO shop.t VALUES (1, REPEAT('x', 60000))")
+    [change] = read_all(shop, start, tls=True).changes
+    assert change.new == {"id": "1", "x": "x" * 60_000}
+
+
 def test_an_xa_transaction_ends_prepared_and_is_committed_by_a_statement(shop: MysqlServer) -> None:
     read = _run(
         shop,
@@ -301,7 +305,8 @@ def test_heartbeats_come_while_nothing_else_does(shop: MysqlServer) -> None:
     def heard() -> bool:
         batch = stream.read(1.0)
         if batch is not None:
-            kinds.extend(batch.event(number)[TYPE_AT] for number in range(len(batch)))
+            events = [batch.event(number) for number in range(len(batch))]
+            kinds.extend(event[TYPE_AT] for event in events)
         return kinds.count(HEARTBEAT) >= 2
 
     with closing(BinlogStream(shop.connect(), _here(shop), SERVER_ID, heartbeat_s=0.1)) as stream:

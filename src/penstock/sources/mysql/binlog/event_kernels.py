@@ -100,20 +100,33 @@ def _grown(matrix: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 
 
 @compiled()
-def skip_image(
-    buffer: Bytes, at: Number, end: Number, present_at: Number, columns: Number, widths: Ints, first: Number
-) -> Number:
-    """Where the row image at `at` ends; -1 if it does not fit before `end`."""
+def count_present(buffer: Bytes, present_at: Number, columns: Number) -> Number:
+    """How many columns an image has, by its event's bits."""
     present = 0
     for column in range(columns):
         present += (buffer[present_at + (column >> 3)] >> np.uint8(column & 7)) & 1
+    return present
+
+
+@compiled()
+def _skip_image(
+    buffer: Bytes,
+    at: Number,
+    end: Number,
+    present_at: Number,
+    present: Number,
+    columns: Number,
+    widths: Ints,
+    first: Number,
+) -> Number:
+    """Where the row image at `at` ends; -1 if it does not fit before `end`."""
     nulls_at = at
     at += (present + 7) >> 3
     if at > end:
         return np.int64(-1)
     index = 0
     for column in range(columns):
-        if not (buffer[present_at + (column >> 3)] >> np.uint8(column & 7)) & 1:
+        if present != columns and not (buffer[present_at + (column >> 3)] >> np.uint8(column & 7)) & 1:
             continue
         is_null = (buffer[nulls_at + (index >> 3)] >> np.uint8(index & 7)) & 1
         index += 1
@@ -268,11 +281,13 @@ def scan_events(  # noqa: PLR0912, PLR0915 - one pass, one loop: cutting it up w
             is_update = kind in (UPDATE_1, UPDATE_2)
             at += 2 * bitmap if is_update else bitmap
             letter = 117 if is_update else (105 if kind in (WRITE_1, WRITE_2) else 100)  # u, i, d
+            present, new_at = count_present(buffer, present_at, columns), present_at + bitmap
+            new_present = count_present(buffer, new_at, columns) if is_update else present
             while at < end:
                 row_at = at
-                at = skip_image(buffer, at, end, present_at, columns, widths, first_column)
+                at = _skip_image(buffer, at, end, present_at, present, columns, widths, first_column)
                 if at >= 0 and is_update:
-                    at = skip_image(buffer, at, end, present_at + bitmap, columns, widths, first_column)
+                    at = _skip_image(buffer, at, end, new_at, new_present, columns, widths, first_column)
                 if at <= row_at:
                     reason = BAD_ROWS
                     break

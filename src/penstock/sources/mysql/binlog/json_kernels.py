@@ -43,7 +43,7 @@ _BAD = -1
 
 
 @compiled()
-def _variable_length(buffer: Bytes, at: Number) -> tuple[int, int]:
+def _variable_length(buffer: Bytes, at: Number) -> tuple[Number, Number]:
     """Seven bits a byte, lowest first, the highest bit says that more follow; and where it ends."""
     value, shift = np.int64(0), 0
     while shift < 35:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from penstock.compiling import compiled
 from penstock.sources.mysql.binlog import value_kernels as values
+from penstock.sources.mysql.binlog.event_kernels import count_present
 from penstock.sources.mysql.binlog.packet_kernels import Bytes, Ints, Number, little_endian
 from penstock.sources.mysql.binlog.value_kernels import write_value
 
@@ -25,18 +26,22 @@ _UPDATE, _DELETE, _INSERT = 117, 100, 105
 
 @compiled()
 def _locate_image(
-    buffer: Bytes, at: Number, present_at: Number, widths: Ints, row: int, offsets: Ints, lengths: Lengths
+    buffer: Bytes,
+    at: Number,
+    present_at: Number,
+    present: Number,
+    widths: Ints,
+    row: int,
+    offsets: Ints,
+    lengths: Lengths,
 ) -> Number:
     """Note where the values of the image at `at` are; the position after it."""
     columns = len(widths)
-    present = 0
-    for column in range(columns):
-        present += (buffer[present_at + (column >> 3)] >> np.uint8(column & 7)) & 1
     nulls_at = at
     at += (present + 7) >> 3
     index = 0
     for column in range(columns):
-        if not (buffer[present_at + (column >> 3)] >> np.uint8(column & 7)) & 1:
+        if present != columns and not (buffer[present_at + (column >> 3)] >> np.uint8(column & 7)) & 1:
             lengths[column, row] = ABSENT
             continue
         is_null = (buffer[nulls_at + (index >> 3)] >> np.uint8(index & 7)) & 1
@@ -77,29 +82,30 @@ def locate_values(
     columns = len(widths)
     bitmap = (columns + 7) >> 3
     absent = absent_old = 0
+    event, first, second = np.int64(-1), 0, 0  # rows of one event have the same columns
     for row in range(len(kind)):
         at, present = row_at[row], present_at[row]
+        if present != event:
+            event = present
+            first = count_present(buffer, present, columns)
+            second = count_present(buffer, present + bitmap, columns) if kind[row] == _UPDATE else first
         if kind[row] == _INSERT:
             old_kind[row] = 110  # n
-            _locate_image(buffer, at, present, widths, row, new_offsets, new_lengths)
-            for column in range(columns):
-                absent += new_lengths[column, row] == ABSENT
+            _locate_image(buffer, at, present, first, widths, row, new_offsets, new_lengths)
+            absent += columns - first
             if old_offsets.shape[1] > 0:
                 for column in range(columns):
                     old_lengths[column, row] = NULL
             continue
-        at = _locate_image(buffer, at, present, widths, row, old_offsets, old_lengths)
-        missing = 0
-        for column in range(columns):
-            missing += old_lengths[column, row] == ABSENT
-        absent_old += missing
-        old_kind[row] = 107 if missing else 102  # k, f
+        at = _locate_image(buffer, at, present, first, widths, row, old_offsets, old_lengths)
+        absent_old += columns - first
+        old_kind[row] = 107 if first < columns else 102  # k, f
         if kind[row] == _DELETE:
             for column in range(columns):
                 new_lengths[column, row] = NULL
             continue
-        _locate_image(buffer, at, present + bitmap, widths, row, new_offsets, new_lengths)
-        for column in range(columns):
+        _locate_image(buffer, at, present + bitmap, second, widths, row, new_offsets, new_lengths)
+        for column in range(columns if second < columns else 0):
             if new_lengths[column, row] == ABSENT:
                 new_offsets[column, row] = old_offsets[column, row]
                 new_lengths[column, row] = old_lengths[column, row]
@@ -143,7 +149,12 @@ def render(
     for row in range(rows):
         text_offsets[row] = to
         width = np.int64(lengths[row])
-        if width >= 0:
+        if kind == values.UTF8:
+            at = offsets[row]
+            for index in range(width):  # none for null: texts are short, and this is quicker than a call
+                out[to + index] = buffer[at + index]
+            to += max(width, np.int64(0))
+        elif width >= 0:
             to = write_value(kind, buffer, offsets[row], width, length, scale, texts, ends, codes, out, to)
     text_offsets[rows] = to
     return text_offsets, out[:to], validity, nulls

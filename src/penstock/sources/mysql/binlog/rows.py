@@ -198,25 +198,24 @@ def _floats(buffer: Bytes, offsets: Ints, lengths: Lengths, width: int) -> pa.St
 
 
 def _json(buffer: Bytes, offsets: Ints, lengths: Lengths, table: TableMap) -> pa.StringArray:
-    *texts, doubles, sound = json_kernels.render_json(buffer, offsets, lengths, _NO_TEXTS, _NO_NUMBERS, False)
-    if sound and len(doubles):
+    found = json_kernels.render_json(buffer, offsets, lengths, _NO_TEXTS, _NO_NUMBERS, False)
+    if found[5] and len(doubles := found[4]):
         shown = pc.cast(pa.array(doubles), pa.string())
         # A whole number that is a double stays one: the server shows 1.0, not 1.
         shown = pc.if_else(
             pc.match_substring_regex(shown, "[.e]"), shown, pc.binary_join_element_wise(shown, "0", ".")
         )
         _, ends, data = shown.buffers()
-        *texts, _, sound = json_kernels.render_json(
-            buffer, offsets, lengths, _bytes(data),
-            np.frombuffer(ends, np.int32)[1 : len(shown) + 1].astype(np.int64), True,
-        )  # fmt: skip
+        ends = np.frombuffer(ends, np.int32)[1 : len(shown) + 1].astype(np.int64)
+        found = json_kernels.render_json(buffer, offsets, lengths, _bytes(data), ends, True)
+    text_offsets, texts, validity, nulls, _, sound = found
     if not sound:
         raise SourceError(
             "The binary log has a JSON value that cannot be read.",
             stream=table.stream,
             remedy="Report it with the server's version; leave the column out of the stream meanwhile.",
         )
-    return _string_array(*texts, table)
+    return _string_array(text_offsets, texts, validity, nulls, table)
 
 
 def _vectors(buffer: Bytes, offsets: Ints, lengths: Lengths, table: TableMap) -> pa.StringArray:
@@ -236,7 +235,7 @@ def _bytes(buffer: pa.Buffer | None) -> Bytes:
 
 
 def _decoded(buffer: Bytes, offsets: Ints, lengths: Lengths, codec: str) -> pa.StringArray:
-    data = memoryview(buffer)
+    data = buffer.data
     return pa.array(
         [
             str(data[at : at + length], codec, "replace") if length >= 0 else None

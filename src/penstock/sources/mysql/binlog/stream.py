@@ -67,6 +67,8 @@ class BinlogStream:
         self._socket.settimeout(None)
         self._socket.sendall(packets.command(self._dump_command(start, server_id)))
         self._socket.setblocking(False)
+        self._poll = select.poll()
+        self._poll.register(self._socket, select.POLLIN)
         self._buffer = np.empty(BATCH_BYTES_MAX, np.uint8)
         self._used = 0
         self._has_whole_events = False
@@ -114,7 +116,7 @@ class BinlogStream:
         try:
             with self._connection.cursor() as cursor:
                 cursor.execute("SET " + ", ".join(f"{name} = {value}" for name, value in settings.items()))
-                cursor.execute("SELECT @@global.binlog_checksum")
+                cursor.execute("SELECT @source_binlog_checksum")
                 [[checksum]] = cursor.fetchall()
             self._connection._execute_command(0x15, packets.register(server_id)[1:])
             self._connection._read_ok_packet()
@@ -136,7 +138,7 @@ class BinlogStream:
         received = self._drain()
         if received == 0:
             wait_s = max(0.0, deadline - time.monotonic())
-            select.select([self._socket], [], [], min(wait_s, self._heartbeat_s))
+            self._poll.poll(1_000 * min(wait_s, self._heartbeat_s))
             received = self._drain()
         if received:
             self._heard_at = time.monotonic()
@@ -147,7 +149,7 @@ class BinlogStream:
     def _drain(self) -> int:
         self._make_room()
         before = self._used
-        view = memoryview(self._buffer.data)
+        view = self._buffer.data
         while self._used < len(view):
             try:
                 count = self._socket.recv_into(view[self._used :])

@@ -38,15 +38,17 @@ def unwrap(batch: EventBatch) -> Iterator[EventBatch]:
         return
     joined = _Joined()
     done = 0
+    pieces: Iterator[tuple[Bytes, Ints]]
     for number in wrapped.tolist():
         joined.add(*kernels.join_events(batch.buffer, batch.starts, batch.ends, done, number))
         done = number + 1
         event = batch.buffer[int(batch.starts[number]) : int(batch.ends[number])]
         if event[TYPE_AT] != events.PAYLOAD:
             rewritten = np.array(bytearray(_rewritten(event.tobytes())), np.uint8)
-            joined.add(rewritten, np.array([len(rewritten)], np.int64))
-            continue
-        for content, ends in _unwrapped(event):
+            pieces = iter([(rewritten, np.array([len(rewritten)], np.int64))])
+        else:
+            pieces = _unwrapped(event)
+        for content, ends in pieces:
             joined.add(content, ends)
             if joined.bytes >= BATCH_BYTES_MAX:
                 yield joined.take()

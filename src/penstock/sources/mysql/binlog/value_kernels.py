@@ -313,9 +313,7 @@ def write_value(  # noqa: PLR0912 - one branch per kind
     out: Bytes,
     to: Number,
 ) -> Number:
-    """A value of `width` bytes at `at`; `length` and `scale` are the column's."""
-    if kind == UTF8:
-        return copy_bytes(buffer[at : at + width], out, to)
+    """A value of `width` bytes at `at`, of any kind but UTF8; `length` and `scale` are the column's."""
     if kind == SIGNED:
         shift = np.int64(64 - 8 * width)
         return write_signed((little_endian(buffer, at, width) << shift) >> shift, out, to)
