@@ -239,11 +239,17 @@ def test_a_position_that_was_purged_is_gone(shop: MysqlServer) -> None:
     starts: list[FilePosition | GtidPosition] = [start]
     starts.append(GtidPosition("" if shop.kind is MYSQL else "3-7-1"))
     for gone in starts:
-        with (
-            closing(BinlogStream(shop.connect(), gone, SERVER_ID)) as stream,
-            pytest.raises(PositionGoneError),
-        ):
-            wait_until(lambda stream=stream: stream.read(0.2) is None and False, "an error")  # type: ignore[misc]
+        with closing(BinlogStream(shop.connect(), gone, SERVER_ID)) as stream:
+            _expect_position_gone(stream)
+
+
+def _expect_position_gone(stream: BinlogStream) -> None:
+    def ended() -> bool:
+        stream.read(0.2)
+        return False
+
+    with pytest.raises(PositionGoneError):
+        wait_until(ended, "an error")
 
 
 def test_an_event_of_several_packets_is_put_together(shop: MysqlServer) -> None:
