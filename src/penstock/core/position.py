@@ -1,8 +1,12 @@
-"""Positions in a Postgres log.
+"""Positions: how far a source's log was read, as a number of 64 bits.
 
 An `Lsn` is an integer that prints as Postgres prints it (`2D9/AD00445A`). Two meanings are kept
 apart everywhere (correctness 1): `LogOffset.tx` is the *start* of a commit record; step bounds,
 state, checkpoints and acknowledgements are its *end*, or a keepalive's position.
+
+Other sources name their places otherwise; each place has one such number, and a later place a greater one
+(`binlog_place.py`, `resume_token.py`). Transactions have numbers of the same kind, so that for every source
+one belongs to a range exactly if `from <= tx < to`.
 """
 
 from __future__ import annotations
