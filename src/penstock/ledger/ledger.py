@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 
+from penstock.ledger.dialect import PlaceOf
 from penstock.ledger.rebase import rebased
 from penstock.ledger.state import StateDocument
 from penstock.ledger.store import StateStore
@@ -15,9 +16,11 @@ from penstock.ledger.store import StateStore
 class Ledger:
     """What this process believes is committed. `write` returns when the belief is on disk."""
 
-    def __init__(self, store: StateStore) -> None:
+    def __init__(self, store: StateStore, place_of: PlaceOf | None = None) -> None:
+        """`place_of`: the source's words for a position, from the log; Postgres' positions need none."""
         self.store = store
         self.document = store.load() or StateDocument.new()
+        self._place_of = place_of
         self._lock = threading.Lock()
 
     def write(self, document: StateDocument) -> None:
@@ -25,6 +28,8 @@ class Ledger:
 
         A document that says nothing new costs nothing.
         """
+        if self._place_of is not None:
+            document = document.placed(self._place_of)
         with self._lock:
             document = rebased(document, self.document)
             if document != self.document or document.state_version is None:

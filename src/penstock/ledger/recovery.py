@@ -3,11 +3,14 @@
 Each function asks the destination by `is_thread_committed(stream, thread_id)` and returns the document
 that is to be saved next together with the work that is left. Asking again after a crash during recovery
 gives the same answer, so recovery may itself be cut short anywhere.
+
+Sources differ in one thing only, which the document's dialect says: whether a round that was not committed is
+done again with the same bounds, or given up for a longer one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set
+from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass
 from typing import Literal
 
@@ -36,10 +39,11 @@ class RoundRecovery:
 
     none: there was none. finish: every stream is committed; `document` has moved and, once it is
     durable, may be acknowledged. bounded: `streams` still need exactly `(start, to]`, then as normal.
+    again: it is given up; `streams` go on from `start`, by a round as far as there is, then as normal.
     `dropped`: streams that the round waited for and that are no longer configured.
     """
 
-    kind: Literal["none", "finish", "bounded"]
+    kind: Literal["none", "finish", "bounded", "again"]
     document: StateDocument
     streams: tuple[StreamId, ...] = ()
     start: Lsn | None = None
@@ -79,7 +83,7 @@ def recover_round(
             raise _contradiction("`processing` names streams, but there is no `next_cdc_pos`")
         return RoundRecovery("none", document)
     if start is None or to < start:
-        raise _contradiction("`next_cdc_pos` does not follow `lsn`")
+        raise _contradiction(f"`next_cdc_pos` does not follow `{document.dialect.spelled('lsn')}`")
     dropped: list[StreamId] = []
     left: list[StreamId] = []
     for stream in document.processing:
@@ -108,11 +112,26 @@ def recover_stream_round(
         return RoundRecovery("none", document)
     start, to = state.cdc_from, state.next_cdc_pos
     if start is None or to < start:
-        raise _contradiction("`next_cdc_pos` does not follow `cdc_from`", stream)
+        spelled = document.dialect.spelled
+        raise _contradiction(f"`{spelled('next_cdc_pos')}` does not follow `{spelled('cdc_from')}`", stream)
     if _is_committed(document, stream, start, is_thread_committed):
         finished = two_phase.finish_stream_round(document, stream)
         return RoundRecovery("finish", finished, (), start, to, acknowledge=True)
+    if not document.dialect.repeats_bounds:
+        return RoundRecovery("again", two_phase.give_up_stream_round(document, stream), (stream,), start)
     return RoundRecovery("bounded", document, (stream,), start, to)
+
+
+def recover_stream_rounds(
+    document: StateDocument, streams: Iterable[StreamId], is_thread_committed: IsThreadCommitted
+) -> tuple[StateDocument, dict[StreamId, RoundRecovery]]:
+    """The own rounds of many streams, each decided by itself; the document has what became of all of them."""
+    found: dict[StreamId, RoundRecovery] = {}
+    for stream in streams:
+        recovery = recover_stream_round(document, stream, is_thread_committed)
+        if recovery.kind != "none":
+            found[stream], document = recovery, recovery.document
+    return document, found
 
 
 def _is_committed(

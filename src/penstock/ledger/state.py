@@ -1,8 +1,9 @@
 """The state document: `state.json` as values.
 
 The raw JSON object is kept whole, so that fields written by someone else survive at every level;
-accessors read it, a `StateDraft` changes a copy. A document itself never changes. Rules of the format
-that hold for every document made here:
+accessors read it, a `StateDraft` changes a copy. A document itself never changes. Positions are numbers in
+memory and the source's own words in the file (`dialect.py`). Rules of the format that hold for every document
+made here:
 
 - a document with `global` is `GLOBAL`, any other `STREAM`;
 - temporary fields that are empty are omitted (never null, "" or []);
@@ -16,8 +17,11 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from penstock.core.errors import StateError
+from penstock.core.place import Place
 from penstock.core.position import Lsn
 from penstock.core.stream import StreamId
+from penstock.ledger.dialect import Dialect, PlaceOf, Places, SourceName
+from penstock.ledger.dialects import DIALECTS, dialect_of
 from penstock.ledger.state_json import check_layout, copied
 
 FORMAT_VERSION = 1
@@ -103,7 +107,7 @@ class StreamState:
 class StateDocument:
     """A whole state file. Equal documents hold equal JSON."""
 
-    __slots__ = ("_raw", "origin")
+    __slots__ = ("_places", "_raw", "dialect", "origin")
 
     def __init__(self, raw: dict[str, Any], origin: StateDocument | None = None) -> None:
         """ValueError if `raw` is not laid out as a state file at all.
@@ -112,31 +116,58 @@ class StateDocument:
         """
         check_layout(raw)
         self._raw: dict[str, Any] = copied(raw)
+        self.dialect: Dialect = dialect_of(raw)
+        self._places: Places = self.dialect.read(self._raw)
         self.origin = origin
 
     @classmethod
-    def _of(cls, raw: dict[str, Any], origin: StateDocument | None) -> StateDocument:
+    def _of(
+        cls, raw: dict[str, Any], origin: StateDocument | None, dialect: Dialect, places: Places
+    ) -> StateDocument:
         """Of an object that nobody else holds: a save makes several documents, each as large as all."""
         check_layout(raw)
         document = cls.__new__(cls)
         document._raw, document.origin = raw, origin
+        document.dialect, document._places = dialect, places
         return document
 
     @classmethod
-    def new(cls, pipeline_id: str | None = None) -> StateDocument:
+    def new(cls, pipeline_id: str | None = None, source: SourceName = "postgres") -> StateDocument:
         own = {"format_version": FORMAT_VERSION, "pipeline_id": pipeline_id or str(uuid.uuid4())}
+        own |= {} if source == "postgres" else {"source": source}
         return cls({"type": "STREAM", "streams": [], "penstock": own})
 
     def to_json(self) -> dict[str, Any]:
+        """As the file has it. ValueError if a position is new and its words are not known (`placed`)."""
+        document: dict[str, Any] = copied(self._raw)
+        self.dialect.write(document, self._places)
+        return document
+
+    def in_numbers(self) -> dict[str, Any]:
+        """As the ledger has it."""
         document: dict[str, Any] = copied(self._raw)
         return document
 
     def settled(self) -> StateDocument:
         """The same document with no past: documents are made from it, not from what it was made from."""
-        return StateDocument._of(self._raw, None)
+        if self.dialect.source == "postgres":
+            return StateDocument._of(self._raw, None, self.dialect, self._places)
+        return StateDocument(self.to_json())  # words of positions that it no longer has are forgotten
 
     def draft(self) -> StateDraft:
-        return StateDraft(copied(self._raw), self.origin or self)
+        return StateDraft(copied(self._raw), self)
+
+    def placed(self, place_of: PlaceOf) -> StateDocument:
+        """The same document with the words of every position; only those it does not know are asked for."""
+        lacking = set(self.dialect.moved(self._raw)) - self._places.keys()
+        if not lacking:
+            return self
+        places = {**self._places, **{position: place_of(position) for position in lacking}}
+        return StateDocument._of(self._raw, self.origin, self.dialect, places)
+
+    def place(self, position: Lsn) -> Place | None:
+        """The source's words for a position of this document."""
+        return self._places.get(position)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, StateDocument) and self._raw == other._raw
@@ -187,12 +218,16 @@ class StateDocument:
         return _position(self._own, "epoch")
 
     @property
+    def source(self) -> SourceName:
+        return self.dialect.source
+
+    @property
     def lsn(self) -> Lsn | None:
-        return _position(self._global_state, "lsn")
+        return _position(self._global_state, "lsn", self.dialect)
 
     @property
     def next_cdc_pos(self) -> Lsn | None:
-        return _position(self._global_state, "next_cdc_pos")
+        return _position(self._global_state, "next_cdc_pos", self.dialect)
 
     @property
     def processing(self) -> tuple[StreamId, ...]:
@@ -208,11 +243,11 @@ class StateDocument:
 
     @property
     def stream_states(self) -> tuple[StreamState, ...]:
-        return tuple(map(_stream_state, self._entries))
+        return tuple(_stream_state(entry, self.dialect) for entry in self._entries)
 
     def stream(self, stream: StreamId) -> StreamState | None:
         entry = _find(self._entries, stream)
-        return None if entry is None else _stream_state(entry)
+        return None if entry is None else _stream_state(entry, self.dialect)
 
     def identified(
         self, *, system_id: str, timeline: int, epoch: Lsn, slot: str | None = None
@@ -220,6 +255,21 @@ class StateDocument:
         """The same document, bound to a source, its slot (if the log is read) and a leader."""
         bound = {} if slot is None else {"slot": slot}
         return self._with_own(system_id=system_id, timeline=timeline, epoch=str(epoch), **bound)
+
+    def of_source(self, source: SourceName) -> StateDocument:
+        """The same document, of a source of this kind; StateError if it holds positions of another kind."""
+        if source == self.source:
+            return self
+        positions = [self.lsn, *(state.cdc_from for state in self.stream_states)]
+        if any(position is not None for position in positions):
+            raise StateError(
+                f"The state is that of a {self.source} source, and the pipeline file names {source}.",
+                remedy="Give the pipeline a state directory of its own.",
+            )
+        document = self._with_own(source=source)
+        if source == "postgres":  # whose files do not say it
+            del document._raw["penstock"]["source"]
+        return StateDocument._of(document._raw, document.origin, DIALECTS[source], {})
 
     def led_by(self, epoch: Lsn) -> StateDocument:
         return self._with_own(epoch=str(epoch))
@@ -232,6 +282,8 @@ class StateDocument:
         own = draft.raw.setdefault("penstock", {})
         own.setdefault("format_version", FORMAT_VERSION)
         own.setdefault("pipeline_id", str(uuid.uuid4()))
+        if self.source != "postgres":
+            own.setdefault("source", self.source)
         own.update(fields)
         return draft.done()
 
@@ -255,9 +307,9 @@ class StateDocument:
 class StateDraft:
     """A document being changed: `done()` applies the rules of the format and gives the new one."""
 
-    def __init__(self, raw: dict[str, Any], origin: StateDocument) -> None:
+    def __init__(self, raw: dict[str, Any], of: StateDocument) -> None:
         self.raw = raw
-        self._origin = origin
+        self._of = of
 
     def global_state(self) -> dict[str, Any]:
         return _child(self._global(), "state")
@@ -298,7 +350,7 @@ class StateDraft:
         for entry in raw["streams"]:
             _omit_empty(entry.get("state") or {})
         self.raw = {}  # it is the document's now
-        return StateDocument._of(raw, self._origin)
+        return StateDocument._of(raw, self._of.origin or self._of, self._of.dialect, self._of._places)
 
     def _global(self) -> dict[str, Any]:
         return _child(self.raw, "global")
@@ -308,7 +360,7 @@ def entry_stream(entry: dict[str, Any]) -> StreamId:
     return StreamId(str(entry.get("namespace", "")), str(entry.get("stream", "")))
 
 
-def _stream_state(entry: dict[str, Any]) -> StreamState:
+def _stream_state(entry: dict[str, Any], dialect: Dialect) -> StreamState:
     state = entry.get("state") or {}
     own = state.get("penstock") or {}
     chunks = state.get("chunks")
@@ -317,8 +369,8 @@ def _stream_state(entry: dict[str, Any]) -> StreamState:
         stream=entry_stream(entry),
         sync_mode=str(entry.get("sync_mode", "")),
         chunks=None if chunks is None else tuple(map(Chunk.from_json, chunks)),
-        cdc_from=_position(state, "cdc_from"),
-        next_cdc_pos=_position(state, "next_cdc_pos"),
+        cdc_from=_position(state, "cdc_from", dialect),
+        next_cdc_pos=_position(state, "next_cdc_pos", dialect),
         generation=generation,
         load_generation=_text(own, "load_generation") or generation,
         load_id=_text(own, "load_id"),
@@ -365,14 +417,14 @@ def _text(fields: dict[str, Any], name: str) -> str | None:
     return None if value is None else str(value)
 
 
-def _position(fields: dict[str, Any], name: str) -> Lsn | None:
+def _position(fields: dict[str, Any], name: str, dialect: Dialect = DIALECTS["postgres"]) -> Lsn | None:
     value = fields.get(name)
     if value is None or value == "":
         return None
     try:
         return Lsn.parse(value)
     except (ValueError, TypeError) as error:
-        raise _unreadable(f"`{name}` in the state file is not a log position.") from error
+        raise _unreadable(f"`{dialect.spelled(name)}` in the state file is not a log position.") from error
 
 
 def _stream_id(value: Any) -> StreamId:

@@ -106,7 +106,9 @@ class StateStore:
 
         It says that the tables are to be loaded anew: a state that was merely lost says no such thing.
         """
-        return self.save(StateDocument.new().emptied().numbered(self._highest()))
+        newest = self._newest_good()
+        source = "postgres" if newest is None else self._read_version(newest).source
+        return self.save(StateDocument.new(source=source).emptied().numbered(self._highest()))
 
     def history(self) -> list[StateVersion]:
         """Every version kept, newest first."""

@@ -43,6 +43,11 @@ two the log holds nothing for it.
 rounds of its own by the same moves; it joins `global.streams` only while no round is open and its
 position equals `lsn`, so that no range is skipped or read twice.
 
+*One position each* (MongoDB): no stream is ever level. `cdc_from` and `next_cdc_pos` are spelled `_data`
+and `next_data`, rounds are always the stream's own, and one that was not committed is given up: the next
+begins at the same place, has the same thread id, and reads all that the lost one read and more. The claim
+holds as above, since a thread id names where a round starts, not where it ends.
+
 Moves are pure: they return a new document. A move that does not fit the document is a ValueError, a
 defect of the caller, never of the data.
 """
@@ -134,6 +139,8 @@ def join_global(document: StateDocument, stream: StreamId) -> StateDocument:
     """Let a level stream share the global position; the document as it is while it is not level."""
     before = _known(document, stream)
     if before.cdc_from is None or before.next_cdc_pos is not None or document.next_cdc_pos is not None:
+        return document
+    if not document.dialect.shares_position:
         return document
     # A position that no stream stands at binds nobody.
     if document.global_streams and document.lsn is not None and document.lsn != before.cdc_from:
@@ -252,6 +259,44 @@ def finish_stream_round(
     state["cdc_from"] = state.pop("next_cdc_pos")
     if committed:
         draft.own(stream)["committed_to"] = state["cdc_from"]
+    return draft.done()
+
+
+def give_up_stream_round(document: StateDocument, stream: StreamId) -> StateDocument:
+    """The round was not committed: begin again at `cdc_from`, and go as far as there is then."""
+    before = _known(document, stream)
+    _require(before.next_cdc_pos is not None, f"{stream}: no round is open")
+    draft = document.draft()
+    del draft.stream_state(stream)["next_cdc_pos"]
+    return draft.done()
+
+
+def pass_over(document: StateDocument, streams: Iterable[StreamId], to: Lsn) -> StateDocument:
+    """Let streams of their own position that have nothing up to `to` stand there, in one document.
+
+    A position that stays behind because nothing happens expires at the source with nothing missed. Streams
+    that are as far, or whose round is open, are left as they are.
+    """
+    draft = document.draft()
+    for stream in streams:
+        before = _known(document, stream)
+        _require(before.cdc_from is not None, f"{stream}: a stream without a position passes nothing over")
+        assert before.cdc_from is not None
+        if before.next_cdc_pos is None and before.cdc_from < to:
+            draft.stream_state(stream)["cdc_from"] = str(to)
+    return draft.done()
+
+
+def bound_to_server(document: StateDocument, *, server_id: int, server_uuid: str) -> StateDocument:
+    """MySQL: the id that we read the log under, and the server whose places the shared position is of."""
+    _require(document.source == "mysql", "only MySQL has servers with ids")
+    draft = document.draft()
+    state = draft.global_state()
+    state["server_id"] = server_id
+    if server_uuid:
+        state["server_uuid"] = server_uuid
+    else:
+        state.pop("server_uuid", None)
     return draft.done()
 
 
