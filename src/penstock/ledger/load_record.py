@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from penstock import durable
 from penstock.core.errors import StateError
+from penstock.core.place import Place
 from penstock.core.position import Lsn
 from penstock.core.schema import TableSchema
 from penstock.core.stream import StreamId
@@ -29,9 +30,20 @@ class LoadPoint:
 
     consistent_point: Lsn
     snapshot: str
+    place: Place | None = None  # in the source's words, where those are not the number
 
     def to_json(self) -> dict[str, Any]:
-        return {"consistent_point": str(self.consistent_point), "snapshot": self.snapshot}
+        fields: dict[str, Any] = {"consistent_point": str(self.consistent_point), "snapshot": self.snapshot}
+        return fields if self.place is None else {**fields, "place": self.place.to_json()}
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> LoadPoint:
+        place = fields.get("place")
+        return cls(
+            Lsn.parse(fields["consistent_point"]),
+            fields["snapshot"],
+            None if place is None else Place.from_json(place),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +121,7 @@ class LoadRecord:
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> LoadRecord:
-        points = (
-            LoadPoint(Lsn.parse(point["consistent_point"]), point["snapshot"]) for point in fields["points"]
-        )
+        points = map(LoadPoint.from_json, fields["points"])
         chunks = (
             LoadChunk(chunk["leaf"], chunk["min"], chunk["max"], chunk["filenode"], chunk["point"])
             for chunk in fields["chunks"]
