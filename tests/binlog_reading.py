@@ -106,7 +106,9 @@ class Decoder:
                     described.stream,
                     chr(found.kind[row]),
                     _values(names, new, index, images.absent),
-                    _values(names, old, index, images.absent_old),
+                    _values(names, old, index, images.absent_old)
+                    if images.old_kind[index] != ord("n")
+                    else {},
                     chr(images.old_kind[index]),
                     self._gtid(found, transaction),
                     int(found.ordinal[row]),

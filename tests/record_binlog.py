@@ -12,6 +12,8 @@ import tempfile
 from contextlib import closing
 from pathlib import Path
 
+from penstock.sources.mysql.binlog.event_kernels import HEARTBEAT
+from penstock.sources.mysql.binlog.packet_kernels import TYPE_AT
 from penstock.sources.mysql.binlog.stream import BinlogStream, FilePosition
 from tests.binlog_reading import SERVER_ID, collations_of
 from tests.conftest import wait_until
@@ -22,6 +24,7 @@ _COMPRESSED = {
     MYSQL.name: ("SET binlog_transaction_compression = ON", "SET binlog_transaction_compression = OFF"),
     MARIADB.name: ("SET GLOBAL log_bin_compress = ON", "SET GLOBAL log_bin_compress = OFF"),
 }
+_CHARSETS = ("utf8mb4", "latin1", "binary")
 _TABLE = (
     "CREATE TABLE mixed (id BIGINT UNSIGNED PRIMARY KEY, amount DECIMAL(12,3), at DATETIME(3), "
     "name VARCHAR(40), kind ENUM('small', 'large') CHARACTER SET latin1, data VARBINARY(300), document JSON)"
@@ -64,18 +67,19 @@ def record(kind: Kind, directory: Path) -> None:
                 batch = stream.read(1.0)
                 if batch is not None:
                     events.extend(batch.event(number) for number in range(len(batch)))
-                return bool(events) and events[-1][4] == 27
+                return bool(events) and events[-1][TYPE_AT] == HEARTBEAT
 
             wait_until(idle, "a heartbeat behind the last event")
         shown = server.rows(
             "SELECT CAST(id AS CHAR), CAST(amount AS CHAR), CAST(at AS CHAR), name, CAST(kind AS CHAR), "
             "CAST(document AS CHAR) FROM shop.mixed ORDER BY id"
         )
+        collations = sorted(collations_of(server).items())
         recording = {
             "server": server.rows("SELECT VERSION()")[0][0],
-            "collations": {str(number): name for number, name in sorted(collations_of(server).items())},
+            "collations": {str(number): name for number, name in collations if name in _CHARSETS},
             "shown": shown,
-            "events": [event.hex() for event in events],
+            "events": [event.hex() for event in events if event[TYPE_AT] != HEARTBEAT],
         }
     (FIXTURES / f"{kind.name}.json").write_text(json.dumps(recording, ensure_ascii=False, indent=0) + "\n")
 

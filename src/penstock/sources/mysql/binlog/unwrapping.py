@@ -26,7 +26,7 @@ BATCH_BYTES_MAX = 8 << 20
 _AT_ONCE_MAX = 1 << 20
 _READ_BYTES = 1 << 20
 _EVENT_BYTES_MAX = 1 << 30
-_END, _CONTENT, _COMPRESSION, _SIZE = range(4)  # fields of a wrapped transaction
+_END, _WRAPPED_SIZE, _COMPRESSION, _SIZE = range(4)  # fields before what is wrapped
 _ZSTD, _NOT_COMPRESSED = 0, 255
 
 
@@ -82,22 +82,21 @@ class _Joined:
 def _unwrapped(event: Bytes) -> Iterator[tuple[Bytes, Ints]]:
     """Events of a wrapped transaction, each with the position that the whole has in the file."""
     position = event[POSITION_AT : POSITION_AT + 4].copy()
-    at, size, compression = HEADER, 0, _NOT_COMPRESSED
-    content = event[:0]
+    at, wrapped_size, size, compression = HEADER, 0, 0, _NOT_COMPRESSED
     while at < len(event):
         field, at = events.length_encoded(event, at)
         if field == _END:
             break
         length, at = events.length_encoded(event, at)
-        if field == _CONTENT:
-            content = event[at : at + length]
+        if field == _WRAPPED_SIZE:
+            wrapped_size, _ = events.length_encoded(event, at)
         elif field == _COMPRESSION:
             compression, _ = events.length_encoded(event, at)
         elif field == _SIZE:
             size, _ = events.length_encoded(event, at)
         at += length
     rest = np.zeros(0, np.uint8)
-    for piece in _decompressed(content, compression, size):
+    for piece in _decompressed(event[at : at + wrapped_size], compression, size):
         held = np.concatenate([rest, piece]) if len(rest) else piece
         ends = kernels.cut_events(held, position)
         if len(ends):
@@ -118,12 +117,20 @@ def _decompressed(content: Bytes, compression: int, size: int) -> Iterator[Bytes
             f"The binary log has a transaction compressed in a way Penstock does not know ({compression}).",
             remedy="Report it with the server's version.",
         )
-    elif 0 < size <= _AT_ONCE_MAX:
-        yield _copy(pa.decompress(pa.py_buffer(content), size, "zstd"))
     else:
-        with pa.CompressedInputStream(pa.BufferReader(pa.py_buffer(content)), "zstd") as stream:
-            while len(piece := stream.read_buffer(_READ_BYTES)):
-                yield _copy(piece)
+        try:
+            yield from _from_zstd(pa.py_buffer(content), size)
+        except OSError as error:
+            raise _damaged() from error
+
+
+def _from_zstd(content: pa.Buffer, size: int) -> Iterator[Bytes]:
+    if 0 < size <= _AT_ONCE_MAX:
+        yield _copy(pa.decompress(content, size, "zstd"))
+        return
+    with pa.CompressedInputStream(pa.BufferReader(content), "zstd") as stream:
+        while len(piece := stream.read_buffer(_READ_BYTES)):
+            yield _copy(piece)
 
 
 def _copy(buffer: pa.Buffer) -> Bytes:
