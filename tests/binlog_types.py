@@ -175,10 +175,10 @@ def create_statement(columns: Sequence[TypedColumn]) -> str:
     return f"CREATE TABLE typed (id_ INT PRIMARY KEY, {described})"
 
 
-def insert_statement(columns: Sequence[TypedColumn], row: int, kind: Kind) -> str:
+def insert_statement(columns: Sequence[TypedColumn], row: int) -> str:
     given = [(f"`{column.name}`", column.values[row]) for column in columns if row < len(column.values)]
-    names, values = zip(*given, strict=True)
-    return f"INSERT INTO typed (id_, {', '.join(names)}) VALUES ({row}, {', '.join(values)})"
+    names, values = (", ".join(parts) for parts in zip(("id_", str(row)), *given, strict=True))
+    return f"INSERT INTO typed ({names}) VALUES ({values})"
 
 
 def shown_as(column: TypedColumn) -> str:

@@ -17,6 +17,7 @@ from penstock.sources.mysql.binlog.events import Ending, Prepared, Rotation, Sta
 from penstock.sources.mysql.binlog.gtid_set import GtidSet
 from penstock.sources.mysql.binlog.packet_kernels import TYPE_AT
 from penstock.sources.mysql.binlog.stream import BinlogStream, FilePosition, GtidPosition
+from penstock.sources.mysql.binlog.warming import warm_up
 from tests.binlog_reading import SERVER_ID, Read, read_all
 from tests.binlog_types import COLUMNS, ROWS, TypedColumn, create_statement, insert_statement, shown_as
 from tests.conftest import wait_until
@@ -26,6 +27,7 @@ from tests.mysql_server import MARIADB, MYSQL, MysqlServer
 @pytest.fixture(scope="module", params=[MYSQL, MARIADB], ids=lambda kind: str(kind.name))
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[MysqlServer]:
     kind = request.param
+    warm_up()  # no test waits for a compiler
     with MysqlServer(tmp_path_factory.mktemp(kind.name), kind, ["--max-allowed-packet=256M"]) as started:
         yield started
 
@@ -53,7 +55,7 @@ def _run(server: MysqlServer, *statements: str) -> Read:
 
 def test_every_type_has_the_text_that_the_server_shows(shop: MysqlServer) -> None:
     columns = [column for column in COLUMNS if column.exists_in(shop.kind)]
-    inserts = [insert_statement(columns, row, shop.kind) for row in range(ROWS)]
+    inserts = [insert_statement(columns, row) for row in range(ROWS)]
     read = _run(
         shop, create_statement(columns), "SET sql_mode = ''", *inserts, "UPDATE typed SET k_ = id_ + 100"
     )

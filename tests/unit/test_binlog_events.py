@@ -38,12 +38,9 @@ def test_the_rows_that_remain_are_those_the_server_shows(recording: dict[str, An
     read = decode(recording, [recording["events"]])
     rows: dict[str | None, dict[str, str | None]] = {}
     for change in read.of("shop.mixed"):
-        if change.kind != "i":
-            before = rows.pop(change.old["id"])
-        if change.kind == "u":
+        before = {} if change.kind == "i" else rows.pop(change.old["id"])
+        if change.kind != "d":
             rows[change.new["id"]] = before | change.new
-        elif change.kind == "i":
-            rows[change.new["id"]] = change.new
     names = ("id", "amount", "at", "name", "kind", "document")
     found = [
         [row.get(name) for name in names]

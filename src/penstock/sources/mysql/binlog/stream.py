@@ -16,7 +16,7 @@ import ssl
 import time
 import uuid
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pymysql
@@ -59,7 +59,7 @@ class BinlogStream:
         server_id: int,
         heartbeat_s: float = 5.0,
     ) -> None:
-        self._connection: Any = connection  # more of it is used than its stubs tell
+        self._connection = cast("Any", connection)  # more of it is used than its stubs tell
         self._heartbeat_s = heartbeat_s
         checksum = self._prepare(start, server_id)
         self._framing = Framing(checksum, BATCH_EVENTS_MAX)
