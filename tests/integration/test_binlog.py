@@ -40,6 +40,9 @@ def shop(server: MysqlServer) -> Iterator[MysqlServer]:
     server.execute("DROP DATABASE IF EXISTS shop")
 
 
+_GENERATED = ("gc", "gv")
+
+
 def _here(server: MysqlServer) -> FilePosition:
     return FilePosition(*server.position())
 
@@ -66,7 +69,11 @@ def test_every_type_has_the_text_that_the_server_shows(shop: MysqlServer) -> Non
     assert len(shown) == len(updates) == ROWS
     for row, update in zip(shown, updates, strict=True):
         for column, expected in zip(columns, row, strict=True):
-            for image in (update.new, update.old):
+            is_changed = column.name in ("k_", *_GENERATED)
+            if column.name in _GENERATED and shop.kind is MARIADB:
+                assert column.name not in update.new  # left out of updates, changed or not
+                continue
+            for image in (update.new,) if is_changed else (update.new, update.old):
                 assert _same(column, image[column.name], expected), (
                     column.name,
                     image[column.name],
