@@ -2,8 +2,8 @@
 
 With `binlog_row_image` other than FULL the server leaves columns out: they are marked as absent, as unchanged
 TOAST of Postgres is. In an update an absent column has not changed; in an insert it has its default, which
-only the catalog knows. One exception: MariaDB leaves generated columns out of every update, changed or not, so
-there an absent one that the catalog calls generated is unknown.
+only the catalog knows. One exception: MariaDB leaves generated columns out of every update, changed or not,
+so there an absent one that the catalog calls generated is unknown.
 """
 
 from __future__ import annotations
