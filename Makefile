@@ -50,7 +50,7 @@ venv: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt scripts/has-java
 	@test -n "$(PYTHON)" || { echo "Penstock needs Python 3.11 or later; none was found. Set PYTHON=/path/to/python."; exit 1; }
 	@test -x $(BIN)/python || { echo "making $(VENV) with $(PYTHON)"; "$(PYTHON)" -m venv $(VENV); }
-	@extras=demo,dev,kafka,kinesis,mysql,shapes; \
+	@extras=demo,dev,kafka,kinesis,mongodb,mysql,shapes; \
 		scripts/has-java || { extras=$$extras,java; echo "no Java 17 or later found: installing a runtime into $(VENV)"; }; \
 		command -v npm > /dev/null || { extras=$$extras,node; echo "no Node found: installing it into $(VENV)"; }; \
 		$(PIP_INSTALL) --upgrade pip; \

@@ -26,6 +26,7 @@ from penstock.sources.postgres.embedded import EmbeddedPostgres
 
 if TYPE_CHECKING:
     from tests.kafka_server import KafkaServer
+    from tests.mongo_server import MongoServer
 
 # A first call may compile for seconds, and the machine may be busy: time proves nothing here.
 hypothesis.settings.register_profile("penstock", deadline=None, print_blob=True)
@@ -128,6 +129,15 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaServer]:
     from tests.kafka_server import KafkaServer
 
     with KafkaServer(tmp_path_factory.mktemp("kafka"), secured=True) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def mongo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MongoServer]:
+    """One replica set for the tests of a worker: each names a database of its own."""
+    from tests.mongo_server import MongoServer
+
+    with MongoServer(tmp_path_factory.mktemp("mongo")) as running:
         yield running
 
 
