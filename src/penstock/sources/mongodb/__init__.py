@@ -1,0 +1,1 @@
+"""MongoDB: raw BSON into Arrow, chunks of a collection, its change stream."""
