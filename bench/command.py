@@ -80,7 +80,7 @@ def finish(
         console.print(figures_table(figures))
     console.print(
         "Excluded: starting Spark (5–10 s once per process). The server runs with fsync off. "
-        "CPU and memory are those of everything but Postgres."
+        "CPU and memory are those of everything but the database."
     )
     if arguments.json is not None:
         document = {
