@@ -23,7 +23,6 @@ from pathlib import Path
 from penstock.config import Config
 from penstock.core.errors import StateError
 from penstock.core.position import Lsn
-from penstock.core.stream import StreamId
 from penstock.lake.lane_state import LaneStream
 from penstock.lake.load import settings_of
 from penstock.ledger import state_json, two_phase

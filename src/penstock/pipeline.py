@@ -41,9 +41,10 @@ from penstock.ledger.lanes import LANES_FILE, LaneRegistry
 from penstock.ledger.ledger import Ledger
 from penstock.ledger.state import StateDocument
 from penstock.ledger.store import StateStore
+from penstock.ledger.takeover import MigratedStream
 from penstock.locking import only_one
 from penstock.log.reader import ChangeLog, read_rows
-from penstock.migration import MigratedStream, migrate
+from penstock.migration import migrate
 from penstock.planning import plan, status
 from penstock.resolution import stream_needs
 from penstock.sources.finding import Finding

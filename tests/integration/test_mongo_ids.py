@@ -18,7 +18,7 @@ from pymongo.errors import DuplicateKeyError
 
 from penstock.core.errors import SourceError
 from penstock.sources.mongodb import ids
-from penstock.sources.mongodb.documents import json_texts, key_texts
+from penstock.sources.mongodb.documents import Documents, json_texts, key_texts
 from penstock.sources.mongodb.fields import Fields
 from penstock.sources.mongodb.ids import Chunk, cut, find_command, pick, plan, read_chunk
 from penstock.sources.mongodb.replies import Source
@@ -113,7 +113,7 @@ def test_keys_are_equal_exactly_where_the_server_holds_ids_for_equal(database: S
     ]  # fmt: skip
     held: dict[str, Any] = {}
     for number in numbers:
-        [key] = key_texts(ids.Documents(*_whole(bson.encode({"_id": number})))).to_pylist()
+        [key] = key_texts(Documents(*_whole(bson.encode({"_id": number})))).to_pylist()
         try:
             database["ids"].insert_one({"_id": number})
         except DuplicateKeyError:

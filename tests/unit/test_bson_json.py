@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import struct
 from contextlib import suppress
+from decimal import Inexact
 from typing import Any
 
 import bson
@@ -77,7 +78,7 @@ def test_numbers_have_the_same_key_exactly_if_they_are_equal(pair: tuple[Any, An
 @given(st.floats(allow_nan=False, allow_infinity=False))
 def test_a_double_has_the_key_of_the_decimal_that_equals_it(number: float) -> None:
     with_room = bson.decimal128.create_decimal128_context()
-    with_room.traps[bson.decimal128.decimal.Inexact] = False
+    with_room.traps[Inexact] = False
     decimal = Decimal128(with_room.create_decimal(number))
     is_equal = model.number_of(decimal) == model.number_of(number)
     assert (key_of(number) == key_of(decimal)) == is_equal

@@ -71,7 +71,7 @@ def test_a_file_of_another_tool_is_known_by_its_layout_until_it_is_ours() -> Non
     }
     postgres = {"global": {"state": {"lsn": "0/1"}, "streams": []}}
     for raw, source in ((mysql, "mysql"), (mongodb, "mongodb"), (postgres, "postgres"), ({}, "postgres")):
-        document = StateDocument(raw)  # type: ignore[arg-type]
+        document = StateDocument(raw)
         assert document.source == source
         saved = StateDocument(document.numbered(1).to_json())
         assert saved.source == source

@@ -153,7 +153,7 @@ def test_every_mixture_of_streams_is_decided_stream_by_stream() -> None:
     for fates in product(("out", "open", "held", "gone"), repeat=3):
         fate = dict(zip((A, B, C), fates, strict=True))
         processing = [str(stream) for stream in fate if fate[stream] != "out"]
-        temporary = {"next_cdc_pos": TO, **({"processing": processing} if processing else {})}
+        temporary: dict[str, Any] = {"next_cdc_pos": TO, **({"processing": processing} if processing else {})}
         found = recovery.recover_round(
             StateDocument(file(streams=(A, B, C), **temporary)),
             {stream for stream in fate if fate[stream] != "gone"},

@@ -53,7 +53,7 @@ def _copy(typing_context: Any, target: Any, source: Any, size: Any) -> Any:
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         target, source = (builder.inttoptr(address, cgutils.voidptr_t) for address in arguments[:2])
-        cgutils.raw_memcpy(builder, target, source, arguments[2], 1)
+        cgutils.raw_memcpy(builder, target, source, arguments[2], 1)  # type: ignore[no-untyped-call]
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64, types.int64), generate

@@ -236,7 +236,7 @@ def parse_decimal128(at: Address) -> tuple[Any, Any, Any, Any, Any]:
 
 @compiled()
 def _has_35_digits(high: Number, low: Number) -> bool:
-    return high > _COEFFICIENT_HIGH or (high == _COEFFICIENT_HIGH and low >= _COEFFICIENT_LOW)
+    return bool(high > _COEFFICIENT_HIGH or (high == _COEFFICIENT_HIGH and low >= _COEFFICIENT_LOW))
 
 
 @compiled()

@@ -133,5 +133,5 @@ class RawCursor:
         self._session.end_session()
 
     def _run(self, command: Mapping[str, Any]) -> Reply:
-        answer = self._database.command(command, codec_options=RAW, session=self._session)
-        return parse_reply(answer.raw)
+        answer = self._database.command(dict(command), codec_options=RAW, session=self._session)
+        return parse_reply(bytes(answer.raw))

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
-from llvmlite import binding  # type: ignore[import-untyped]
+from llvmlite import binding
 from numba.core import types
 
 _FUNCTIONS = ("PQgetCopyData", "PQgetlineAsync", "PQconsumeInput", "PQfreemem")
