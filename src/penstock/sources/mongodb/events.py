@@ -22,6 +22,7 @@ import bson
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from bson.codec_options import CodecOptions, DatetimeConversion
 
 from penstock.core.errors import SourceError
 from penstock.sources.mongodb import bson_kernels, change_kernels
@@ -31,6 +32,8 @@ from penstock.sources.mongodb.names import Names
 from penstock.text_kernels import Bytes, Indices, Ints
 
 NAMESPACES_MAX = 100_000
+#: Dates of any year, which Python's own have no room for.
+_EXACT: CodecOptions[dict[str, Any]] = CodecOptions(datetime_conversion=DatetimeConversion.DATETIME_MS)
 
 
 class Operation(IntEnum):
@@ -134,13 +137,16 @@ class Events:
 
     def token(self, row: int) -> bytes:
         """Where the stream stands after this event, as raw BSON."""
-        start = int(self.positions[_NUMBER["_id"], row])
-        raw = self.documents.raw
-        return raw[start : start + int.from_bytes(raw[start : start + 4].tobytes(), "little")].tobytes()
+        return self._inner("_id", row)
 
     def decoded(self, row: int) -> dict[str, Any]:
         """All of one event: for the rare ones, of which there is no more to say in columns."""
-        return bson.decode(self._bytes(self.documents, row))
+        return bson.decode(self._bytes(self.documents, row), _EXACT)
+
+    def fragment(self, row: int) -> tuple[int, int]:
+        """Of an event that comes in fragments: which one this is, and how many there are."""
+        told = bson.decode(self._inner("splitEvent", row))
+        return told["fragment"], told["of"]
 
     def part(self, first: int, last: int) -> Events:
         return Events(
@@ -159,6 +165,12 @@ class Events:
     def _images(self, name: str) -> Images:
         rows, starts, ends = change_kernels.select_documents(*self._field(name))
         return Images(rows, Documents(self.documents.raw, starts, ends))
+
+    def _inner(self, name: str, row: int) -> bytes:
+        """A document inside an event."""
+        start = int(self.positions[_NUMBER[name], row])
+        raw = self.documents.raw
+        return raw[start : start + int.from_bytes(raw[start : start + 4].tobytes(), "little")].tobytes()
 
     @staticmethod
     def _bytes(documents: Documents, row: int) -> bytes:
@@ -190,8 +202,7 @@ class Fragments:
             if row > first:
                 whole.append(events.part(first, int(row)))
             first = int(row) + 1
-            event = events.decoded(int(row))
-            number, of = event["splitEvent"]["fragment"], event["splitEvent"]["of"]
+            number, of = events.fragment(int(row))
             if number != len(self.held) + 1:
                 raise _torn()
             self.held.append(events._bytes(events.documents, int(row)))
