@@ -7,8 +7,9 @@ It holds because a chunk is a range of the `_id` index itself, `min` inclusive t
 `$lt` compare within one type only: a range from a number to a string would be empty and what lies between be
 lost. `min` and `max` are keys in the order of the index, over all types and by its collation. Neighbours
 share a bound, byte for byte as the server told it, so there is neither a gap nor an overlap whichever bounds
-are chosen; the first chunk has no lower bound and the last no upper one, so documents with MinKey and MaxKey
-are in them. An `_id` never changes but to one that is equal to it, so no document moves from one chunk to
+are chosen; the first chunk has no lower bound and the last no upper one. A range without `max` ends before
+MaxKey in an index and behind it in a clustered collection, so the last chunk leaves MaxKey out and asks for
+it by itself. An `_id` never changes but to one that is equal to it, so no document moves from one chunk to
 another.
 
 Bounds need only ascend. The server sorts them, by the same order; MinKey and MaxKey are none, for the server
@@ -24,6 +25,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from bson import MaxKey
 from bson.raw_bson import RawBSONDocument
 from pymongo.errors import OperationFailure
 
@@ -125,17 +127,24 @@ def _ids(database: Source, collection: str, pipeline: Sequence[Mapping[str, Any]
     return found
 
 
-def find_command(
+def find_commands(
     collection: str, chunk: Chunk, read_concern: Mapping[str, Any] = _COMMITTED, **options: Any
-) -> dict[str, Any]:
-    command: dict[str, Any] = {"find": collection, "readConcern": dict(read_concern)}
-    if chunk != Chunk():
-        command["hint"] = {"_id": 1}
+) -> list[dict[str, Any]]:
+    """What reads a chunk; the last one takes two."""
+    command: dict[str, Any] = {"find": collection, "readConcern": dict(read_concern), **options}
+    if chunk == Chunk():
+        return [command]
+    command["hint"] = {"_id": 1}
     if chunk.lower is not None:
         command["min"] = RawBSONDocument(chunk.lower)
     if chunk.upper is not None:
-        command["max"] = RawBSONDocument(chunk.upper)
-    return command | options
+        return [command | {"max": RawBSONDocument(chunk.upper)}]
+    wanted = options.get("filter", {})
+    extreme = {"find": collection, "readConcern": dict(read_concern), **options}
+    return [
+        command | {"filter": {"$and": [wanted, {"_id": {"$ne": MaxKey()}}]}},
+        extreme | {"filter": {"$and": [wanted, {"_id": MaxKey()}]}},
+    ]
 
 
 def read_chunk(
@@ -146,7 +155,8 @@ def read_chunk(
     **options: Any,
 ) -> Iterator[Documents]:
     """The documents of a chunk, batch by batch; `options` are those of `find`, a filter or a projection."""
-    with closing(RawCursor(database, find_command(collection, chunk, read_concern, **options))) as cursor:
-        for reply in cursor.replies():
-            if reply.documents.rows:
-                yield reply.documents
+    for command in find_commands(collection, chunk, read_concern, **options):
+        with closing(RawCursor(database, command)) as cursor:
+            for reply in cursor.replies():
+                if reply.documents.rows:
+                    yield reply.documents
