@@ -95,7 +95,9 @@ class Storm:
             self.struck[kind.__name__.strip("_")] += 1
 
     def calm(self) -> None:
+        """Nothing is struck any more: a lane may have a failpoint that it has not come to."""
         for instance in self._pair:
+            instance.lane.kill()
             instance.watch()
 
     def __str__(self) -> str:
