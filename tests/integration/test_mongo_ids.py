@@ -45,7 +45,7 @@ def database(mongo: MongoServer) -> Iterator[Source]:
 
 
 def raw_ids(database: Source, collection: str) -> list[bytes]:
-    return ids._ids(database, collection, [{"$project": {"_id": 1}}, {"$sort": {"_id": 1}}])
+    return ids.read_ids(database, collection, [{"$project": {"_id": 1}}, {"$sort": {"_id": 1}}])
 
 
 def read(database: Source, collection: str, chunks: list[Chunk]) -> list[str]:
@@ -166,7 +166,7 @@ def test_an_abandoned_chunk_leaves_no_cursor(database: Source, mongo: MongoServe
     reading = read_chunk(database, "rows", Chunk(), batchSize=2)
     next(reading)
     before = _open_cursors(mongo)
-    reading.close()  # type: ignore[attr-defined]
+    reading.close()
     assert _open_cursors(mongo) == before - 1
     assert find_command("rows", Chunk())["find"] == "rows"
 
