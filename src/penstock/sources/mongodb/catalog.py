@@ -34,6 +34,7 @@ SAMPLED_BYTES_MAX = 16 * 1024 * 1024
 _SAMPLE_BATCH = 100
 _SYSTEM_DATABASES = frozenset({"admin", "config", "local"})
 _SYSTEM_PREFIXES = ("system.", "enxcol_.")  # the latter belong to encrypted collections
+_BUCKETS = "system.buckets."  # and the name of the time series whose measurements it holds
 _COMMITTED = {"level": "majority"}
 
 
@@ -77,18 +78,19 @@ def discover(
     found = []
     for name in _databases(client, patterns, database):
         with query_errors(f"listing the collections of {name}"):
-            listed = list(client[name].list_collections())
-        for each in sorted(listed, key=lambda each: str(each["name"])):
-            stream = StreamId(name, each["name"])
+            listed = {str(each["name"]): each for each in client[name].list_collections()}
+        for collection, each in sorted(listed.items()):
+            stream = StreamId(name, collection)
             if _is_wanted(stream, each["type"], patterns):
-                found.append(_describe(client[name], stream, each, layout, with_fields))
+                number = _number([each, listed.get(f"{_BUCKETS}{collection}", {})])
+                found.append(_describe(client[name], stream, each, number, layout, with_fields))
     return found
 
 
 def collection_number(database: Source, collection: str) -> int:
     """What tells this collection from a later one of the same name; 0: there is none, or it is a view."""
-    listed = list(database.list_collections(filter={"name": collection}))
-    return _number(listed[0]) if listed else 0
+    names = [collection, f"{_BUCKETS}{collection}"]
+    return _number(list(database.list_collections(filter={"name": {"$in": names}})))
 
 
 def _databases(client: Client, patterns: Sequence[StreamId] | None, database: str) -> list[str]:
@@ -112,11 +114,15 @@ def _is_wanted(stream: StreamId, kind: str, patterns: Sequence[StreamId] | None)
 
 
 def _describe(
-    database: Source, stream: StreamId, listed: Mapping[str, Any], layout: Layout, with_fields: bool
+    database: Source,
+    stream: StreamId,
+    listed: Mapping[str, Any],
+    number: int,
+    layout: Layout,
+    with_fields: bool,
 ) -> CollectionInfo:
     options = listed.get("options", {})
     kind = _kind(listed)
-    number = _number(listed)
     count, size = (0, 0) if kind == "view" else _measure(database, stream)
     fields = _sample(database, stream, kind) if with_fields or layout == "fields" else ()
     columns = field_columns(fields) if layout == "fields" else document_columns()
@@ -154,10 +160,16 @@ def _kind(listed: Mapping[str, Any]) -> CollectionKind:
     return "capped collection" if listed.get("options", {}).get("capped") else "collection"
 
 
-def _number(listed: Mapping[str, Any]) -> int:
-    """Out of its UUID, which is random: as many bits as a number of 64 has, without the sign."""
-    uuid = listed.get("info", {}).get("uuid")
-    return int.from_bytes(bytes(getattr(uuid, "bytes", uuid))[:8], "big") >> 1 if uuid is not None else 0
+def _number(listed: Sequence[Mapping[str, Any]]) -> int:
+    """Out of its UUID, which is random: as many bits as a number of 64 has, without the sign.
+
+    A time series has none itself; the collection of its buckets does.
+    """
+    for each in listed:
+        uuid = each.get("info", {}).get("uuid")
+        if uuid is not None:
+            return int.from_bytes(bytes(getattr(uuid, "bytes", uuid))[:8], "big") >> 1
+    return 0
 
 
 def _measure(database: Source, stream: StreamId) -> tuple[int, int]:

@@ -28,6 +28,7 @@ from penstock.sources.mongodb.ids import CHUNKS_MAX, ROWS_PER_CHUNK, Chunk, cut,
 from penstock.sources.mongodb.replies import RAW, Source
 
 BYTES_PER_CHUNK_MAX = 256 * 2**20
+_SPLIT_BYTES_MIN, _SPLIT_BYTES_MAX = 2**20, 2**30  # that `splitVector` takes
 _LOCAL = {"level": "local"}
 
 
@@ -88,17 +89,16 @@ def _bounds(database: Source, leaf: CollectionLeaf, count: int) -> list[bytes]:
 
 def _split_vector(database: Source, leaf: CollectionLeaf, count: int) -> list[bytes] | None:
     """None: the server does not do it, or not for us."""
-    size = max(1, leaf.bytes // count)
-    command = {
-        **{"splitVector": str(leaf.stream), "keyPattern": {"_id": 1}},
-        "maxChunkSizeBytes": 2 * size,  # it splits at half of it
-    }
+    size = 2 * leaf.bytes // count  # it splits at half of what it is told
+    if not _SPLIT_BYTES_MIN <= size <= _SPLIT_BYTES_MAX:
+        return None
+    command = {"splitVector": str(leaf.stream), "keyPattern": {"_id": 1}, "maxChunkSizeBytes": size}
     try:
         answer = database.command(command, codec_options=RAW)
     except OperationFailure:
         return None
     found = usable([bytes(each.raw) for each in answer["splitKeys"]])
-    # It cannot split within keys of few documents; a plan far from what was asked is left to the other way.
+    # It goes by bytes: where documents differ so much that it is far from what was asked, ids are sorted.
     return found if count // 4 <= len(found) + 1 <= 4 * count else None
 
 

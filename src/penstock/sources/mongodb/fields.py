@@ -99,7 +99,7 @@ def decide_form(seen: int, whole: int, scale: int) -> tuple[Form, int]:
     if form is not Form.DECIMAL:
         return form, 0
     whole = max([whole, *(digits for kind, digits in _INTEGER_DIGITS if values & kind)])
-    return (form, scale) if whole + scale <= DECIMAL_DIGITS else (Form.JSON, 0)
+    return (form, int(scale)) if whole + scale <= DECIMAL_DIGITS else (Form.JSON, 0)
 
 
 def arrow_type(column: Column) -> pa.DataType:
