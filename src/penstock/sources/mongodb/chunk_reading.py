@@ -15,7 +15,7 @@ A filter is judged here, by the same code and on the same text as for changes of
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
@@ -72,20 +72,18 @@ class MongoChunk:
         as_text: bool = False,
     ) -> Generator[Block]:
         reader = RowReader(self._read_columns(schema))
-        for documents in self._documents(schema, reader.columns):
-            for rows in reader.read(documents):
-                yield _block(rows, schema, _kept(rows, schema, where, outside), as_text=as_text)
+        with closing(self._documents(schema, reader.columns)) as batches:
+            for documents in batches:
+                for rows in reader.read(documents):
+                    yield _block(rows, schema, _kept(rows, schema, where, outside), as_text=as_text)
 
-    def _documents(self, schema: TableSchema, columns: Sequence[SourceColumn]) -> Iterator[Documents]:
+    def _documents(self, schema: TableSchema, columns: Sequence[SourceColumn]) -> Generator[Documents]:
         leaf = StreamId.parse(self.chunk.leaf)
         errors = query_errors("reading a chunk of the collection", stream=str(schema.stream))
         with errors, connect(self.url, application_name=self.application_name) as client:
             database: Source = client[leaf.namespace]
-            options = _projection(columns)
-            concern = read_concern(self.snapshot)
-            with closing(
-                read_chunk(database, leaf.name, range_of(self.chunk), concern, **options)
-            ) as batches:
+            wanted = range_of(self.chunk), read_concern(self.snapshot)
+            with closing(read_chunk(database, leaf.name, *wanted, **_projection(columns))) as batches:
                 yield from batches
             if collection_number(database, leaf.name) != self.chunk.filenode:
                 raise TableRewrittenError(str(schema.stream))

@@ -7,9 +7,10 @@ It holds because a chunk is a range of the `_id` index itself, `min` inclusive t
 `$lt` compare within one type only: a range from a number to a string would be empty and what lies between be
 lost. `min` and `max` are keys in the order of the index, over all types and by its collation. Neighbours
 share a bound, byte for byte as the server told it, so there is neither a gap nor an overlap whichever bounds
-are chosen; the first chunk has no lower bound and the last no upper one, so documents with MinKey and MaxKey
-are in them. An `_id` never changes but to one that is equal to it, so no document moves from one chunk to
-another.
+are chosen. The first chunk has no lower bound, so a document with MinKey is in it. Where there is no upper
+one the server ends before MaxKey (but not in a clustered collection), so the last chunk says that it ends
+there, and asks for a document with MaxKey by itself. An `_id` never changes but to one that is equal to it,
+so no document moves from one chunk to another.
 
 Bounds need only ascend. The server sorts them, by the same order; MinKey and MaxKey are none, for the server
 refuses a range that cannot hold anything. Few documents are cut exactly (`$bucketAuto`, a sort of all ids),
@@ -24,6 +25,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from bson import MaxKey
 from bson.raw_bson import RawBSONDocument
 from pymongo.errors import OperationFailure
 
@@ -138,13 +140,13 @@ def read_ids(
 def find_command(
     collection: str, chunk: Chunk, read_concern: Mapping[str, Any] = _COMMITTED, **options: Any
 ) -> dict[str, Any]:
+    """All of a chunk but the document with MaxKey, which is in the last of several."""
     command: dict[str, Any] = {"find": collection, "readConcern": dict(read_concern)}
     if chunk != Chunk():
         command["hint"] = {"_id": 1}
+        command["max"] = {"_id": MaxKey()} if chunk.upper is None else RawBSONDocument(chunk.upper)
     if chunk.lower is not None:
         command["min"] = RawBSONDocument(chunk.lower)
-    if chunk.upper is not None:
-        command["max"] = RawBSONDocument(chunk.upper)
     return command | options
 
 
@@ -156,7 +158,12 @@ def read_chunk(
     **options: Any,
 ) -> Generator[Documents]:
     """The documents of a chunk, batch by batch; `options` are those of `find`, a filter or a projection."""
-    with closing(RawCursor(database, find_command(collection, chunk, read_concern, **options))) as cursor:
-        for reply in cursor.replies():
-            if reply.documents.rows:
-                yield reply.documents
+    commands = [find_command(collection, chunk, read_concern, **options)]
+    if chunk.lower is not None and chunk.upper is None:
+        greatest = {"$and": [{"_id": MaxKey()}, options.get("filter", {})]}
+        commands.append(find_command(collection, Chunk(), read_concern, **options | {"filter": greatest}))
+    for command in commands:
+        with closing(RawCursor(database, command)) as cursor:
+            for reply in cursor.replies():
+                if reply.documents.rows:
+                    yield reply.documents
