@@ -32,7 +32,7 @@ PIP_INSTALL := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.t
 # Each worker has servers and a Spark session of its own, and waits for them a third of its time: one more than
 # there are cores.
 WORKERS := $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 3 ? cores + 1 : 4)))
-PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
+PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal --durations 30 --durations-min 5
 CHECK ?=
 # What `make iceberg` runs; the other modules are left to ALL=1, which takes about as long as `make test slow`.
 ICEBERG := strict_cdc incremental resync pause rebuild toast

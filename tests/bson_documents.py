@@ -119,11 +119,13 @@ def number_of(value: Any) -> Fraction | str:
     """A number by its value alone, as MongoDB compares it."""
     if isinstance(value, Decimal128):
         value = value.to_decimal()
-    if isinstance(value, Decimal) and value.is_nan():  # a signaling one too
+    if isinstance(value, Decimal):  # `math` would take a large one for infinite
+        is_nan, is_infinite = value.is_nan(), value.is_infinite()
+    else:
+        is_nan, is_infinite = math.isnan(value), math.isinf(value)
+    if is_nan:
         return "nan"
-    if isinstance(value, Decimal | float) and not math.isfinite(value):
-        return "nan" if math.isnan(value) else str(float(value))
-    return Fraction(value)
+    return ("-inf" if value < 0 else "inf") if is_infinite else Fraction(value)
 
 
 def column_of(found: list[Any]) -> tuple[str, list[Any]]:

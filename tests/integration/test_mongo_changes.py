@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
 
+import bson
 import pytest
 from bson import Timestamp
 
@@ -190,9 +191,15 @@ def test_a_place_moves_on_while_nothing_selected_happens(database: Source) -> No
 
 
 def test_a_place_that_the_oplog_lost_is_an_error_and_skips_nothing(database: Source) -> None:
-    stream = ChangeStream(database, StreamOptions(), Place(at=1 << 32 | 1))
+    with closing(opened(database)) as stream:
+        database["a"].insert_one({"_id": 1})
+        [part] = stream.read().parts or stream.read().parts
+    data = bson.decode(part.token(0))["_data"]
+    seconds = int(data[2:10], 16) - 1
+    elsewhere = bson.encode({"_data": f"{data[:2]}{seconds:08X}{data[10:]}"})  # of an event that never was
+    stream = ChangeStream(database, StreamOptions(), Place(elsewhere))
     with closing(stream), pytest.raises(PositionGoneError, match="resync"):
-        stream.open()
+        collect(stream, 1)
     unknown = Place(token=b"\x16\0\0\0\x02_data\0\x06\0\0\0hello\0\0")
     stream = ChangeStream(database, StreamOptions(), unknown)
     with closing(stream), pytest.raises(SourceError):

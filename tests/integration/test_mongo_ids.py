@@ -18,7 +18,7 @@ from penstock.core.errors import SourceError
 from penstock.sources.mongodb import ids
 from penstock.sources.mongodb.documents import Documents, json_texts, key_texts
 from penstock.sources.mongodb.fields import Fields
-from penstock.sources.mongodb.ids import Chunk, cut, find_command, pick, plan, read_chunk
+from penstock.sources.mongodb.ids import Chunk, cut, pick, plan, read_chunk
 from penstock.sources.mongodb.replies import Source
 from tests.bson_documents import EVERY_ID
 from tests.mongo_server import MongoServer
@@ -157,7 +157,6 @@ def test_an_abandoned_chunk_leaves_no_cursor(database: Source, mongo: MongoServe
     before = _open_cursors(mongo)
     reading.close()
     assert _open_cursors(mongo) == before - 1
-    assert find_command("rows", Chunk())["find"] == "rows"
 
 
 def _open_cursors(mongo: MongoServer) -> int:

@@ -83,8 +83,13 @@ def test_a_type_widens_with_what_is_seen_and_never_goes_back() -> None:
         forms.append(batch.schema.field("a").metadata[FORM_KEY].decode())
     assert forms == ["null", "int32", "int64", "double", "double", "json", "json", "json"]
     known = Fields()
-    for number, form in ((1, "int32"), (Decimal128("1.25"), "decimal"), (Decimal128("1E+37"), "json")):
-        [batch] = known.read(parse(encoded([{"a": number}])))
+    wider: list[tuple[Any, str]] = [
+        (1, "int32"),
+        (Decimal128("1.25"), "decimal"),
+        (Decimal128("1E+37"), "json"),
+    ]
+    for each, form in wider:
+        [batch] = known.read(parse(encoded([{"a": each}])))
         assert batch.schema.field("a").metadata[FORM_KEY].decode() == form
 
 

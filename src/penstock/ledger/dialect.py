@@ -38,7 +38,13 @@ PlaceOf = Callable[[Lsn], Place]
 class Unread(str):
     """Stands where a number belongs, for words that cannot be read or are not those that we wrote."""
 
-    __slots__ = ()
+    words: Any
+
+    @classmethod
+    def of(cls, words: Any) -> Unread:
+        unread = cls(words)
+        unread.words = words
+        return unread
 
 
 class Dialect(Protocol):

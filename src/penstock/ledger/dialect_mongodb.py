@@ -27,7 +27,11 @@ from penstock.ledger.spelling import Spelling
 class _Token:
     def take(self, fields: Fields, name: str) -> Place | None:
         data = fields.get(name)
-        return None if data is None or is_empty(data) else Place(ResumeToken(data).data)
+        if is_empty(data):
+            return None
+        if not isinstance(data, str):
+            raise ValueError("the data of a resume token is text")
+        return Place(ResumeToken(data).data)
 
     def put(self, fields: Fields, name: str, place: Place) -> None:
         fields[name] = place.text

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 
-from penstock.ledger.dialect import PlaceOf
+from penstock.ledger.dialect import PlaceOf, SourceName
 from penstock.ledger.rebase import rebased
 from penstock.ledger.state import StateDocument
 from penstock.ledger.store import StateStore
@@ -16,10 +16,15 @@ from penstock.ledger.store import StateStore
 class Ledger:
     """What this process believes is committed. `write` returns when the belief is on disk."""
 
-    def __init__(self, store: StateStore, place_of: PlaceOf | None = None) -> None:
-        """`place_of`: the source's words for a position, from the log; Postgres' positions need none."""
+    def __init__(
+        self, store: StateStore, source: SourceName = "postgres", place_of: PlaceOf | None = None
+    ) -> None:
+        """`place_of`: the source's words for a position, from the log; Postgres' positions need none.
+
+        StateError if the state holds positions of another kind of source.
+        """
         self.store = store
-        self.document = store.load() or StateDocument.new()
+        self.document = (store.load() or StateDocument.new(source=source)).of_source(source)
         self._place_of = place_of
         self._lock = threading.Lock()
 

@@ -53,7 +53,7 @@ class Spelling:
             place = self.words.take(fields, self.spelled)
             number = None if place is None else self._number(fields, place, behind)
         except (ValueError, TypeError, KeyError):
-            fields[self.field] = Unread(fields.get(self.spelled))
+            fields[self.field] = Unread.of(fields.get(self.spelled))
             return None
         if place is None or number is None:
             return None
@@ -67,6 +67,7 @@ class Spelling:
         if self.field != self.spelled:
             fields.pop(self.field, None)
         if isinstance(value, Unread):
+            fields[self.spelled] = value.words
             return
         number = parsed_position(value)
         if number is None:

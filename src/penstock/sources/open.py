@@ -8,6 +8,12 @@ from typing import Literal, Protocol
 
 from penstock.sources.base import Source
 
+#: Drivers that come with an extra, and the modules that have the code of their sources compiled.
+_EXTRAS = {
+    "pymysql": "penstock.sources.mysql.binlog.warming",
+    "pymongo": "penstock.sources.mongodb.warming",
+}
+
 
 class Secret(Protocol):
     def get_secret_value(self) -> str: ...
@@ -49,8 +55,9 @@ def warm_up() -> None:
 
     for each in (pgoutput, inbox, streamed, copy_binary):
         each.warm_up()
-    if find_spec("pymysql") is not None:  # an extra
-        import_module("penstock.sources.mysql.binlog.warming").warm_up()
+    for driver, module in _EXTRAS.items():
+        if find_spec(driver) is not None:
+            import_module(module).warm_up()
 
 
 def _postgres(options: PostgresOptions, application_name: str) -> Source:

@@ -25,7 +25,7 @@ def read_operations(
             at = source + np.int64(positions[row])
             found = column_of(at + 4, load_int32(at) - 1, guess, names, ends, slots)
             operations[row] = found
-            guess = max(found, np.int64(0))
+            guess = found if found > 0 else np.int64(0)
     return operations
 
 

@@ -7,10 +7,10 @@ It holds because a chunk is a range of the `_id` index itself, `min` inclusive t
 `$lt` compare within one type only: a range from a number to a string would be empty and what lies between be
 lost. `min` and `max` are keys in the order of the index, over all types and by its collation. Neighbours
 share a bound, byte for byte as the server told it, so there is neither a gap nor an overlap whichever bounds
-are chosen. The first chunk has no lower bound, so a document with MinKey is in it. Where there is no upper
-one the server ends before MaxKey (but not in a clustered collection), so the last chunk says that it ends
-there, and asks for a document with MaxKey by itself. An `_id` never changes but to one that is equal to it,
-so no document moves from one chunk to another.
+are chosen; the first chunk has no lower bound and the last no upper one. A range without `max` ends before
+MaxKey in an index and behind it in a clustered collection, so the last chunk leaves MaxKey out and asks for
+it by itself. An `_id` never changes but to one that is equal to it, so no document moves from one chunk to
+another.
 
 Bounds need only ascend. The server sorts them, by the same order; MinKey and MaxKey are none, for the server
 refuses a range that cannot hold anything. Few documents are cut exactly (`$bucketAuto`, a sort of all ids),
@@ -137,17 +137,24 @@ def read_ids(
     return found
 
 
-def find_command(
+def find_commands(
     collection: str, chunk: Chunk, read_concern: Mapping[str, Any] = _COMMITTED, **options: Any
-) -> dict[str, Any]:
-    """All of a chunk but the document with MaxKey, which is in the last of several."""
-    command: dict[str, Any] = {"find": collection, "readConcern": dict(read_concern)}
-    if chunk != Chunk():
-        command["hint"] = {"_id": 1}
-        command["max"] = {"_id": MaxKey()} if chunk.upper is None else RawBSONDocument(chunk.upper)
+) -> list[dict[str, Any]]:
+    """What reads a chunk; the last one takes two."""
+    command: dict[str, Any] = {"find": collection, "readConcern": dict(read_concern), **options}
+    if chunk == Chunk():
+        return [command]
+    command["hint"] = {"_id": 1}
     if chunk.lower is not None:
         command["min"] = RawBSONDocument(chunk.lower)
-    return command | options
+    if chunk.upper is not None:
+        return [command | {"max": RawBSONDocument(chunk.upper)}]
+    wanted = options.get("filter", {})
+    extreme = {"find": collection, "readConcern": dict(read_concern), **options}
+    return [
+        command | {"filter": {"$and": [wanted, {"_id": {"$ne": MaxKey()}}]}},
+        extreme | {"filter": {"$and": [wanted, {"_id": MaxKey()}]}},
+    ]
 
 
 def read_chunk(
@@ -158,11 +165,7 @@ def read_chunk(
     **options: Any,
 ) -> Generator[Documents]:
     """The documents of a chunk, batch by batch; `options` are those of `find`, a filter or a projection."""
-    commands = [find_command(collection, chunk, read_concern, **options)]
-    if chunk.lower is not None and chunk.upper is None:
-        greatest = {"$and": [{"_id": MaxKey()}, options.get("filter", {})]}
-        commands.append(find_command(collection, Chunk(), read_concern, **options | {"filter": greatest}))
-    for command in commands:
+    for command in find_commands(collection, chunk, read_concern, **options):
         with closing(RawCursor(database, command)) as cursor:
             for reply in cursor.replies():
                 if reply.documents.rows:

@@ -14,6 +14,7 @@ from numba.extending import intrinsic
 
 Address: TypeAlias = Any  # of a byte, as a machine integer inside compiled code
 Number: TypeAlias = Any
+_raw_memcpy: Any = cgutils.raw_memcpy
 
 
 def _loader(loaded: Any, made: Any) -> Any:
@@ -53,7 +54,7 @@ def _copy(typing_context: Any, target: Any, source: Any, size: Any) -> Any:
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         target, source = (builder.inttoptr(address, cgutils.voidptr_t) for address in arguments[:2])
-        cgutils.raw_memcpy(builder, target, source, arguments[2], 1)  # type: ignore[no-untyped-call]
+        _raw_memcpy(builder, target, source, arguments[2], 1)
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64, types.int64), generate

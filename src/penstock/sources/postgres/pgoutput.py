@@ -21,6 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.core.errors import SourceError
+from penstock.sources.absent_kernels import list_absent
 from penstock.sources.postgres import pgoutput_kernels as kernels
 from penstock.sources.postgres.pgoutput_kernels import Bytes, Ints, Lengths
 
@@ -218,7 +219,7 @@ def decode_rows(batch: MessageBatch, kind: Bytes, tuple_at: Ints, columns: int) 
         _string_columns(batch.buffer, new_offsets, new_lengths),
         _string_columns(batch.buffer, old_offsets, old_lengths) if has_old else [],
         old_kind,
-        kernels.list_unchanged(new_lengths, unchanged) if unchanged else None,
+        list_absent(new_lengths, unchanged) if unchanged else None,
     )
 
 

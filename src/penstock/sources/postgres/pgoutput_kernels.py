@@ -21,13 +21,14 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.compiling import compiled
+from penstock.sources.absent_kernels import ABSENT
 
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
 Lengths = npt.NDArray[np.int32]
 Number: TypeAlias = Any  # a machine integer inside compiled code
 
-NULL, UNCHANGED = -1, -2  # stand in for a length
+NULL = -1  # stands in for a length, and so does `ABSENT`
 _BEGIN, _COMMIT, _INSERT, _UPDATE, _DELETE, _TRUNCATE = (ord(letter) for letter in "BCIUDT")
 _MESSAGE = ord("M")
 _WAL_DATA, _KEEPALIVE = ord("w"), ord("k")
@@ -160,7 +161,7 @@ def _locate_tuple(buffer: Bytes, at: Number, row: int, offsets: Ints, lengths: L
             at += 4 + length
         else:
             offsets[column, row] = 0
-            lengths[column, row] = -1 if form == 110 else -2
+            lengths[column, row] = NULL if form == 110 else ABSENT
     return at
 
 
@@ -201,7 +202,7 @@ def locate_values(
         if _locate_tuple(buffer, at + 1, row, new_offsets, new_lengths) < 0:
             return -1
         for column in range(columns):
-            if new_lengths[column, row] == -2:
+            if new_lengths[column, row] == ABSENT:
                 if old_kind[row] == 102 or (old_kind[row] == 107 and old_lengths[column, row] >= 0):
                     new_offsets[column, row] = old_offsets[column, row]
                     new_lengths[column, row] = old_lengths[column, row]
@@ -248,23 +249,3 @@ def gather_values(buffer: Bytes, offsets: Ints, lengths: Lengths) -> tuple[Lengt
                     gathered[to + index] = buffer[at + index]
                 to += length
     return arrow_offsets, gathered, starts, validity, nulls
-
-
-@compiled()
-def list_unchanged(lengths: Lengths, total: int) -> tuple[Lengths, Lengths, Bytes]:
-    """Which columns are unchanged TOAST in each row: list offsets, column numbers, validity bits."""
-    columns, rows = lengths.shape
-    offsets = np.zeros(rows + 1, np.int32)
-    numbers = np.empty(total, np.int32)
-    validity = np.zeros((rows + 7) // 8, np.uint8)
-    found = 0
-    for row in range(rows):
-        before = found
-        for column in range(columns):
-            if lengths[column, row] == -2:
-                numbers[found] = column
-                found += 1
-        offsets[row + 1] = found
-        if found > before:
-            validity[row >> 3] |= np.uint8(1 << (row & 7))
-    return offsets, numbers, validity

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.compiling import compiled
+from penstock.sources.absent_kernels import ABSENT
 from penstock.sources.mysql.binlog import value_kernels as values
 from penstock.sources.mysql.binlog.event_kernels import count_present
 from penstock.sources.mysql.binlog.packet_kernels import Bytes, Ints, Number, little_endian
@@ -20,7 +21,7 @@ from penstock.sources.mysql.binlog.value_kernels import write_value
 
 Lengths = npt.NDArray[np.int32]
 
-NULL, ABSENT = -1, -2  # stand in for a length
+NULL = -1  # stands in for a length
 _UPDATE, _DELETE, _INSERT = 117, 100, 105
 
 
@@ -177,26 +178,6 @@ def gather_floats(
         for index in range(width):
             floats[row * width + index] = buffer[offsets[row] + index]
     return validity, nulls
-
-
-@compiled()
-def list_absent(lengths: Lengths, total: int) -> tuple[Lengths, Lengths, Bytes]:
-    """Which columns are absent in each row: list offsets, column numbers, validity bits."""
-    columns, rows = lengths.shape
-    offsets = np.zeros(rows + 1, np.int32)
-    numbers = np.empty(total, np.int32)
-    validity = np.zeros((rows + 7) // 8, np.uint8)
-    found = 0
-    for row in range(rows):
-        before = found
-        for column in range(columns):
-            if lengths[column, row] == ABSENT:
-                numbers[found] = column
-                found += 1
-        offsets[row + 1] = found
-        if found > before:
-            validity[row >> 3] |= np.uint8(1 << (row & 7))
-    return offsets, numbers, validity
 
 
 @compiled()

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.core.errors import SourceError
+from penstock.sources.absent_kernels import list_absent
 from penstock.sources.mysql.binlog import json_kernels, row_kernels
 from penstock.sources.mysql.binlog import table_map as types
 from penstock.sources.mysql.binlog import value_kernels as values
@@ -103,8 +104,8 @@ def decode_rows(
         _render_all(batch.buffer, new_offsets, new_lengths, layout),
         _render_all(batch.buffer, old_offsets, old_lengths, layout) if has_old else [],
         old_kind,
-        row_kernels.list_absent(new_lengths, absent) if absent else None,
-        row_kernels.list_absent(old_lengths, absent_old) if absent_old else None,
+        list_absent(new_lengths, absent) if absent else None,
+        list_absent(old_lengths, absent_old) if absent_old else None,
     )
 
 

@@ -87,15 +87,9 @@ def write_decimal(
     left = whole
     while left > 0:
         digits = left % 9 if left % 9 else 9
-        size = _DIGIT_BYTES[digits]
-        value = np.int64(0)
-        for index in range(size):
-            byte = np.int64(buffer[at + index]) ^ flip
-            if is_first:
-                byte ^= 0x80
-                is_first = False
-            value = (value << 8) | byte
-        at += size
+        value = _digits_of(buffer, at, digits, flip, is_first)
+        is_first = False
+        at += _DIGIT_BYTES[digits]
         left -= digits
         if to > begin:
             to = write_padded(value, digits, out, to)
@@ -110,18 +104,24 @@ def write_decimal(
         left = scale
         while left > 0:
             digits = min(left, 9)
-            size = _DIGIT_BYTES[digits]
-            value = np.int64(0)
-            for index in range(size):
-                byte = np.int64(buffer[at + index]) ^ flip
-                if is_first:
-                    byte ^= 0x80
-                    is_first = False
-                value = (value << 8) | byte
-            at += size
+            value = _digits_of(buffer, at, digits, flip, is_first)
+            is_first = False
+            at += _DIGIT_BYTES[digits]
             left -= digits
             to = write_padded(value, digits, out, to)
     return to
+
+
+@compiled()
+def _digits_of(buffer: Bytes, at: Number, digits: Number, flip: Number, is_first: bool) -> Number:
+    """A group's digits as a number. The first bit of the first group is the sign, inverted."""
+    value = np.int64(0)
+    for index in range(_DIGIT_BYTES[digits]):
+        byte = np.int64(buffer[at + index]) ^ flip
+        if is_first and index == 0:
+            byte ^= 0x80
+        value = (value << 8) | byte
+    return value
 
 
 @compiled()
