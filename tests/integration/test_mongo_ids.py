@@ -10,9 +10,7 @@ from typing import Any
 
 import bson
 import pytest
-from bson import DBRef, Int64, MaxKey, MinKey, ObjectId, Timestamp
-from bson.binary import Binary
-from bson.code import Code
+from bson import Int64, ObjectId
 from bson.decimal128 import Decimal128
 from pymongo.errors import DuplicateKeyError
 
@@ -22,19 +20,10 @@ from penstock.sources.mongodb.documents import Documents, json_texts, key_texts
 from penstock.sources.mongodb.fields import Fields
 from penstock.sources.mongodb.ids import Chunk, cut, pick, plan, read_chunk
 from penstock.sources.mongodb.replies import Source
+from tests.bson_documents import EVERY_ID
 from tests.mongo_server import MongoServer
 
 pytestmark = pytest.mark.integration
-
-EVERY_TYPE: list[Any] = [
-    MinKey(), None, math.nan, -math.inf, math.inf, 0, -1, 2.5, Int64(2**60), Decimal128("1E+100"),
-    Decimal128("0.1"), 0.1, Decimal128("-1E-6176"), 2**31 - 1, Int64(-(2**63)), 5e-324,
-    "", "a", "B", "b", "é", "a\0b", {}, {"x": 1}, {"x": {"y": [1, {"z": None}]}}, {"x": math.nan}, {"y": "1"},
-    DBRef("other", 1), b"", b"ab", Binary(b"ab", 5), Binary(uuid.UUID(int=7).bytes, 4), Binary(b"ab", 128),
-    ObjectId("6afa9d21865c9b3a98642006"), ObjectId("000000000000000000000000"), False, True,
-    datetime(2020, 1, 1, tzinfo=UTC), datetime(1900, 1, 1, tzinfo=UTC), Timestamp(5, 6), Code("x"),
-    Code("x", {"a": 1}), MaxKey(),
-]  # fmt: skip
 
 
 @pytest.fixture
@@ -45,7 +34,7 @@ def database(mongo: MongoServer) -> Iterator[Source]:
 
 
 def raw_ids(database: Source, collection: str) -> list[bytes]:
-    return ids._ids(database, collection, [{"$project": {"_id": 1}}, {"$sort": {"_id": 1}}])
+    return ids.read_ids(database, collection, [{"$project": {"_id": 1}}, {"$sort": {"_id": 1}}])
 
 
 def read(database: Source, collection: str, chunks: list[Chunk]) -> list[str]:
@@ -64,16 +53,16 @@ def create(database: Source, how: str) -> None:
         "clustered": {"clusteredIndex": {"key": {"_id": 1}, "unique": True}},
     }
     database.create_collection("all", **options[how])
-    database["all"].insert_many([{"_id": each, "v": 1} for each in EVERY_TYPE])
+    database["all"].insert_many([{"_id": each, "v": 1} for each in EVERY_ID])
 
 
 @pytest.mark.parametrize("how", ["plain", "collated", "clustered"])
 def test_each_document_is_in_one_chunk_wherever_the_bounds_are(database: Source, how: str) -> None:
     create(database, how)
     sorted_ids = raw_ids(database, "all")
-    assert len(sorted_ids) == len(EVERY_TYPE)
+    assert len(sorted_ids) == len(EVERY_ID)
     expected = read(database, "all", [Chunk()])
-    assert len(set(expected)) == len(EVERY_TYPE)
+    assert len(set(expected)) == len(EVERY_ID)
     for count in (2, 5, len(sorted_ids) + 9):
         chunks = cut(pick(sorted_ids, count))
         assert len(chunks) == min(count, len(sorted_ids) - 2)  # without MinKey and MaxKey
@@ -92,7 +81,7 @@ def test_a_plan_cuts_about_even_chunks_of_mixed_ids(
     chunks = plan(database, "all", rows_per_chunk=200)
     assert len(chunks) > 10
     sizes = [len(read(database, "all", [chunk])) for chunk in chunks]
-    assert sum(sizes) == len(EVERY_TYPE) + len(more) - 1
+    assert sum(sizes) == len(EVERY_ID) + len(more) - 1
     assert max(sizes) < 1_000
 
 
@@ -166,7 +155,7 @@ def test_an_abandoned_chunk_leaves_no_cursor(database: Source, mongo: MongoServe
     reading = read_chunk(database, "rows", Chunk(), batchSize=2)
     next(reading)
     before = _open_cursors(mongo)
-    reading.close()  # type: ignore[attr-defined]
+    reading.close()
     assert _open_cursors(mongo) == before - 1
 
 

@@ -21,7 +21,7 @@ from penstock.core.schema import SourceColumn
 from penstock.values.text_casts import CastResult
 
 #: By `SourceColumn.family`: the module whose `TYPES` knows its types.
-_MODULES = {"": "penstock.sources.postgres.types"}
+_MODULES = {"": "penstock.sources.postgres.types", "mongodb": "penstock.sources.mongodb.types"}
 
 CursorKind = Literal["integer", "number", "time", "date", "text", "uuid"]
 

@@ -43,6 +43,10 @@ DECIMAL_DIGITS = 38
 FORM_KEY = b"penstock:bson"
 
 
+class TooManyFieldsError(SourceError):
+    """More fields than can be columns."""
+
+
 class Form(StrEnum):
     """How a column holds its values."""
 
@@ -95,7 +99,7 @@ def decide_form(seen: int, whole: int, scale: int) -> tuple[Form, int]:
     if form is not Form.DECIMAL:
         return form, 0
     whole = max([whole, *(digits for kind, digits in _INTEGER_DIGITS if values & kind)])
-    return (form, scale) if whole + scale <= DECIMAL_DIGITS else (Form.JSON, 0)
+    return (form, int(scale)) if whole + scale <= DECIMAL_DIGITS else (Form.JSON, 0)
 
 
 def arrow_type(column: Column) -> pa.DataType:
@@ -139,11 +143,20 @@ class Fields:
 
     def read(self, documents: Documents) -> Iterator[pa.RecordBatch]:
         """All fields seen so far, of all documents, in order. A later batch may have more and wider ones."""
+        for part, kinds, positions in self._parts(documents):
+            yield self._fill(part, kinds, positions)
+
+    def see(self, documents: Documents) -> None:
+        """Take in what fields and kinds of values there are."""
+        for _ in self._parts(documents):
+            pass
+
+    def _parts(self, documents: Documents) -> Iterator[tuple[Documents, Any, Any]]:
         first = 0
         while first < documents.rows:
             part, kinds, positions = self._locate(documents.part(first, first + self._rows_max()), first)
             self._survey(part, kinds, positions)
-            yield self._fill(part, kinds, positions)
+            yield part, kinds, positions
             first += part.rows
 
     def _rows_max(self) -> int:
@@ -174,7 +187,7 @@ class Fields:
 
     def _add(self, name: Bytes) -> None:
         if len(self._names) == FIELDS_MAX:
-            raise SourceError(
+            raise TooManyFieldsError(
                 f"The collection's documents have more than {FIELDS_MAX:,} different fields.",
                 remedy="Names that carry data make no columns: take each document as one JSON column.",
             )

@@ -19,7 +19,7 @@ many by a random sample.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import pairwise
@@ -60,11 +60,16 @@ def cut(bounds: Sequence[bytes]) -> list[Chunk]:
 
 def pick(sorted_ids: Sequence[bytes], chunks: int) -> list[bytes]:
     """At most `chunks - 1` bounds of about equal distance, out of ids that the server has sorted."""
-    usable = [each for each in dict.fromkeys(sorted_ids) if not _is_extreme(each)]
-    if chunks <= 1 or len(usable) <= 1:
+    found = usable(sorted_ids)
+    if chunks <= 1 or len(found) <= 1:
         return []
-    places = {len(usable) * number // chunks for number in range(1, chunks)}
-    return [usable[place] for place in sorted(places) if place > 0]
+    places = {len(found) * number // chunks for number in range(1, chunks)}
+    return [found[place] for place in sorted(places) if place > 0]
+
+
+def usable(sorted_ids: Sequence[bytes]) -> list[bytes]:
+    """Those that can be bounds, each once."""
+    return [each for each in dict.fromkeys(sorted_ids) if not _is_extreme(each)]
 
 
 def _is_extreme(bound: bytes) -> bool:
@@ -84,7 +89,7 @@ def plan(database: Source, collection: str, *, rows_per_chunk: int = ROWS_PER_CH
     chunks = min(-(-count // rows_per_chunk), CHUNKS_MAX)
     if chunks <= 1 or kind == _TIME_SERIES:  # the latter has no index by `_id`
         return cut([])
-    return cut(_find_bounds(database, collection, chunks, count))
+    return cut(find_bounds(database, collection, chunks, count))
 
 
 def _kind_of(database: Source, collection: str) -> str:
@@ -98,26 +103,31 @@ def _kind_of(database: Source, collection: str) -> str:
     return str(found[0]["type"])
 
 
-def _find_bounds(database: Source, collection: str, chunks: int, count: int) -> list[bytes]:
+def find_bounds(database: Source, collection: str, chunks: int, count: int) -> list[bytes]:
     samples = chunks * _SAMPLES_PER_CHUNK
     if count > SORTED_MAX:
         try:
             sample: list[Mapping[str, Any]] = [{"$sample": {"size": samples}}, {"$project": {"_id": 1}}]
-            return pick(_ids(database, collection, [*sample, {"$sort": {"_id": 1}}]), chunks)
+            return pick(read_ids(database, collection, [*sample, {"$sort": {"_id": 1}}]), chunks)
         except OperationFailure as error:
             if error.code == _NAMESPACE_NOT_FOUND:
                 raise
             # The server may give up finding documents at random; sorting all ids always works.
     buckets = {"$bucketAuto": {"groupBy": "$_id", "buckets": chunks}}
     sort: list[Mapping[str, Any]] = [{"$project": {"_id": 1}}, buckets, {"$project": {"_id": "$_id.min"}}]
-    return pick(_ids(database, collection, sort), chunks)
+    return pick(read_ids(database, collection, sort), chunks)
 
 
-def _ids(database: Source, collection: str, pipeline: Sequence[Mapping[str, Any]]) -> list[bytes]:
+def read_ids(
+    database: Source,
+    collection: str,
+    pipeline: Sequence[Mapping[str, Any]],
+    read_concern: Mapping[str, Any] = _COMMITTED,
+) -> list[bytes]:
     """What a pipeline says of `_id` alone, as BSON."""
     command = {
         **{"aggregate": collection, "pipeline": list(pipeline), "cursor": {}},
-        **{"allowDiskUse": True, "readConcern": _COMMITTED},
+        **{"allowDiskUse": True, "readConcern": dict(read_concern)},
     }
     found: list[bytes] = []
     with closing(RawCursor(database, command)) as cursor:
@@ -153,7 +163,7 @@ def read_chunk(
     chunk: Chunk,
     read_concern: Mapping[str, Any] = _COMMITTED,
     **options: Any,
-) -> Iterator[Documents]:
+) -> Generator[Documents]:
     """The documents of a chunk, batch by batch; `options` are those of `find`, a filter or a projection."""
     for command in find_commands(collection, chunk, read_concern, **options):
         with closing(RawCursor(database, command)) as cursor:

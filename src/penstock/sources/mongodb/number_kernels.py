@@ -152,7 +152,7 @@ def _fill(letter: Number, count: Number, out: Address, to: Number) -> Number:
 
 
 @compiled()
-def _point_after(digits: Number, whole: Number, out: Address, to: Number) -> Number:
+def point_after(digits: Number, whole: Number, out: Address, to: Number) -> Number:
     """Make room for a point behind the first `whole` of `digits` digits that were written at `to`."""
     for index in range(digits - 1, whole - 1, -1):
         store_byte(out + to + index + 1, load_byte(out + to + index))
@@ -161,7 +161,7 @@ def _point_after(digits: Number, whole: Number, out: Address, to: Number) -> Num
 
 
 @compiled()
-def _zeros_before(digits: Number, zeros: Number, out: Address, to: Number) -> Number:
+def zeros_before(digits: Number, zeros: Number, out: Address, to: Number) -> Number:
     """Put `0.` and zeros before the digits that were written at `to`."""
     for index in range(digits - 1, -1, -1):
         store_byte(out + to + index + 2 + zeros, load_byte(out + to + index))
@@ -193,11 +193,11 @@ def write_double(bits: Number, out: Address, to: Number) -> Number:
     if 0 < whole <= 16:
         if power >= 0:
             return _finish_plain(_fill(_ZERO, power, out, end), out)
-        return _point_after(digits, whole, out, to)
+        return point_after(digits, whole, out, to)
     if -4 < whole <= 0:
-        return _zeros_before(digits, -whole, out, to)
+        return zeros_before(digits, -whole, out, to)
     if digits > 1:
-        end = _point_after(digits, 1, out, to)
+        end = point_after(digits, 1, out, to)
     store_byte(out + end, _SMALL_E)
     store_byte(out + end + 1, _MINUS if whole < 1 else _PLUS)
     end += 2
@@ -293,10 +293,10 @@ def write_decimal128(at: Address, out: Address, to: Number) -> Number:
         if power == 0:
             return end
         if whole > 0:
-            return _point_after(digits, whole, out, to)
-        return _zeros_before(digits, -whole, out, to)
+            return point_after(digits, whole, out, to)
+        return zeros_before(digits, -whole, out, to)
     if digits > 1:
-        end = _point_after(digits, 1, out, to)
+        end = point_after(digits, 1, out, to)
     store_byte(out + end, _LARGE_E)
     store_byte(out + end + 1, _MINUS if whole < 1 else _PLUS)
     return write_digits(np.uint64(abs(whole - 1)), out, end + 2)

@@ -7,10 +7,12 @@ from datetime import UTC, datetime
 import bson
 from bson import Binary, Decimal128, Int64, ObjectId, Timestamp
 
-from penstock.sources.mongodb.documents import json_texts, key_texts, parse
+from penstock.sources.mongodb.documents import Documents, json_texts, key_texts, parse
 from penstock.sources.mongodb.events import read_events
 from penstock.sources.mongodb.fields import Fields
 from penstock.sources.mongodb.replies import parse_reply
+from penstock.sources.mongodb.rows import RowReader
+from penstock.sources.mongodb.types import field_columns
 
 _DOCUMENT = {
     "_id": ObjectId(b"0" * 12),
@@ -42,7 +44,18 @@ def warm_up() -> None:
     documents = parse(bson.encode(_DOCUMENT))
     json_texts(documents)
     key_texts(documents)
-    list(Fields().read(documents))
+    known = Fields()
+    list(known.read(documents))
+    _warm_up_rows(documents, known)
     cursor = {"firstBatch": [_EVENT], "id": Int64(0), "ns": "a.b"}
     events = read_events(parse_reply(bson.encode({"cursor": cursor, "ok": 1.0})).documents)
     _ = (events.operations, events.times, events.transactions, events.after, events.keys, events.namespaces)
+
+
+def _warm_up_rows(documents: Documents, known: Fields) -> None:
+    """With a field that has no column, so that there is something for `_rest`."""
+    columns = field_columns([column for column in known.columns() if column.name != "text"])
+    for rows in RowReader(columns).read(documents):
+        for column in columns:
+            rows.values(column)
+            rows.text(column)
