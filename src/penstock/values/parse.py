@@ -175,11 +175,12 @@ def parse_hex(
     data: Bytes,
     validity: Bytes,
     first_bit: int,
+    prefix: int,
     out_offsets: Offsets,
     out: Bytes,
     bad: Flags,
 ) -> int:
-    """Bytes of `\\x…`; `out` is at least half as long as `data`."""
+    """Bytes of `\\x…`, with `prefix` 0 of bare digits; `out` is at least half as long as `data`."""
     failures = 0
     written = 0
     for i in range(offsets.size - 1):
@@ -187,10 +188,12 @@ def parse_hex(
         out_offsets[i] = written
         if is_null(validity, first_bit + i):
             continue
-        fits = length >= 2 and length % 2 == 0 and data[start] == 92 and data[start + 1] == 120
+        fits = length >= prefix and length % 2 == 0
+        if fits and prefix:
+            fits = data[start] == 92 and data[start + 1] == 120
         before = written
         if fits:
-            for position in range(start + 2, start + length, 2):
+            for position in range(start + prefix, start + length, 2):
                 high, low = _hex_digit(data[position]), _hex_digit(data[position + 1])
                 if high > 15 or low > 15:
                     fits = False

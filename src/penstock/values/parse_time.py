@@ -178,3 +178,25 @@ def parse_times(
             bad[i] = True
             failures += 1
     return failures
+
+
+@numba.njit(cache=True, nogil=True)
+def mark_impossible_days(offsets: Offsets, data: Bytes, validity: Bytes, first_bit: int, bad: Flags) -> int:
+    """Of `YYYY-MM-DD…` that a parser could read, those whose month has no such day; how many there are.
+
+    Postgres prints none, and its parsers take every month for one of 31 days.
+    """
+    failures = 0
+    for i in range(offsets.size - 1):
+        if is_null(validity, first_bit + i) or bad[i]:
+            continue
+        start = offsets[i]
+        year = _two_digits(data, start) * 100 + _two_digits(data, start + 2)
+        month, day = _two_digits(data, start + 5), _two_digits(data, start + 8)
+        last = 30 if month in (4, 6, 9, 11) else 31
+        if month == 2:
+            last = 29 if year % 4 == 0 and (year % 100 != 0 or year % 400 == 0) else 28
+        if day > last:
+            bad[i] = True
+            failures += 1
+    return failures

@@ -132,11 +132,21 @@ def timestamps(array: pa.Array, arrow: pa.DataType) -> CastResult:
 
 
 def byte_strings(array: pa.Array, arrow: pa.DataType) -> CastResult:
+    """Of Postgres' hexadecimal form, `\\x00ff`."""
+    return _bytes_of_hex(array, arrow, prefix=2)
+
+
+def bare_hex(array: pa.Array, arrow: pa.DataType) -> CastResult:
+    """Of hexadecimal digits and nothing else."""
+    return _bytes_of_hex(array, arrow, prefix=0)
+
+
+def _bytes_of_hex(array: pa.Array, arrow: pa.DataType, *, prefix: int) -> CastResult:
     arguments = string_buffers(array)
     offsets = np.zeros(len(array) + 1, np.int32)
     out = np.empty(arguments[1].size // 2 + 1, np.uint8)
     bad = np.zeros(len(array), np.bool_)
-    failures = parse.parse_hex(*arguments, offsets, out, bad)
+    failures = parse.parse_hex(*arguments, prefix, offsets, out, bad)
     return array_over(array, arrow, bad if failures else None, [offsets, out[: offsets[-1]]])
 
 
