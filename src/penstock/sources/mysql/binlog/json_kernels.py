@@ -4,8 +4,9 @@ A document is a tree by offsets: an object or array has its count and size, then
 then for each value its type and where it is, or the value itself where it is small. "Large" ones have offsets
 of four bytes, others of two. Walked with a stack, a hundred deep at most as the server has it.
 
-Doubles are not written here: the first pass collects them and leaves their places empty; Arrow writes them
-all at once; a second pass puts them in. Documents without any, the usual kind, need one pass.
+Doubles are not written here: the first pass collects them and leaves their places empty; Arrow finds their
+digits, all at once, which are laid out as the server does it; a second pass puts them in. Documents without
+any, the usual kind, need one pass.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ _NULL, _TRUE, _FALSE = _LITERALS
 _BASE64_PREFIX = np.frombuffer(b"base64:type", np.uint8)
 _BASE64 = np.frombuffer(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/", np.uint8)
 _QUOTE, _COMMA, _COLON, _SPACE, _EQUALS = (ord(letter) for letter in '",: =')
+_ZERO, _POINT, _MINUS, _PLUS, _LETTER_E = (ord(letter) for letter in "0.-+e")
+_POINT_MIN, _POINT_MAX = -14, 15  # where the server writes a double without an exponent
 _DEPTH_MAX = 128
 _LINE = 76  # the server breaks base64 into lines, which as JSON is a backslash and an n
 #: columns of the stack
@@ -258,3 +261,97 @@ def render_json(  # noqa: PLR0912, PLR0915 - one walk
                 return text_offsets, out, validity, nulls, doubles, False
     text_offsets[rows] = to
     return text_offsets, out[:to], validity, nulls, doubles[: 0 if filling else met], True
+
+
+@compiled()
+def lay_out_doubles(starts: Ints, texts: Bytes) -> tuple[Ints, Bytes]:
+    """Shortest texts of doubles, as the server writes them in JSON: where each ends, and their bytes.
+
+    It writes up to 15 digits before the point, or more if some follow it, and up to 14 zeros behind it; an
+    exponent otherwise. What is whole ends in `.0`, so that it stays a double.
+    """
+    ends = np.empty(len(starts) - 1, np.int64)
+    out = np.empty(48 * len(ends), np.uint8)
+    digits = np.empty(32, np.uint8)
+    to: Number = np.int64(0)
+    for index in range(len(ends)):
+        count, point, negative = _digits_of(texts, starts[index], starts[index + 1], digits)
+        if negative:
+            out[to] = _MINUS
+            to += 1
+        if point >= _POINT_MIN and (point <= _POINT_MAX or count > point):
+            to = _write_plain(digits, count, point, out, to)
+        else:
+            to = _write_exponent(digits, count, point - 1, out, to)
+        ends[index] = to
+    return ends, out[:to]
+
+
+@compiled()
+def _digits_of(texts: Bytes, at: Number, end: Number, digits: Bytes) -> tuple[Number, Number, bool]:
+    """How many digits there are, none of them a zero at an end; how many stand before the point; the sign."""
+    negative = texts[at] == _MINUS
+    count, point, zeros = np.int64(0), np.int64(0), np.int64(0)
+    is_fraction = False
+    for position in range(at + np.int64(negative), end):
+        letter = texts[position]
+        if letter == _LETTER_E:
+            below = texts[position + 1] == _MINUS
+            exponent = np.int64(0)
+            for rest in range(position + 2 if below or texts[position + 1] == _PLUS else position + 1, end):
+                exponent = 10 * exponent + np.int64(texts[rest]) - _ZERO
+            point += -exponent if below else exponent
+            break
+        if letter == _POINT:
+            is_fraction = True
+            continue
+        if not is_fraction and (count + zeros or letter != _ZERO):
+            point += 1
+        if letter == _ZERO:
+            if count:
+                zeros += 1  # written when another digit follows
+            elif is_fraction:
+                point -= 1
+            continue
+        for _ in range(zeros):
+            digits[count] = _ZERO
+            count += 1
+        zeros = np.int64(0)
+        digits[count] = letter
+        count += 1
+    if count == 0:
+        digits[0] = _ZERO
+        return np.int64(1), np.int64(1), negative
+    return count, point, negative
+
+
+@compiled()
+def _write_plain(digits: Bytes, count: Number, point: Number, out: Bytes, to: Number) -> Number:
+    if point <= 0:
+        out[to], out[to + 1] = _ZERO, _POINT
+        to += 2
+        for _ in range(-point):
+            out[to] = _ZERO
+            to += 1
+        return copy_bytes(digits[:count], out, to)
+    for index in range(max(count, point)):
+        if index == point:
+            out[to] = _POINT
+            to += 1
+        out[to] = digits[index] if index < count else _ZERO
+        to += 1
+    if count <= point:
+        out[to], out[to + 1] = _POINT, _ZERO
+        to += 2
+    return to
+
+
+@compiled()
+def _write_exponent(digits: Bytes, count: Number, exponent: Number, out: Bytes, to: Number) -> Number:
+    out[to] = digits[0]
+    to += 1
+    if count > 1:
+        out[to] = _POINT
+        to = copy_bytes(digits[1:count], out, to + 1)
+    out[to] = _LETTER_E
+    return write_signed(exponent, out, to + 1)

@@ -74,7 +74,7 @@ def crc32(buffer: Bytes, start: Number, end: Number) -> Number:
 
 
 @compiled()
-def _whole_packets(buffer: Bytes, at: Number, used: Number) -> Number:
+def whole_packets(buffer: Bytes, at: Number, used: Number) -> Number:
     """Where the message at `at` ends, all its packets counted; -1: it is not all there."""
     while at + _PACKET_HEADER <= used:
         length = little_endian(buffer, at, 3)
@@ -87,7 +87,7 @@ def _whole_packets(buffer: Bytes, at: Number, used: Number) -> Number:
 
 
 @compiled()
-def _join_packets(buffer: Bytes, at: Number, end: Number) -> Number:
+def join_packets(buffer: Bytes, at: Number, end: Number) -> Number:
     """Move the payloads of a message of several packets together; where they end now."""
     to = at + _PACKET_HEADER + _LONGEST
     source = to
@@ -117,7 +117,7 @@ def frame_events(
         if count == len(starts):
             reason = FULL
             break
-        after = _whole_packets(buffer, at, used)
+        after = whole_packets(buffer, at, used)
         if after < 0:
             break
         length = little_endian(buffer, at, 3)
@@ -126,7 +126,7 @@ def frame_events(
             reason = STATUS
             break
         if length == _LONGEST:
-            end = _join_packets(buffer, at, after)
+            end = join_packets(buffer, at, after)
         if end - start < HEADER or little_endian(buffer, start + SIZE_AT, 4) != end - start:
             reason = BAD_EVENT
             break

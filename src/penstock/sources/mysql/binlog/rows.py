@@ -9,7 +9,7 @@ so there an absent one that the catalog calls generated is unknown.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
@@ -28,7 +28,7 @@ from penstock.sources.mysql.binlog.row_kernels import Lengths
 from penstock.sources.mysql.binlog.table_map import Column, TableMap
 
 _OFFSET_MAX = 2**31 - 1
-_FLOATING, _JSON, _VECTOR = 100, 101, 102  # kinds beside those of `value_kernels`
+FLOATING, JSON, VECTOR = 100, 101, 102  # kinds beside those of `value_kernels`
 _NO_TEXTS: Final = np.zeros(0, np.uint8)
 _NO_NUMBERS: Final = np.zeros(0, np.int64)
 _KINDS: Final = {
@@ -36,7 +36,7 @@ _KINDS: Final = {
     types.DATETIME2: values.DATETIME2, types.TIMESTAMP2: values.TIMESTAMP2, types.TIME2: values.TIME2,
     types.YEAR: values.YEAR, types.BIT: values.BITS, types.GEOMETRY: values.GEOMETRY,
     types.TIMESTAMP: values.OLD_TIMESTAMP, types.DATETIME: values.OLD_DATETIME, types.TIME: values.OLD_TIME,
-    types.FLOAT: _FLOATING, types.DOUBLE: _FLOATING, types.JSON: _JSON, types.VECTOR: _VECTOR,
+    types.FLOAT: FLOATING, types.DOUBLE: FLOATING, types.JSON: JSON, types.VECTOR: VECTOR,
     types.NULL: values.SIGNED,
 }  # fmt: skip
 _INTEGERS: Final = (types.TINY, types.SHORT, types.INT24, types.LONG, types.LONGLONG)
@@ -45,15 +45,15 @@ Absent = tuple[Lengths, Lengths, Bytes]  # a list of column numbers per row: off
 
 
 @dataclass(frozen=True, slots=True)
-class _Rendering:
-    """How a column's values become text."""
+class Rendering:
+    """How a column's values become text: `kind` is of `value_kernels`, or one of the three beside them."""
 
     kind: int
-    length: int
-    scale: int
-    texts: Bytes
-    ends: Ints
-    codes: Ints
+    length: int = 0
+    scale: int = 0
+    texts: Bytes = field(default_factory=lambda: _NO_TEXTS)
+    ends: Ints = field(default_factory=lambda: _NO_NUMBERS)
+    codes: Ints = field(default_factory=lambda: _NO_NUMBERS)
     codec: str | None = None
 
 
@@ -63,7 +63,7 @@ class RowLayout:
 
     table: TableMap
     widths: Ints
-    columns: tuple[_Rendering, ...]
+    columns: tuple[Rendering, ...]
 
     @classmethod
     def of(cls, table: TableMap, collations: Mapping[int, str]) -> RowLayout:
@@ -109,7 +109,7 @@ def decode_rows(
     )
 
 
-def _rendering(column: Column, collations: Mapping[int, str], table: TableMap) -> _Rendering:
+def _rendering(column: Column, collations: Mapping[int, str], table: TableMap) -> Rendering:
     texts, ends, codes = _NO_TEXTS, _NO_NUMBERS, _NO_NUMBERS
     codec = None
     length = column.length
@@ -137,7 +137,7 @@ def _rendering(column: Column, collations: Mapping[int, str], table: TableMap) -
             kind, length = values.HEX, (column.length if column.type == types.STRING else 0)
         else:
             kind, codes, codec = conversion(charset, table.stream)
-    return _Rendering(kind, length, column.scale, texts, ends, codes, codec)
+    return Rendering(kind, length, column.scale, texts, ends, codes, codec)
 
 
 def _members(column: Column, collations: Mapping[int, str], table: TableMap) -> tuple[int, Bytes, Ints]:
@@ -153,35 +153,34 @@ def _members(column: Column, collations: Mapping[int, str], table: TableMap) -> 
 
 def _render_all(buffer: Bytes, offsets: Ints, lengths: Lengths, layout: RowLayout) -> list[pa.StringArray]:
     return [
-        _render(buffer, offsets[number], lengths[number], column, layout.table)
+        render(buffer, offsets[number], lengths[number], column, layout.table.stream)
         for number, column in enumerate(layout.columns)
     ]
 
 
-def _render(
-    buffer: Bytes, offsets: Ints, lengths: Lengths, column: _Rendering, table: TableMap
-) -> pa.StringArray:
-    if column.kind == _FLOATING:
+def render(buffer: Bytes, offsets: Ints, lengths: Lengths, column: Rendering, stream: str) -> pa.StringArray:
+    """Values of one column, which are so many bytes at these places; a length below zero is null."""
+    if column.kind == FLOATING:
         return _floats(buffer, offsets, lengths, column.length)
-    if column.kind == _JSON:
-        return _json(buffer, offsets, lengths, table)
-    if column.kind == _VECTOR:
-        return _vectors(buffer, offsets, lengths, table)
+    if column.kind == JSON:
+        return _json(buffer, offsets, lengths, stream)
+    if column.kind == VECTOR:
+        return _vectors(buffer, offsets, lengths, stream)
     if column.codec is not None:
         return _decoded(buffer, offsets, lengths, column.codec)
     texts = row_kernels.render(
         column.kind, buffer, offsets, lengths, column.length, column.scale,
         column.texts, column.ends, column.codes,
     )  # fmt: skip
-    return _string_array(*texts, table)
+    return _string_array(*texts, stream)
 
 
-def _string_array(offsets: Ints, data: Bytes, validity: Bytes, nulls: int, table: TableMap) -> pa.StringArray:
+def _string_array(offsets: Ints, data: Bytes, validity: Bytes, nulls: int, stream: str) -> pa.StringArray:
     """Arrow text over buffers of ours, without a copy of the values."""
     if int(offsets[-1]) > _OFFSET_MAX:
         raise SourceError(
             "Values of one column that came together are larger than 2 GiB as text.",
-            stream=table.stream,
+            stream=stream,
             remedy="Leave the column out of the stream.",
         )
     bits: Any = pa.py_buffer(validity) if nulls else None
@@ -199,28 +198,24 @@ def _floats(buffer: Bytes, offsets: Ints, lengths: Lengths, width: int) -> pa.St
     return pc.cast(arrow, pa.string())
 
 
-def _json(buffer: Bytes, offsets: Ints, lengths: Lengths, table: TableMap) -> pa.StringArray:
+def _json(buffer: Bytes, offsets: Ints, lengths: Lengths, stream: str) -> pa.StringArray:
     found = json_kernels.render_json(buffer, offsets, lengths, _NO_TEXTS, _NO_NUMBERS, False)
     if found[5] and len(doubles := found[4]):
-        shown = pc.cast(pa.array(doubles), pa.string())
-        # A whole number that is a double stays one: the server shows 1.0, not 1.
-        shown = pc.if_else(
-            pc.match_substring_regex(shown, "[.e]"), shown, pc.binary_join_element_wise(shown, "0", ".")
-        )
-        _, ends, data = shown.buffers()
-        ends = np.frombuffer(ends, np.int32)[1 : len(shown) + 1].astype(np.int64)
-        found = json_kernels.render_json(buffer, offsets, lengths, _bytes(data), ends, True)
+        _, ends, data = pc.cast(pa.array(doubles), pa.string()).buffers()
+        shown_at = np.frombuffer(ends, np.int32)[: len(doubles) + 1].astype(np.int64)
+        ends, data = json_kernels.lay_out_doubles(shown_at, _bytes(data))
+        found = json_kernels.render_json(buffer, offsets, lengths, data, ends, True)
     text_offsets, texts, validity, nulls, _, sound = found
     if not sound:
         raise SourceError(
             "The binary log has a JSON value that cannot be read.",
-            stream=table.stream,
+            stream=stream,
             remedy="Report it with the server's version; leave the column out of the stream meanwhile.",
         )
-    return _string_array(text_offsets, texts, validity, nulls, table)
+    return _string_array(text_offsets, texts, validity, nulls, stream)
 
 
-def _vectors(buffer: Bytes, offsets: Ints, lengths: Lengths, table: TableMap) -> pa.StringArray:
+def _vectors(buffer: Bytes, offsets: Ints, lengths: Lengths, stream: str) -> pa.StringArray:
     """`[1,0.5]`: each number the shortest text that reads back as the same one."""
     floats, ends, validity, nulls = row_kernels.gather_vectors(buffer, offsets, lengths)
     shown = pc.cast(pa.array(floats.view(np.float32)), pa.string())
@@ -228,7 +223,7 @@ def _vectors(buffer: Bytes, offsets: Ints, lengths: Lengths, table: TableMap) ->
     texts = row_kernels.join_vectors(
         ends, validity, np.frombuffer(text_ends, np.int32)[: len(shown) + 1].copy(), _bytes(data)
     )
-    return _string_array(*texts, validity, int(nulls), table)
+    return _string_array(*texts, validity, int(nulls), stream)
 
 
 def _bytes(buffer: pa.Buffer | None) -> Bytes:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from penstock.sources.absent_kernels import list_absent
+from penstock.sources.mysql.binlog import json_kernels, unwrapping_kernels
 from penstock.sources.mysql.binlog import table_map as types
-from penstock.sources.mysql.binlog import unwrapping_kernels
 from penstock.sources.mysql.binlog.events import Carry, Tables, scan
 from penstock.sources.mysql.binlog.packet_kernels import CHECKSUM_NONE
 from penstock.sources.mysql.binlog.packets import EventBatch, Framing
@@ -26,6 +26,7 @@ def warm_up() -> None:
     layout = RowLayout.of(TableMap("", "", columns), {})
     decode_rows(nothing, found.kind, found.row_at, found.present_at, layout)
     list_absent(np.zeros((1, 0), np.int32), 0)
+    json_kernels.lay_out_doubles(np.zeros(1, np.int64), nothing.buffer)
     unwrapping_kernels.find_wrapped(nothing.buffer, nothing.starts)
     unwrapping_kernels.join_events(nothing.buffer, nothing.starts, nothing.ends, 0, 0)
     unwrapping_kernels.cut_events(nothing.buffer, np.zeros(4, np.uint8))
