@@ -21,7 +21,11 @@ from penstock.core.schema import SourceColumn
 from penstock.values.text_casts import CastResult
 
 #: By `SourceColumn.family`: the module whose `TYPES` knows its types.
-_MODULES = {"": "penstock.sources.postgres.types", "mongodb": "penstock.sources.mongodb.types"}
+_MODULES = {
+    "": "penstock.sources.postgres.types",
+    "mongodb": "penstock.sources.mongodb.types",
+    "mysql": "penstock.sources.mysql.types",
+}
 
 CursorKind = Literal["integer", "number", "time", "date", "text", "uuid"]
 
@@ -83,6 +87,10 @@ def why_unfit(column: SourceColumn) -> str:
     arrow = arrow_type(column)
     if isinstance(arrow, pa.Decimal128Type):
         return f"is NaN, infinite, or has more digits than {iceberg_name(arrow)} holds"
+    if column.family == "mysql" and (pa.types.is_timestamp(arrow) or pa.types.is_date(arrow)):
+        return "is a date that is zero, has zero parts, or is not in the calendar"
+    if column.family == "mysql" and pa.types.is_time64(arrow):
+        return "is negative or 24 hours or more, which is no time of a day"
     if isinstance(arrow, pa.TimestampType):
         return "is infinite, or later than 64-bit microseconds reach (294247-01-10)"
     if pa.types.is_date32(arrow):

@@ -1,0 +1,75 @@
+"""What is asked of information_schema: names of its columns differ little between servers and versions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from penstock.sources.mysql.connection import Connection
+from penstock.sources.mysql.connection import rows as answer
+
+Row = dict[str, Any]
+
+_TABLES = """
+    SELECT TABLE_SCHEMA, TABLE_NAME, TABLE_TYPE, ENGINE, TABLE_ROWS, DATA_LENGTH, CREATE_OPTIONS
+    FROM information_schema.TABLES {where} ORDER BY TABLE_SCHEMA, TABLE_NAME
+"""
+_COLUMNS = """
+    SELECT TABLE_SCHEMA, TABLE_NAME, COLUMN_NAME, DATA_TYPE, COLUMN_TYPE, CHARACTER_MAXIMUM_LENGTH,
+        NUMERIC_PRECISION, NUMERIC_SCALE, DATETIME_PRECISION, CHARACTER_SET_NAME, COLLATION_NAME,
+        IS_NULLABLE = 'YES', COLUMN_DEFAULT, EXTRA, COALESCE(GENERATION_EXPRESSION, '') <> ''
+    FROM information_schema.COLUMNS {where} ORDER BY TABLE_SCHEMA, TABLE_NAME, ORDINAL_POSITION
+"""
+_INDEXES = """
+    SELECT TABLE_SCHEMA, TABLE_NAME, INDEX_NAME, COLUMN_NAME, SUB_PART, NULLABLE = 'YES', COLLATION
+    FROM information_schema.STATISTICS {where} AND NON_UNIQUE = 0
+    ORDER BY TABLE_SCHEMA, TABLE_NAME, INDEX_NAME, SEQ_IN_INDEX
+"""
+_CASCADES = """
+    SELECT CONSTRAINT_SCHEMA, TABLE_NAME, CONSTRAINT_NAME, UNIQUE_CONSTRAINT_SCHEMA, REFERENCED_TABLE_NAME,
+        UPDATE_RULE, DELETE_RULE
+    FROM information_schema.REFERENTIAL_CONSTRAINTS {where}
+        AND (UPDATE_RULE NOT IN ('RESTRICT', 'NO ACTION') OR DELETE_RULE NOT IN ('RESTRICT', 'NO ACTION'))
+    ORDER BY CONSTRAINT_SCHEMA, TABLE_NAME, CONSTRAINT_NAME
+"""
+
+
+def tables(connection: Connection, databases: Sequence[str] | None) -> list[Row]:
+    """None: of all databases."""
+    names = ("database", "table", "type", "engine", "rows", "bytes", "options")
+    return _asked(connection, _TABLES, names, databases)
+
+
+def columns(connection: Connection, databases: Sequence[str]) -> list[Row]:
+    names = (
+        "database", "table", "name", "type", "type_text", "length", "precision", "scale", "time_digits",
+        "charset", "collation", "nullable", "default", "extra", "is_generated",
+    )  # fmt: skip
+    found = _asked(connection, _COLUMNS, names, databases)
+    for row in found:
+        row["nullable"], row["is_generated"] = bool(row["nullable"]), bool(row["is_generated"])
+    return found
+
+
+def indexes(connection: Connection, databases: Sequence[str]) -> list[Row]:
+    """Parts of unique indexes. MySQL has no column for a part that is an expression."""
+    names = ("database", "table", "index", "column", "prefix", "nullable", "direction")
+    return _asked(connection, _INDEXES, names, databases)
+
+
+def cascades(connection: Connection, databases: Sequence[str]) -> list[Row]:
+    """Foreign keys that change rows of their own table."""
+    names = ("database", "table", "name", "parent_database", "parent", "update", "delete")
+    return _asked(connection, _CASCADES, names, databases, "CONSTRAINT_SCHEMA")
+
+
+def _asked(
+    connection: Connection,
+    query: str,
+    names: Sequence[str],
+    databases: Sequence[str] | None,
+    column: str = "TABLE_SCHEMA",
+) -> list[Row]:
+    given = "" if databases is None else f"WHERE {column} IN ({', '.join(['%s'] * len(databases))})"
+    found = answer(connection, query.format(where=given), databases or None, doing="reading the catalog")
+    return [dict(zip(names, row, strict=True)) for row in found]

@@ -1,0 +1,231 @@
+"""What each stream needs of its table: findings from the catalog and a few facts, without I/O."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from penstock.core.errors import SourceError
+from penstock.core.held_as import HeldAs
+from penstock.core.stream import StreamId
+from penstock.sources.finding import Finding, Level, StreamNeed
+from penstock.sources.mysql.binlog.charsets import BINARY, conversion
+from penstock.sources.mysql.catalog import MysqlTable
+from penstock.sources.mysql.types import TYPES
+
+APPEND_COLUMNS = frozenset({"_op", "_tx", "_op_index", "_commit_ts", "_unchanged", "_deleted_at"})
+SOFT_DELETE_COLUMNS = frozenset({"_deleted_at"})
+
+#: What gh-ost, pt-online-schema-change and others name the tables they work with.
+_WORKING_TABLE = re.compile(r"_.+_(gho|ghc|del|new|old)|_vt_(hld|prg|evc|drp|vrp)_.+", re.DOTALL)
+_KINDS = {"view": "a view", "sequence": "a sequence"}
+#: MariaDB's own, which the log has as bytes, in an order of their own, and does not name.
+_BYTES_IN_LOG = ("uuid", "inet4", "inet6")
+_INSTEAD = "Name the tables behind it instead, or leave it out."
+
+
+@dataclass(frozen=True, slots=True)
+class LogFacts:
+    """What the server said beside its catalog."""
+
+    logs_cascades: bool  # rows that foreign keys change are in the log
+    readable: frozenset[StreamId]
+    may_lock: bool  # for the moment in which a table without a key is read with its position
+    user: str
+
+
+def check_streams(
+    needs: Sequence[StreamNeed], tables: Sequence[MysqlTable], facts: LogFacts
+) -> list[Finding]:
+    """Findings of all streams; one that has no problem gets one finding that says so."""
+    findings: list[Finding] = []
+    for need in needs:
+        matching = [table for table in tables if need.stream.matches(table.stream)]
+        if not matching:
+            findings.append(_missing(need.stream, tables))
+        for table in matching:
+            if need.stream.is_pattern and is_working_table(table.stream.name):
+                findings.append(_left_out(table, need.stream))
+                continue
+            found = [
+                *_check_kind(table),
+                *_check_reading(table, facts),
+                *_check_columns(table, need),
+                *(_check_log(table, need, facts) if need.reads_log else ()),
+            ]
+            if not any(finding.level == "error" for finding in found):
+                found.insert(0, _fine(table))
+            findings += found
+    return findings
+
+
+def is_working_table(name: str) -> bool:
+    """Whether a tool that alters tables online made it, and will drop or rename it."""
+    return _WORKING_TABLE.fullmatch(name) is not None
+
+
+def _finding(table: MysqlTable, name: str, level: Level, message: str, remedy: str = "") -> Finding:
+    return Finding(name, level, message, remedy, str(table.stream))
+
+
+def _missing(stream: StreamId, tables: Sequence[MysqlTable]) -> Finding:
+    if stream.is_pattern:
+        remedy = "Correct the pattern in penstock.yaml; `penstock discover` lists the tables."
+        return Finding("table", "warning", "No table matches this pattern.", remedy, str(stream))
+    close = difflib.get_close_matches(str(stream), [str(table.stream) for table in tables], n=1)
+    hint = f"Did you mean {close[0]}? " if close else ""
+    remedy = f"{hint}Correct the name in penstock.yaml; `penstock discover` lists the tables."
+    return Finding("table", "error", "There is no such table at the source.", remedy, str(stream))
+
+
+def _left_out(table: MysqlTable, pattern: StreamId) -> Finding:
+    return _finding(
+        table,
+        "table",
+        "warning",
+        f"{pattern} leaves this table out: by its name it belongs to an online schema change, which will "
+        "rename or drop it.",
+        "Name it on its own if it is a table of yours.",
+    )
+
+
+def _fine(table: MysqlTable) -> Finding:
+    identity = f", identified by {', '.join(table.schema.key)}" if table.schema.key else ", without a key"
+    return _finding(table, "table", "ok", f"About {table.estimated_rows:,} rows{identity}.")
+
+
+def _check_kind(table: MysqlTable) -> Iterator[Finding]:
+    if table.kind in _KINDS:
+        message = f"It is {_KINDS[table.kind]}, which has no rows of its own."
+        yield _finding(table, "table kind", "error", message, _INSTEAD)
+    elif table.kind == "versioned":
+        yield _finding(
+            table,
+            "table kind",
+            "warning",
+            "The table keeps its own history (SYSTEM VERSIONING): loads read its present rows.",
+            "Nothing, if the present rows are what is wanted.",
+        )
+
+
+def _check_reading(table: MysqlTable, facts: LogFacts) -> Iterator[Finding]:
+    if table.stream not in facts.readable and table.kind not in _KINDS:
+        name = f"`{table.stream.namespace}`.`{table.stream.name}`"
+        yield _finding(
+            table,
+            "select privilege",
+            "error",
+            "The user may not read the table.",
+            f"Run: GRANT SELECT ON {name} TO {facts.user}.",
+        )
+    for charset in sorted(table.charsets - {BINARY}):
+        try:
+            conversion(charset, str(table.stream))
+        except SourceError as error:
+            yield Finding.of_error("character set", error)
+    if table.compressed_columns:
+        yield _finding(
+            table,
+            "compressed columns",
+            "error",
+            f"MariaDB logs these columns in compressed form: {', '.join(table.compressed_columns)}.",
+            "Change them to columns that are not COMPRESSED, or leave the table out.",
+        )
+
+
+def _check_columns(table: MysqlTable, need: StreamNeed) -> Iterator[Finding]:
+    if table.generated_columns:
+        yield _finding(
+            table,
+            "generated columns",
+            "warning",
+            f"Generated columns are left out: {', '.join(table.generated_columns)}.",
+            "Compute them where the table is read.",
+        )
+    ours = APPEND_COLUMNS if need.write == "append" else frozenset()
+    if need.deletes == "soft":
+        ours |= SOFT_DELETE_COLUMNS
+    for column in need.columns or table.schema.names:
+        if need.rename.get(column, column) in ours:
+            yield _finding(
+                table,
+                "column names",
+                "error",
+                f"The column {column} has the name of a column that Penstock adds to the table.",
+                f"Rename it at the destination: `rename: {{{column}: source{column}}}`.",
+            )
+    yield from _check_types(table, need)
+
+
+def _check_types(table: MysqlTable, need: StreamNeed) -> Iterator[Finding]:
+    columns = {column.name: column for column in table.schema.columns}
+    for name, text in need.types.items():
+        if name not in columns:
+            if not need.by_pattern:
+                yield _finding(
+                    table,
+                    "column types",
+                    "error",
+                    f"`types` names the column {name}, which the table does not have.",
+                    f"Correct or remove it; the columns are: {', '.join(columns)}.",
+                )
+        elif not TYPES.can_be_held_as(columns[name], HeldAs.parse(text)):
+            yield _finding(
+                table,
+                "column types",
+                "error",
+                f"The column {name} of type {columns[name].type_text} cannot be held as {text}.",
+                f"Possible in `types` for this column: {', '.join(TYPES.possible_types(columns[name]))}.",
+            )
+
+
+def _check_log(table: MysqlTable, need: StreamNeed, facts: LogFacts) -> Iterator[Finding]:
+    if table.kind in _KINDS:
+        return
+    unread = [column.name for column in table.schema.columns if column.type_name in _BYTES_IN_LOG]
+    if unread:
+        yield _finding(
+            table,
+            "column types",
+            "error",
+            f"Columns of types that the log has in a form of its own: {', '.join(unread)}.",
+            "Set `mode: full_refresh` for this stream, or change them to CHAR or BINARY.",
+        )
+    if not table.schema.key and need.write == "upsert":
+        yield _finding(
+            table,
+            "primary key",
+            "error",
+            "The table has no primary key and no unique index of columns that are never null, and "
+            "`write: upsert` needs one to tell rows apart.",
+            "Add a primary key, or set `write: append` for this stream.",
+        )
+    elif not table.schema.key and not facts.may_lock:
+        yield _finding(
+            table,
+            "lock privilege",
+            "warning",
+            "The table has no key, so it is read as a whole at one position of the log, for which the server "
+            "must stand still for a moment; the user may not have it do so.",
+            f"Run: GRANT RELOAD ON *.* TO {facts.user} (managed services: GRANT LOCK TABLES), or add a key.",
+        )
+    if not table.is_transactional:
+        yield _finding(
+            table,
+            "storage engine",
+            "warning",
+            f"The engine {table.engine or 'of the table'} has no transactions: what a failed or rolled back "
+            "statement changed stays changed, and a load stands in the way of writers.",
+            f"Run: ALTER TABLE `{table.stream.name}` ENGINE = InnoDB.",
+        )
+    for cascade in table.cascades if not facts.logs_cascades else ():
+        yield _finding(
+            table,
+            "foreign key cascades",
+            "warning",
+            f"The foreign key {cascade.name} changes rows when {cascade.parent} is changed (ON UPDATE "
+            f"{cascade.on_update}, ON DELETE {cascade.on_delete}), and the server does not log that.",
+            "Let the application change the rows, use MySQL 9.6 or later, or set `mode: full_refresh`.",
+        )

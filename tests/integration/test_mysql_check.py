@@ -1,0 +1,109 @@
+"""What `check` says of real MySQL and MariaDB servers, set up well and badly."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from penstock.core.stream import StreamId
+from penstock.sources.finding import Finding, StreamNeed
+from penstock.sources.mysql.check import check
+from tests.mysql_server import MARIADB, MYSQL, MysqlServer
+
+_SERVER_ID = 4711
+
+
+@pytest.fixture(scope="module", params=[MYSQL, MARIADB], ids=lambda kind: str(kind.name))
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[MysqlServer]:
+    with MysqlServer(tmp_path_factory.mktemp(request.param.name), request.param) as started:
+        started.execute(
+            "CREATE DATABASE shop",
+            "CREATE TABLE shop.orders (id INT PRIMARY KEY)",
+            "CREATE TABLE shop.lines (id INT PRIMARY KEY, o INT, "
+            "FOREIGN KEY (o) REFERENCES shop.orders (id) ON DELETE CASCADE)",
+            "CREATE TABLE shop._orders_gho (id INT PRIMARY KEY)",
+            "CREATE VIEW shop.seen AS SELECT * FROM shop.orders",
+            "CREATE USER poor IDENTIFIED BY 'secret'",
+            "GRANT SELECT ON shop.orders TO poor",
+        )
+        yield started
+
+
+def _check(
+    server: MysqlServer, *streams: str, user: str = "root", server_id: int = _SERVER_ID
+) -> list[Finding]:
+    needs = [StreamNeed(StreamId.parse(stream)) for stream in streams or ("shop.orders",)]
+    findings = check(f"mysql://{user}@127.0.0.1:{server.port}/shop", needs, server_id=server_id)
+    assert all(finding.remedy for finding in findings if finding.level != "ok")
+    assert "secret" not in repr(findings)
+    return findings
+
+
+def _not_ok(findings: list[Finding]) -> set[tuple[str, str]]:
+    return {(finding.name, finding.level) for finding in findings if finding.level != "ok"}
+
+
+def test_a_server_set_up_well_has_nothing_to_mend(server: MysqlServer) -> None:
+    findings = _check(server)
+    assert _not_ok(findings) == set()
+    assert {"log_bin", "binlog_format", "binlog_row_metadata", "log retention", "server id", "table"} <= {
+        finding.name for finding in findings
+    }
+
+
+def test_each_setting_has_its_own_finding(server: MysqlServer) -> None:
+    settings = {
+        "binlog_format": ("STATEMENT", "ROW", "error"),
+        "binlog_row_image": ("MINIMAL", "FULL", "warning"),
+        "binlog_row_metadata": ("MINIMAL", "FULL", "error"),
+    }
+    if server.kind is MYSQL:
+        settings["binlog_row_value_options"] = ("PARTIAL_JSON", "", "error")
+    server.execute(*(f"SET GLOBAL {name} = '{value[0]}'" for name, value in settings.items()))
+    before = server.rows("SELECT @@global.binlog_expire_logs_seconds")[0][0]
+    server.execute("SET GLOBAL binlog_expire_logs_seconds = 3600")
+    try:
+        found = _not_ok(_check(server))
+    finally:
+        server.execute(
+            *(f"SET GLOBAL {name} = '{value[1]}'" for name, value in settings.items()),
+            f"SET GLOBAL binlog_expire_logs_seconds = {before}",
+        )
+    assert found == {
+        *((name, value[2]) for name, value in settings.items()),
+        ("log retention", "warning"),
+    }
+
+
+def test_rights_that_are_missing_are_named(server: MysqlServer) -> None:
+    found = _not_ok(_check(server, user="poor:secret"))
+    assert found == {("replication client privilege", "error"), ("replication privilege", "error")}
+    [unseen] = [each for each in _check(server, "shop.lines", user="poor:secret") if each.name == "table"]
+    assert unseen.level == "error"  # a table without any right on it is not there
+
+
+def test_a_server_id_that_is_taken_is_an_error(server: MysqlServer) -> None:
+    assert _not_ok(_check(server, server_id=7)) == {("server id", "error")}
+
+
+def test_streams_are_checked_with_their_tables(server: MysqlServer) -> None:
+    cascades = {("foreign key cascades", "warning")} if server.kind is MARIADB else set()
+    assert _not_ok(_check(server, "shop.lines")) == cascades
+    assert _not_ok(_check(server, "shop.seen")) == {("table kind", "error")}
+    assert _not_ok(_check(server, "shop.*")) == {("table", "warning"), *cascades}
+    assert _not_ok(_check(server, "shop.order")) == {("table", "error")}
+
+
+def test_prepared_transactions_are_warned_of(server: MysqlServer) -> None:
+    server.execute("XA START 'x'", "INSERT INTO shop.orders VALUES (99)", "XA END 'x'", "XA PREPARE 'x'")
+    try:
+        assert _not_ok(_check(server)) == {("prepared transactions", "warning")}
+    finally:
+        server.execute("XA ROLLBACK 'x'")
+
+
+def test_a_server_that_does_not_answer_is_one_finding(server: MysqlServer) -> None:
+    [finding] = check("mysql://root:secret@127.0.0.1:1/shop", [StreamNeed(StreamId("shop", "orders"))])
+    assert (finding.name, finding.level) == ("connection", "error")
+    assert "secret" not in repr(finding)
