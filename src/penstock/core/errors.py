@@ -94,6 +94,18 @@ class SourceBusyError(SourceError):
     exit_code = 5
 
 
+class TableChangedError(SourceError):
+    """A table or a column is not there any more, or was altered since its rows were begun to be read."""
+
+    code = "table_changed"
+
+
+class TooManyFieldsError(SourceError):
+    """The documents of a collection have more fields than can be columns."""
+
+    code = "too_many_fields"
+
+
 class CaptureAwayError(SourceError):
     """Capture is gone, does not lead, or has begun another term; a lane starts over with the next one."""
 

@@ -19,10 +19,11 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from penstock.core.errors import TooManyFieldsError
 from penstock.core.schema import SourceColumn, TableSchema
 from penstock.core.stream import StreamId
 from penstock.sources.mongodb.connection import Client, query_errors
-from penstock.sources.mongodb.fields import Column, Fields, TooManyFieldsError
+from penstock.sources.mongodb.fields import Column, Fields
 from penstock.sources.mongodb.replies import RawCursor, Source
 from penstock.sources.mongodb.types import ID, Layout, document_columns, field_columns
 from penstock.sources.tables import SourceLeaf, SourceTable

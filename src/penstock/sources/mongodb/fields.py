@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from penstock.core.errors import SourceError
+from penstock.core.errors import TooManyFieldsError
 from penstock.sources.mongodb import bson_kernels
 from penstock.sources.mongodb import column_kernels as kernels
 from penstock.sources.mongodb.documents import Documents, Values, json_values, malformed
@@ -41,10 +41,6 @@ CELLS_MAX = 4 * 1024 * 1024
 DECIMAL_DIGITS = 38
 #: Metadata of an Arrow field: what a text is the text of.
 FORM_KEY = b"penstock:bson"
-
-
-class TooManyFieldsError(SourceError):
-    """More fields than can be columns."""
 
 
 class Form(StrEnum):

@@ -19,11 +19,12 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.core.errors import TableChangedError
 from penstock.core.schema import SourceColumn, TableSchema
 from penstock.core.where import Condition
 from penstock.sources.chunk import Block, PlannedChunk, TableRewrittenError
 from penstock.sources.mysql.chunks import chunk_query
-from penstock.sources.mysql.connection import TableChangedError, connect
+from penstock.sources.mysql.connection import connect
 from penstock.sources.mysql.results import BLOCK_BYTES, TextBlock, read_texts
 from penstock.sources.mysql.types import TYPES
 from penstock.values.parse import Flags

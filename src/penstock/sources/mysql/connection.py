@@ -23,7 +23,7 @@ from urllib.parse import parse_qsl, quote, unquote, urlsplit
 import pymysql
 from pymysql.constants import CR, ER
 
-from penstock.core.errors import ConfigError, SourceError
+from penstock.core.errors import ConfigError, SourceError, TableChangedError
 
 Connection: TypeAlias = "pymysql.Connection[Any]"
 Row: TypeAlias = tuple[Any, ...]
@@ -47,10 +47,6 @@ _SETTINGS: Mapping[str, str] = {
 _MYSQL_SETTINGS: Mapping[str, str] = {"max_execution_time": "0", "information_schema_stats_expiry": "0"}
 _MARIADB_SETTINGS: Mapping[str, str] = {"max_statement_time": "0"}
 _UNKNOWN_VARIABLE = 1193
-
-
-class TableChangedError(SourceError):
-    """A table or a column is not there any more, or was altered since a transaction began."""
 
 
 @dataclass(frozen=True, slots=True)
