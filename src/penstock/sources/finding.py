@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeVar
 
 from penstock.core.errors import PenstockError, SourceError
 from penstock.core.stream import StreamId
@@ -12,7 +12,10 @@ from penstock.core.table_options import NO_OPTIONS, TableOptions
 from penstock.sources.cursor import CursorChoice
 
 Level = Literal["ok", "warning", "error"]
+Asked = TypeVar("Asked")
 _LOG_MODES = ("cdc", "strict_cdc")
+_APPEND_COLUMNS = frozenset({"_op", "_tx", "_op_index", "_commit_ts", "_unchanged", "_deleted_at"})
+_SOFT_DELETE_COLUMNS = frozenset({"_deleted_at"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,3 +67,22 @@ class StreamNeed:
     @property
     def reads_log(self) -> bool:
         return self.mode in _LOG_MODES
+
+    @property
+    def added_columns(self) -> frozenset[str]:
+        """Columns of ours in the stream's table: no column of the source may be called so."""
+        of_appends = _APPEND_COLUMNS if self.write == "append" else frozenset()
+        return of_appends | (_SOFT_DELETE_COLUMNS if self.deletes == "soft" else frozenset())
+
+
+def findings_of(
+    steps: Sequence[tuple[str, Callable[[Asked], Iterable[Finding]]]], asked: Asked
+) -> list[Finding]:
+    """What all steps find; one that fails is a finding under its name, and the others go on."""
+    findings: list[Finding] = []
+    for name, step in steps:
+        try:
+            findings += step(asked)
+        except PenstockError as error:
+            findings.append(Finding.of_error(name, error))
+    return findings

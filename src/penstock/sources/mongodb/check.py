@@ -15,7 +15,7 @@ from typing import Any
 from pymongo.errors import OperationFailure
 
 from penstock.core.errors import PenstockError
-from penstock.sources.finding import Finding, StreamNeed
+from penstock.sources.finding import Finding, StreamNeed, findings_of
 from penstock.sources.mongodb.catalog import discover
 from penstock.sources.mongodb.check_streams import Server, check_streams
 from penstock.sources.mongodb.connection import Client, connect, query_errors, safe_url
@@ -84,13 +84,8 @@ def check(
             asked = _Asked(client, url, database, layout, streams, read_rights(client), hello)
         except PenstockError as error:
             return [Finding.of_error("connection", error)]
-        findings = [Finding("connection", "ok", f"Connected to {safe_url(url)}.")]
-        for name, step in _steps(asked):
-            try:
-                findings += step(asked)
-            except PenstockError as error:
-                findings.append(Finding.of_error(name, error))
-        return findings
+        connected = Finding("connection", "ok", f"Connected to {safe_url(url)}.")
+        return [connected, *findings_of(_steps(asked), asked)]
 
 
 _Step = Callable[[_Asked], Iterator[Finding]]

@@ -13,8 +13,6 @@ from penstock.sources.mongodb.catalog import CollectionInfo
 from penstock.sources.mongodb.rights import Rights
 from penstock.sources.mongodb.types import TYPES
 
-APPEND_COLUMNS = frozenset({"_op", "_tx", "_op_index", "_commit_ts", "_unchanged", "_deleted_at"})
-SOFT_DELETE_COLUMNS = frozenset({"_deleted_at"})
 IMAGES_VERSION = (6, 0)
 
 _FULL_REFRESH = "Set `mode: full_refresh` for it, or leave it out."
@@ -124,11 +122,8 @@ def _check_columns(table: CollectionInfo, need: StreamNeed) -> Iterator[Finding]
                 f"The column {name} of type {known[name].type_text} cannot be held as {text}.",
                 f"Possible in `types` for this column: {', '.join(TYPES.possible_types(known[name]))}.",
             )
-    ours = APPEND_COLUMNS if need.write == "append" else frozenset()
-    if need.deletes == "soft":
-        ours |= SOFT_DELETE_COLUMNS
     for name in need.columns or known:
-        if need.rename.get(name, name) in ours:
+        if need.rename.get(name, name) in need.added_columns:
             yield _finding(table, "column names", "error")(
                 f"The field {name} has the name of a column that Penstock adds to the table.",
                 f"Rename it at the destination: `rename: {{{name}: source{name}}}`.",

@@ -16,7 +16,7 @@ import pymysql
 import pymysql.cursors
 
 from penstock.core.errors import PenstockError
-from penstock.sources.finding import Finding, Level, StreamNeed
+from penstock.sources.finding import Finding, Level, StreamNeed, findings_of
 from penstock.sources.mysql.catalog import discover
 from penstock.sources.mysql.check_streams import LogFacts, check_streams
 from penstock.sources.mysql.connection import (
@@ -101,13 +101,7 @@ def check(url: str, needs: Sequence[StreamNeed], *, server_id: int | None = None
                 ("prepared transactions", _check_prepared),
             ]
         steps.append(("streams", _check_streams))
-        findings: list[Finding] = []
-        for name, step in steps:
-            try:
-                findings += step(asked)
-            except PenstockError as error:
-                findings.append(Finding.of_error(name, error))
-        return findings
+        return findings_of(steps, asked)
 
 
 def _check_connection(asked: _Asked) -> Iterator[Finding]:

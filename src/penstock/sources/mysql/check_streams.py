@@ -15,9 +15,6 @@ from penstock.sources.mysql.binlog.charsets import BINARY, conversion
 from penstock.sources.mysql.catalog import MysqlTable
 from penstock.sources.mysql.types import TYPES
 
-APPEND_COLUMNS = frozenset({"_op", "_tx", "_op_index", "_commit_ts", "_unchanged", "_deleted_at"})
-SOFT_DELETE_COLUMNS = frozenset({"_deleted_at"})
-
 #: What gh-ost, pt-online-schema-change and others name the tables they work with.
 _WORKING_TABLE = re.compile(r"_.+_(gho|ghc|del|new|old)|_vt_(hld|prg|evc|drp|vrp)_.+", re.DOTALL)
 _KINDS = {"view": "a view", "sequence": "a sequence"}
@@ -144,11 +141,8 @@ def _check_columns(table: MysqlTable, need: StreamNeed) -> Iterator[Finding]:
             f"Generated columns are left out: {', '.join(table.generated_columns)}.",
             "Compute them where the table is read.",
         )
-    ours = APPEND_COLUMNS if need.write == "append" else frozenset()
-    if need.deletes == "soft":
-        ours |= SOFT_DELETE_COLUMNS
     for column in need.columns or table.schema.names:
-        if need.rename.get(column, column) in ours:
+        if need.rename.get(column, column) in need.added_columns:
             yield _finding(
                 table,
                 "column names",

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.core.errors import PenstockError
-from penstock.sources.finding import Finding, StreamNeed
+from penstock.sources.finding import Finding, StreamNeed, findings_of
 from penstock.sources.postgres.catalog import discover
 from penstock.sources.postgres.check_replica import check_replica
 from penstock.sources.postgres.check_streams import check_streams
@@ -81,13 +81,9 @@ def check(
                 ("publication", _check_publication),
             ]
         steps.append(("streams", _check_streams))
-        findings: list[Finding] = []
-        for name, step in steps:
-            try:
-                findings += step(asked)
-            except PenstockError as error:
-                findings.append(Finding.of_error(name, error))
-        return findings + (check_replica(url, replica_url) if replica_url is not None else [])
+        return findings_of(steps, asked) + (
+            check_replica(url, replica_url) if replica_url is not None else []
+        )
 
 
 def _value(asked: _Asked, query: str, doing: str) -> Any:

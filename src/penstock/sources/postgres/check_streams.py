@@ -14,9 +14,6 @@ from penstock.sources.postgres.check_selection import check_selection
 from penstock.sources.postgres.publication import PublicationInfo, PublicationMode, quoted
 from penstock.sources.postgres.types import can_be_held_as, possible_types
 
-APPEND_COLUMNS = frozenset({"_op", "_tx", "_op_index", "_commit_ts", "_unchanged", "_deleted_at"})
-SOFT_DELETE_COLUMNS = frozenset({"_deleted_at"})
-
 _FULL_REFRESH = "Set `mode: full_refresh` for it, or leave it out."
 
 
@@ -146,11 +143,8 @@ def _check_columns(table: TableInfo, need: StreamNeed) -> Iterator[Finding]:
             "The table has no columns that could be followed.", "Leave it out, or give it a column."
         )
     yield from _check_types(table, need)
-    ours = APPEND_COLUMNS if need.write == "append" else frozenset()
-    if need.deletes == "soft":
-        ours |= SOFT_DELETE_COLUMNS
     for column in need.columns or table.schema.names:
-        if need.rename.get(column, column) in ours:
+        if need.rename.get(column, column) in need.added_columns:
             yield _finding(table, "column names", "error")(
                 f"The column {column} has the name of a column that Penstock adds to the table.",
                 f"Rename it at the destination: `rename: {{{column}: source{column}}}`.",
