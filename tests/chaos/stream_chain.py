@@ -12,6 +12,7 @@ from tests.chaos.databases import new_database
 from tests.chaos.matrix import LEVEL, SEED
 from tests.chaos.stream_targets import Target
 from tests.conftest import Database, wait_until
+from tests.oracle_history import audit_end
 from tests.stream_instances import LEVEL_S, StreamInstance, StreamPipeline, running
 from tests.stream_reader import Told, assert_told
 from tests.workload import APPEND, UPSERT, Workload
@@ -37,6 +38,22 @@ class Followed:
     pipeline: StreamPipeline
     instance: StreamInstance
     since: int = 0
+
+    def load(self) -> None:
+        """Have the lane begin and load its tables, while the writers rest.
+
+        They truncate: in the midst of a load that has it go on under another snapshot, and then rows of every
+        table that is still to be read come after changes of theirs. What is judged would be judged less
+        strictly from then on; loads beside writers have tests of their own.
+        """
+        self.source.workload.stop()
+        try:
+            self.instance.start()
+            self.instance.lane.wait_until_running()
+            self.pipeline.wait_until_level(self.instance)
+            self.since = audit_end(self.source.database.url)
+        finally:
+            self.source.workload.start()
 
     def read(self) -> list[Told]:
         return self.target.read(self.pipeline.name, self.pipeline.tables)

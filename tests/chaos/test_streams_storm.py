@@ -21,7 +21,6 @@ from tests.chaos.stream_chain import Source, lane_of
 from tests.chaos.stream_matrix import FOLLOWING, TARGETS, has
 from tests.chaos.stream_targets import TAKE_OVER_S, OfKafka, Target, target
 from tests.failure_plan import Kind, Plan
-from tests.oracle_history import audit_end
 from tests.stream_instances import StreamInstance, running
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(1200)]
@@ -55,10 +54,7 @@ def test_whatever_breaks_at_once_each_change_is_there_once(
         running(lane.pipeline, "b") as (other,),
     ):
         pair = [lane.instance, other]
-        lane.instance.start()
-        lane.instance.lane.wait_until_running()
-        lane.pipeline.wait_until_level(lane.instance)
-        lane.since = audit_end(stream_source.database.url)
+        lane.load()
         other.start()
         storm = Storm(pair, at, random.Random(f"{SEED}/{name}"))
         storm.blow(STORM_S)
