@@ -5,7 +5,8 @@
 #   make slow          integration tests that would make the round above too long; SHARE=8 an eighth, as in CI
 #   make iceberg       what the state file and each mode promise, on Iceberg tables; ALL=1: every integration test
 #   make lint          ruff, mypy --strict, import-linter
-#   make chaos-once    kill -9 at every failpoint, on Parquet and on Iceberg tables, with writers running on
+#   make chaos-once    kill -9 at every failpoint, on Parquet and on Iceberg, writers running on; REST=1 as in CI:
+#                      what `make test` left
 #   make chaos         the whole matrix: at every failpoint several times, in every scenario, on both
 #   make soak          leader and standby under load while something breaks every while; SECONDS=1200
 #   make mutants       plant known bugs; each must turn a test red; SHARE=6 a sixth of them, as in CI
@@ -38,6 +39,7 @@ CHECK ?=
 ICEBERG := strict_cdc incremental resync pause rebuild toast
 ALL ?=
 SHARE ?=
+REST ?=
 SECONDS ?= 1200
 
 .PHONY: help venv demo test slow iceberg unit integration lint format bench bench-peers chaos chaos-once soak mutants constraints clean
@@ -99,7 +101,7 @@ bench-peers: $(PEERS_STAMP)
 	CHECK=$(CHECK) $(BIN)/python -m bench.peers
 
 chaos-once: venv
-	PENSTOCK_CHAOS=once $(PYTEST) tests/chaos
+	PENSTOCK_CHAOS=$(if $(REST),rest,once) $(PYTEST) tests/chaos
 
 chaos: venv
 	PENSTOCK_CHAOS=full $(PYTEST) tests/chaos

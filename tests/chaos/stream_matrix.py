@@ -9,7 +9,7 @@ others are passed by every lane that follows changes.
 from __future__ import annotations
 
 from penstock.failpoints import FAILPOINTS
-from tests.chaos.matrix import LEVEL
+from tests.chaos.matrix import ASKED
 
 TARGETS = ("file", "kafka", "kinesis")
 #: Targets that refuse something: a file takes whatever fits on its disk.
@@ -54,9 +54,12 @@ LETTERS = _named("letter_")
 ORDERED = _named("ordered")
 
 
-def cases(names: list[str], level: str = LEVEL, targets: tuple[str, ...] = TARGETS) -> list[Case]:
+def cases(names: list[str], level: str = ASKED, targets: tuple[str, ...] = TARGETS) -> list[Case]:
     """Pairs of target and rule, as `PENSTOCK_FAILPOINT` has it, each target's together."""
+    if level == "rest":
+        short = cases(names, "short", targets)
+        return [case for case in cases(names, "once", targets) if case not in short]
     if level == "short":
-        return [(t, f"{UNKNOWN[t]}=kill") for t in targets if t in _QUICK and UNKNOWN[t] in names]
+        return [(t, f"{UNKNOWN[t]}=kill@1") for t in targets if t in _QUICK and UNKNOWN[t] in names]
     times = range(1, _TIMES + 1) if level == "full" else (1,)
     return [(t, f"{name}=kill@{nth}") for t in targets for name in names if has(t, name) for nth in times]
