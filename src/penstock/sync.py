@@ -1,7 +1,9 @@
 """One bounded sync: load what is not loaded, read the log to a position noted at the start, apply it.
 
 `turns` says why a turn is exact. A stream that must be loaded again (its columns changed beyond repair, it
-was rewritten while it was read) takes another turn in the same sync, a few times at the most.
+was rewritten or emptied while it was read) takes another turn in the same sync, with the others that must:
+so a small table that is truncated every few seconds is read in the end. A lock would not help, but stop the
+source: who waits to truncate a table stands in the way of our own reads of it.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from penstock.log.retention import apply_retention, bound
 from penstock.resolution import resolve_from_source
 from penstock.turns import Turns, spark_starter
 
-TURNS_MAX = 4
+TURNS_MAX = 16
 ROUND_EVERY_S = 5.0  # while others are loaded: a round costs Spark jobs that the load could use
 
 
@@ -84,7 +86,7 @@ class Sync:
         waiting = ", ".join(map(str, [*lane.streams_to_load(), *lane.streams_to_advance()]))
         raise SourceError(
             f"The source kept changing these tables while they were read: {waiting}.",
-            remedy="Run sync again when no VACUUM FULL or ALTER TABLE is running on them.",
+            remedy="Run sync again when they are not truncated, altered or vacuumed in full all the time.",
         )
 
     def _finish(self, lane: LakeLane) -> str:

@@ -17,10 +17,7 @@ The order that makes a turn exact:
 5. only when the state is durable is the lane's position reported, and capture acknowledges it.
 
 A stream that must be loaded again (its columns changed beyond repair, it was rewritten while it was
-read) takes another turn. A table that was rewritten or emptied under two of them is kept from it under the
-next, by the lock that reading takes in any case: else one that is truncated every few seconds is never read.
-The lock is taken after the snapshot, for creating a slot waits for transactions that may wait for the lock;
-and before the catalog is read, which shows whether anything happened in between.
+read) takes another turn.
 """
 
 from __future__ import annotations
@@ -29,7 +26,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
 
 from penstock import failpoints
@@ -97,7 +94,6 @@ class Turns:
         self._source = open_source(config.source)
         self._seen_before_start: dict[StreamId, object] | None = None
         self._rows_captured = rows_captured
-        self._kept = ExitStack()  # tables that nobody can rewrite
         self.lost: SnapshotLostError | None = None  # the last snapshot that was lost under a load
 
     def open(
@@ -200,10 +196,6 @@ class Turns:
 
     def take(self, lane: LakeLane, *, follows: bool) -> None:
         """One turn: load what is to be loaded, apply the log as far as it is now."""
-        with self._kept:
-            self._take(lane, follows=follows)
-
-    def _take(self, lane: LakeLane, *, follows: bool) -> None:
         waiting = lane.streams_to_load()
         if waiting:
             self._spark.begin()
@@ -251,7 +243,7 @@ class Turns:
             self._load_under(self._point(self._capture.plain_snapshot, lane, refreshed), lane, refreshed)
         if advanced := lane.streams_to_advance():
             lane.advance(advanced, self._point(self._capture.plain_snapshot, lane, advanced))
-            self._release_snapshot()
+            self._capture.release_snapshot()
 
     def _load_under(self, point: LoadPoint, lane: LakeLane, streams: Sequence[StreamId]) -> None:
         """Load these streams. If the snapshot is lost, another turn goes on or begins again under another."""
@@ -260,11 +252,7 @@ class Turns:
         except SnapshotLostError as error:
             self.lost = error
             self._listener.note("The snapshot of the load was lost; reading on under a new one.")
-        self._release_snapshot()
-
-    def _release_snapshot(self) -> None:
         self._capture.release_snapshot()
-        self._kept.close()
 
     def _follow_beside(self, loading: Future[None], lane: LakeLane) -> None:
         """Rounds of the streams that are loaded, as the source goes on, for as long as the others take."""
@@ -327,12 +315,11 @@ class Turns:
             if before is None:
                 before = fingerprints(self.resolve())
             snapshot = take()
-            self._kept.enter_context(lane.keeping(streams))
             lane.use_tables(resolve_from_source(self._config, at_replica=True))
             after = fingerprints(lane.streams.values())
             if all(after[stream] == before.get(stream) for stream in streams):
                 return snapshot
-            self._release_snapshot()
+            self._capture.release_snapshot()
             before = None
         raise SourceError(
             "The tables to load are being altered all the time: no snapshot with settled columns.",

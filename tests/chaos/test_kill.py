@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ import psycopg
 import pytest
 
 from penstock.sources.postgres.embedded import EmbeddedPostgres
+from tests.chaos.chain import Chain
 from tests.chaos.databases import new_database
 from tests.chaos.matrix import (
     ASKED,
@@ -50,6 +52,7 @@ IN_ANOTHER_PROCESS = IN_A_TASK | {
     "checkpoint.write",
 }
 FOLLOWED = streams_of(UPSERT, APPEND)
+Pipelines = Chain[PipelineUnderTest]
 REFRESHED = [{"table": stream, "mode": "full_refresh"} for stream in (*UPSERT, *APPEND)]
 
 
@@ -88,21 +91,34 @@ def source(request: pytest.FixtureRequest, server: EmbeddedPostgres) -> Iterator
 
 
 @pytest.fixture(scope="module")
-def following(
-    request: pytest.FixtureRequest, source: Source, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[PipelineUnderTest]:
+def all_following(source: Source, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipelines]:
+    with Chain(
+        lambda name: _caught_up(source, FOLLOWED, tmp_path_factory.mktemp("following"), name)
+    ) as chain:
+        yield chain
+
+
+@pytest.fixture
+def following(request: pytest.FixtureRequest, all_following: Pipelines) -> PipelineUnderTest:
     """A pipeline that has loaded its tables."""
-    yield from _caught_up(source, FOLLOWED, tmp_path_factory.mktemp("following"), request.param)
+    return all_following.of(request.param)
 
 
 @pytest.fixture(scope="module")
-def refreshing(
-    request: pytest.FixtureRequest, source: Source, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[PipelineUnderTest]:
+def all_refreshing(source: Source, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipelines]:
+    with Chain(
+        lambda name: _caught_up(source, REFRESHED, tmp_path_factory.mktemp("refreshing"), name)
+    ) as chain:
+        yield chain
+
+
+@pytest.fixture
+def refreshing(request: pytest.FixtureRequest, all_refreshing: Pipelines) -> PipelineUnderTest:
     """A pipeline that has loaded its tables, and does so anew at each sync."""
-    yield from _caught_up(source, REFRESHED, tmp_path_factory.mktemp("refreshing"), request.param)
+    return all_refreshing.of(request.param)
 
 
+@contextmanager
 def _caught_up(
     source: Source, streams: list[Any], directory: Path, destination: str
 ) -> Iterator[PipelineUnderTest]:

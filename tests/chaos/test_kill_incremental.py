@@ -12,6 +12,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ import psycopg
 import pytest
 
 from penstock.sources.postgres.embedded import EmbeddedPostgres
+from tests.chaos.chain import Chain
 from tests.chaos.databases import new_database
 from tests.chaos.matrix import FULL, LOADING_TO_READ_ON, ONCE, READING_ON, SEED
 from tests.conftest import wait_until
@@ -108,14 +110,25 @@ def writers(server: EmbeddedPostgres) -> Iterator[Writers]:
 
 
 @pytest.fixture(scope="module")
-def reading_on(
-    request: pytest.FixtureRequest, writers: Writers, tmp_path_factory: pytest.TempPathFactory
-) -> PipelineUnderTest:
+def all_reading_on(
+    writers: Writers, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Chain[PipelineUnderTest]]:
+    with Chain(lambda name: _caught_up(writers, tmp_path_factory.mktemp("reading_on"), name)) as chain:
+        yield chain
+
+
+@pytest.fixture
+def reading_on(request: pytest.FixtureRequest, all_reading_on: Chain[PipelineUnderTest]) -> PipelineUnderTest:
     """A pipeline that has loaded its tables."""
-    pipeline = _pipeline(writers, tmp_path_factory.mktemp("reading_on"), request.param)
+    return all_reading_on.of(request.param)
+
+
+@contextmanager
+def _caught_up(writers: Writers, directory: Path, destination: str) -> Iterator[PipelineUnderTest]:
+    pipeline = _pipeline(writers, directory, destination)
     pipeline.sync()
     _compare(writers, pipeline)
-    return pipeline
+    yield pipeline
 
 
 def _pipeline(writers: Writers, directory: Path, destination: str) -> PipelineUnderTest:

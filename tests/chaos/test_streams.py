@@ -14,11 +14,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from penstock.failpoints import FAILPOINTS
+from tests.chaos.chain import Chain
 from tests.chaos.matrix import LEVEL, SEED
 from tests.chaos.stream_chain import TABLES, Followed, Source, lane_of
 from tests.chaos.stream_matrix import FOLLOWING, LETTERS, LOADING, ORDERED, TARGETS, UNKNOWN, cases, has
@@ -35,17 +37,27 @@ WINDOW = {"short": 0, "once": 10, "full": 100}[LEVEL]
 
 
 @pytest.fixture(scope="module")
-def following(
+def all_following(
     request: pytest.FixtureRequest, stream_source: Source, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Followed]:
+) -> Iterator[Chain[Followed]]:
+    @contextmanager
+    def loaded(name: str) -> Iterator[Followed]:
+        directory = tmp_path_factory.mktemp(name)
+        with (
+            target(name, request, directory) as at,
+            lane_of(stream_source, at, directory / "pipeline") as followed,
+        ):
+            followed.load()
+            yield followed
+
+    with Chain(loaded) as chain:
+        yield chain
+
+
+@pytest.fixture
+def following(request: pytest.FixtureRequest, all_following: Chain[Followed]) -> Followed:
     """A lane that has loaded its tables."""
-    directory = tmp_path_factory.mktemp(request.param)
-    with (
-        target(request.param, request, directory) as at,
-        lane_of(stream_source, at, directory / "pipeline") as followed,
-    ):
-        followed.load()
-        yield followed
+    return all_following.of(request.param)
 
 
 @pytest.mark.parametrize("level", ["once", "full"])

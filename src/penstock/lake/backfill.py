@@ -101,7 +101,6 @@ class Backfill:
         for load in loads:
             if load.stream in outcome.rewritten | altered:
                 self._lane.to_reload.add(load.stream)
-                self._lane.disturbed[load.stream] += 1
                 self._lane.listener.note(
                     f"{load.stream} was rewritten at the source while it was read; loading again."
                 )

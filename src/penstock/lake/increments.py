@@ -91,7 +91,6 @@ class Increments:
         rewritten |= self._altered_since(rounds)
         for each in rounds:
             if each.stream in rewritten:
-                self._lane.disturbed[each.stream] += 1
                 self._give_up(each, "it was rewritten at the source while it was read")
             else:
                 self._commit(each, outcomes[each.stream])

@@ -8,7 +8,7 @@ believes about a table it has asked the destination.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 
 from pyspark.sql import SparkSession
 
@@ -27,8 +27,6 @@ from penstock.ledger import pausing, two_phase
 from penstock.ledger.ledger import Ledger
 from penstock.ledger.load_record import LoadPoint, LoadRecords
 from penstock.log.reader import ChangeLog
-
-DISTURBED_MAX = 2  # so often a table may be rewritten under reads of a run before it is kept from that
 
 
 class LakeLane:
@@ -128,16 +126,6 @@ class LakeLane:
     def was_postponed(self) -> bool:
         """Whether a load has chunks left only because its snapshot was let go, since this was last asked."""
         return self._backfill.was_postponed()
-
-    def keeping(self, streams: Sequence[StreamId]) -> AbstractContextManager[None]:
-        """Meanwhile those of the tables that were often rewritten under this run's reads stay as they are."""
-        often = [each for each in streams if self._lane.disturbed[each] >= DISTURBED_MAX]
-        for stream in often:
-            self._lane.listener.note(
-                f"{stream} was rewritten {DISTURBED_MAX} times while it was read: TRUNCATE, VACUUM FULL and "
-                "ALTER TABLE of it wait until it is read."
-            )
-        return self._lane.settings.reading.keeping([self._lane.streams[each].info for each in often])
 
     def some_follow(self, loading: Sequence[StreamId]) -> bool:
         """Whether there are tables to keep up with the log while these streams are loaded."""

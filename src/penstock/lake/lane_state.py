@@ -7,7 +7,6 @@ opens with recovery and decides who goes where. All that one of them must know o
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -139,8 +138,6 @@ class LaneState:
     totals: dict[StreamId, StreamTotals] = field(default_factory=dict)
     to_reload: set[StreamId] = field(default_factory=set)
     to_replace: set[StreamId] = field(default_factory=set)
-    #: How often a table was rewritten or emptied at the source while this run read it.
-    disturbed: Counter[StreamId] = field(default_factory=Counter)
     read_on: set[StreamId] = field(default_factory=set)  # read up to a snapshot of this run
     #: Loads run beside rounds: a stream is in the hands of one or the other, never of both.
     being_loaded: set[StreamId] = field(default_factory=set)

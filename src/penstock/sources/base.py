@@ -160,10 +160,6 @@ class TableReading(Protocol):
     def method_for(self, table: SourceTable, wanted: ChunkMethod) -> ChunkMethod:
         """The wanted one if the table can be cut so."""
 
-    def keeping(self, tables: Sequence[SourceTable]) -> AbstractContextManager[None]:
-        """Meanwhile nobody can move or empty these tables' rows: who wants to, waits. A table that cannot
-        be kept within seconds is not."""
-
     def watching(self) -> AbstractContextManager[Callable[[], Sequence[RunningRead]]]:
         """What is being read, whenever it is asked."""
 

@@ -33,7 +33,6 @@ from penstock.sources.postgres.snapshot_reading import file_node, printed, take_
 from penstock.sources.tables import SourceLeaf, SourceTable
 
 _CANCEL_WITHIN_S = 5.0
-_LOCK_WITHIN = "5s"
 _RUNNING = """
     SELECT activity.application_name, format('%s %s', pid, activity.query_start),
         progress.tuples_processed, progress.bytes_processed
@@ -83,21 +82,6 @@ class PostgresReading:
     def method_for(self, table: SourceTable, wanted: ChunkMethod) -> ChunkMethod:
         key = table.schema.key
         return wanted if key and table.schema.column(key[0]).type_name in KEY_TYPES else "ctid"
-
-    @contextmanager
-    def keeping(self, tables: Sequence[SourceTable]) -> Iterator[None]:
-        """By the lock that every reading takes, and outside of a snapshot: it holds back no VACUUM."""
-        if not tables:
-            yield
-            return
-        with self._connect("penstock load") as connection:
-            connection.execute("BEGIN READ ONLY")
-            connection.execute(sql.SQL("SET LOCAL lock_timeout = {}").format(sql.Literal(_LOCK_WITHIN)))
-            for table in tables:
-                name = sql.Identifier(table.stream.namespace, table.stream.name)
-                with contextlib.suppress(psycopg.Error), connection.transaction():
-                    connection.execute(sql.SQL("LOCK TABLE {} IN ACCESS SHARE MODE").format(name))
-            yield
 
     @contextmanager
     def watching(self) -> Iterator[Callable[[], Sequence[RunningRead]]]:
