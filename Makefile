@@ -9,7 +9,8 @@
 #                      what `make test` left
 #   make chaos         the whole matrix: at every failpoint several times, in every scenario, on both
 #   make soak          leader and standby under load while something breaks every while; SECONDS=1200
-#   make mutants       plant known bugs; each must turn a test red; SHARE=6 a sixth of them, as in CI
+#   make mutants       plant known bugs; each must turn a test red; SHARE=6 a sixth of them, as in CI, where GREEN=known
+#                      spares the same tests without a bug
 #   make bench         ratios against pg_recvlogical, COPY and MERGE INTO; CHECK=1 fails below a bar
 #   make bench-peers   the same beside other tools
 #   make constraints   renew constraints.txt from what pyproject.toml allows today
@@ -40,6 +41,7 @@ ICEBERG := strict_cdc incremental resync pause rebuild toast
 ALL ?=
 SHARE ?=
 REST ?=
+GREEN ?=
 SECONDS ?= 1200
 
 .PHONY: help venv demo test slow iceberg unit integration lint format bench bench-peers chaos chaos-once soak mutants constraints clean
@@ -110,7 +112,7 @@ soak: venv
 	PENSTOCK_SOAK_S=$(SECONDS) $(BIN)/python -m pytest --numprocesses 0 -s tests/chaos/test_soak.py
 
 mutants: venv
-	SHARE=$(SHARE) $(BIN)/python -m tests.mutants
+	SHARE=$(SHARE) GREEN=$(GREEN) $(BIN)/python -m tests.mutants
 
 # Resolved in an environment of its own, so that nothing that happens to be installed gets pinned.
 constraints:

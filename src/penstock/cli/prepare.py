@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import time
+from concurrent.futures import ProcessPoolExecutor
 from importlib import import_module
 from importlib.util import find_spec
+from multiprocessing import get_context
 
 import typer
 
@@ -33,10 +36,19 @@ def prepare(context: typer.Context) -> None:
 
 
 def _compile() -> None:
-    from penstock.sources.open import warm_up
+    """In a process for each core: compiling is all that they do."""
+    from penstock.sources.open import compiled_modules
 
-    warm_up()
-    if find_spec("uvloop") is not None:  # the live lane is an extra; its code is compiled when it is imported
-        import_module("penstock.shapes.service")
-    for name in _STREAM_KERNELS:
-        import_module(f"penstock.streams.encoding.{name}")
+    modules = compiled_modules() + [f"penstock.streams.encoding.{name}" for name in _STREAM_KERNELS]
+    if find_spec("uvloop") is not None:  # the live lane is an extra
+        modules.append("penstock.shapes.service")
+    with ProcessPoolExecutor(os.cpu_count(), get_context("spawn")) as pool:
+        for done in [pool.submit(_compile_module, module) for module in reversed(modules)]:
+            done.result()
+
+
+def _compile_module(name: str) -> None:
+    """Code that has its types at hand is compiled when it is imported, other code when it is called."""
+    module = import_module(name)
+    if hasattr(module, "warm_up"):
+        module.warm_up()

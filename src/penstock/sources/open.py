@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from importlib.util import find_spec
 from typing import Literal, Protocol
 
 from penstock.sources.base import Source
 
+_OF_POSTGRES = ("pgoutput", "inbox", "streamed", "copy_binary")
 #: Drivers that come with an extra, and the modules that have the code of their sources compiled.
 _EXTRAS = {
     "pymysql": "penstock.sources.mysql.binlog.warming",
@@ -49,15 +49,10 @@ def open_source(options: SourceOptions, application_name: str = "penstock") -> S
     return _postgres(options, application_name)
 
 
-def warm_up() -> None:
-    """Have the code of all sources compiled."""
-    from penstock.sources.postgres import copy_binary, inbox, pgoutput, streamed
-
-    for each in (pgoutput, inbox, streamed, copy_binary):
-        each.warm_up()
-    for driver, module in _EXTRAS.items():
-        if find_spec(driver) is not None:
-            import_module(module).warm_up()
+def compiled_modules() -> list[str]:
+    """Modules whose `warm_up` has the code of the sources compiled, of those that are installed."""
+    of_postgres = [f"penstock.sources.postgres.{name}" for name in _OF_POSTGRES]
+    return of_postgres + [module for driver, module in _EXTRAS.items() if find_spec(driver) is not None]
 
 
 def _postgres(options: PostgresOptions, application_name: str) -> Source:
