@@ -4,8 +4,8 @@ A mutant is one edit of one file, made in a copy of the sources that the chosen 
 the real ones. The run fails if a mutant survives, if the text to edit is no longer there (then the mutant
 must be written anew, not dropped), or if the chosen tests are not green without any bug to begin with.
 
-`python -m tests.mutants NAME…` runs only those whose name contains one of the words; with SHARE=6 in the
-environment it runs a sixth of them, another one with each commit. GREEN=known: the tests have just been run
+`python -m tests.mutants NAME…` runs only those whose name contains one of the words; with SHARE=8 in the
+environment it runs an eighth of them, another one with each commit. GREEN=known: the tests have just been run
 without a bug, as in CI, and are not run so again.
 """
 
