@@ -133,14 +133,14 @@ MUTANTS = (
     ),
     Mutant(
         "swap two: changes of one transaction",
-        "capture/rows.py",
+        "capture/postgres/rows.py",
         "pa.array(scan.ordinal[chosen] * 2)",
         "pa.array(scan.ordinal[chosen][::-1] * 2)",
         (WORKLOAD,),
     ),
     Mutant(
         "null a TOAST value that was not sent",
-        "capture/rows.py",
+        "capture/postgres/rows.py",
         "    if images.unchanged is None:\n",
         "    if images is not None:\n",
         (WORKLOAD,),

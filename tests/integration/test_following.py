@@ -16,8 +16,8 @@ from penstock.capture import steps
 from penstock.capture.acknowledgement import AcknowledgementTracker
 from penstock.capture.leadership import mark_position
 from penstock.capture.loop import ReplicationLoop
-from penstock.capture.relations import Relations
-from penstock.capture.rows import TransactionIds
+from penstock.capture.postgres.relations import Relations
+from penstock.capture.postgres.rows import TransactionIds
 from penstock.capture.steps import StepBuilder
 from penstock.core.position import Lsn
 from penstock.core.schema import TableSchema

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.capture.rows import TransactionIds, change_rows
+from penstock.capture.postgres.rows import TransactionIds, change_rows
 from penstock.core.errors import SourceError
 from penstock.core.schema import SourceColumn, TableSchema
 from penstock.core.stream import StreamId

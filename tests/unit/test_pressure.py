@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.capture.pressure import WalPressure, used_share
+from penstock.capture.postgres.pressure import WalPressure, used_share
 from penstock.sources.postgres.slots import SlotInfo
 
 MIB = 1 << 20

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.capture.emitted import TABLE, EmittedMessages
+from penstock.capture.postgres.emitted import TABLE, EmittedMessages
 from penstock.capture.transactions import ChangeRows
 from penstock.core.errors import ConfigError
 from penstock.core.position import Lsn

@@ -18,12 +18,12 @@ from pathlib import Path
 from penstock.capture.acknowledgement import AcknowledgementTracker
 from penstock.capture.base import Progress
 from penstock.capture.checkpoints import CheckpointSaver
-from penstock.capture.emitted import EmittedMessages
 from penstock.capture.loop import ReplicationLoop
-from penstock.capture.relations import Relations
-from penstock.capture.rows import TransactionIds
-from penstock.capture.setup import Source
-from penstock.capture.snapshots import connect_patiently
+from penstock.capture.postgres.emitted import EmittedMessages
+from penstock.capture.postgres.relations import Relations
+from penstock.capture.postgres.rows import TransactionIds
+from penstock.capture.postgres.setup import Source
+from penstock.capture.postgres.snapshots import connect_patiently
 from penstock.capture.spec import CaptureProgress, CaptureSpec
 from penstock.capture.steps import Counters, StepBuilder
 from penstock.capture.tail import Tail

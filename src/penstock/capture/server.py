@@ -22,9 +22,9 @@ import structlog
 from penstock import logs
 from penstock.capture.anew import begin_anew, may_begin_anew
 from penstock.capture.leadership import Leadership, mark_position
+from penstock.capture.postgres.setup import newest_manifest, set_up
+from penstock.capture.postgres.snapshots import SnapshotKeeper, connect_patiently
 from penstock.capture.reading import Reading
-from penstock.capture.setup import newest_manifest, set_up
-from penstock.capture.snapshots import SnapshotKeeper, connect_patiently
 from penstock.capture.spec import CaptureProgress, CaptureSpec, Started
 from penstock.core.errors import (
     AnotherSourceError,

@@ -27,10 +27,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.capture.emitted import TABLE as MESSAGE_TABLE
-from penstock.capture.emitted import EmittedMessages
-from penstock.capture.relations import CapturedTable, Relations
-from penstock.capture.rows import TransactionIds, change_rows, truncate_row
+from penstock.capture.postgres.emitted import TABLE as MESSAGE_TABLE
+from penstock.capture.postgres.emitted import EmittedMessages
+from penstock.capture.postgres.relations import CapturedTable, Relations
+from penstock.capture.postgres.rows import TransactionIds, change_rows, truncate_row
 from penstock.capture.tail import TailSink
 from penstock.core.errors import SourceError
 from penstock.core.position import Lsn

@@ -16,8 +16,8 @@ from typing import Any
 import structlog
 
 from penstock import metrics
-from penstock.capture.monitor import SourceHealth, SourceMonitor
-from penstock.capture.pressure import WalPressure
+from penstock.capture.postgres.monitor import SourceHealth, SourceMonitor
+from penstock.capture.postgres.pressure import WalPressure
 from penstock.capture.reading import Reading
 from penstock.capture.server import CaptureServer
 from penstock.capture.spec import CaptureSpec

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from penstock import failpoints
 from penstock.capture.leadership import patience_s
-from penstock.capture.snapshots import SnapshotKeeper, connect_patiently
+from penstock.capture.postgres.snapshots import SnapshotKeeper, connect_patiently
 from penstock.capture.spec import CaptureSpec, Started
 from penstock.core.errors import AnotherSourceError, PositionGoneError, SourceError
 from penstock.core.position import Lsn
