@@ -24,6 +24,7 @@ import psutil
 import psycopg
 
 from penstock.capture.client import CaptureProcess
+from penstock.capture.source_spec import PostgresSpec
 from penstock.capture.spec import CaptureSpec
 from penstock.core.position import Lsn
 from penstock.core.stream import StreamId
@@ -122,9 +123,7 @@ class Measured:
     def capture(self, slot: str, directory: Path) -> Run:
         """Read the same rows into a change log."""
         spec = CaptureSpec(
-            url=self._server.url(),
-            slot=slot,
-            publication="penstock",
+            source=PostgresSpec(self._server.url(), slot, "penstock"),
             log_directory=directory / "log",
             checkpoint_path=directory / "checkpoint.json",
             streams=(STREAM,),

@@ -25,6 +25,7 @@ import yaml
 
 from bench import workload
 from bench.resources import peak_bytes
+from penstock.capture.source_spec import PostgresSpec
 from penstock.capture.spec import CaptureSpec, ServiceSpec
 from penstock.sources.postgres.embedded import EmbeddedPostgres
 
@@ -68,9 +69,7 @@ class StreamPipeline:
     def capture_spec(self) -> CaptureSpec:
         state = self.directory / "state"
         return CaptureSpec(
-            url=self.server.url(),
-            slot=self.slot,
-            publication=self.slot,
+            source=PostgresSpec(self.server.url(), self.slot, self.slot),
             log_directory=state / "log",
             checkpoint_path=state / "checkpoint.json",
             lanes_path=state / "lanes.json",

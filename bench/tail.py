@@ -34,6 +34,7 @@ from bench.comparison import Bars, Comparison, Figure, Run
 from bench.references import ReceiveLogical
 from bench.resources import Usage
 from penstock.capture.remote import RemoteCapture
+from penstock.capture.source_spec import PostgresSpec
 from penstock.capture.spec import CaptureSpec, ServiceSpec
 from penstock.capture.tail_items import Transactions
 from penstock.core.position import Lsn
@@ -162,9 +163,7 @@ def _running(server: EmbeddedPostgres, slot: str, directory: Path) -> Iterator[t
     """An always-on capture that leads, and its process id."""
     with tempfile.TemporaryDirectory() as sockets:
         spec = CaptureSpec(
-            url=server.url(),
-            slot=slot,
-            publication="penstock",
+            source=PostgresSpec(server.url(), slot, "penstock"),
             log_directory=directory / "log",
             checkpoint_path=directory / "checkpoint.json",
             lanes_path=directory / "lanes.json",

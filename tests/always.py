@@ -23,6 +23,7 @@ from penstock.core.errors import CaptureAwayError
 from penstock.core.position import Lsn
 from penstock.core.stream import StreamId
 from penstock.log.reader import ChangeLog, read_rows
+from tests.capture_specs import capture_spec
 from tests.conftest import Database, wait_until
 
 WAIT_S = 60.0
@@ -43,7 +44,7 @@ def always_spec(database: Database, state: Path, **changed: Any) -> CaptureSpec:
         "heartbeat_s": HEARTBEAT_S,
         "seal_every_s": 0.2,
     }
-    return CaptureSpec(**{**values, **changed})
+    return capture_spec(**{**values, **changed})
 
 
 class AlwaysOn:

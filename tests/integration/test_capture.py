@@ -25,6 +25,7 @@ from penstock.log.reader import ChangeLog, read_rows
 from penstock.sources.postgres.connection import connect
 from penstock.sources.postgres.inbox import FrameInbox, NativeInbox
 from penstock.sources.postgres.replication import ReplicationStream
+from tests.capture_specs import capture_spec
 from tests.conftest import Database, wait_until
 
 pytestmark = pytest.mark.integration
@@ -43,7 +44,7 @@ def spec(database: Database, directory: Path, *streams: str, **changed: Any) -> 
         "streams": tuple(StreamId.parse(stream) for stream in streams or ("public.orders",)),
         "lanes": {"lake": None},
     }
-    return CaptureSpec(**{**values, **changed})
+    return capture_spec(**{**values, **changed})
 
 
 def read_now(capture: CaptureProcess) -> Lsn:

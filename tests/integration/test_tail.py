@@ -18,7 +18,7 @@ import pytest
 from penstock.capture import service as capture_service
 from penstock.capture.remote import RemoteCapture
 from penstock.capture.service import CaptureService
-from penstock.capture.spec import CaptureSpec, ServiceSpec
+from penstock.capture.spec import ServiceSpec
 from penstock.capture.tail import Tail
 from penstock.capture.tail_items import Origin, Transactions
 from penstock.capture.tail_reader import TailReader
@@ -33,6 +33,7 @@ from penstock.core.position import Lsn
 from penstock.core.stream import StreamId
 from penstock.log.reader import ChangeLog, read_rows
 from penstock.log.retention import apply_retention
+from tests.capture_specs import capture_spec
 from tests.conftest import Database, wait_until
 from tests.unit.test_tail import MIB, START, TABLES, Feed, add, new_tail, offsets_of, rows
 
@@ -287,7 +288,7 @@ def test_a_socket_that_others_could_open_is_refused(tmp_path: Path) -> None:
 @contextmanager
 def running(database: Database, directory: Path, address: str, **changed: Any) -> Iterator[RemoteCapture]:
     """An always-on capture process, and a lane that has joined it."""
-    spec = CaptureSpec(
+    spec = capture_spec(
         url=database.url,
         slot=f"slot_{database.name}",
         publication="penstock",

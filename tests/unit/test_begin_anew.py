@@ -12,6 +12,7 @@ from penstock.capture.server import CaptureServer
 from penstock.capture.spec import CaptureSpec, ServiceSpec
 from penstock.core.errors import AnotherSourceError, PenstockError, PositionGoneError, StateError
 from penstock.core.position import Lsn
+from tests.capture_specs import capture_spec
 
 
 class _FailingServer(CaptureServer):
@@ -40,7 +41,7 @@ def _spec(directory: Path, **changed: Any) -> CaptureSpec:
         "renewable": frozenset({"shapes"}),
         "service": ServiceSpec("grpc://127.0.0.1:0", None),
     }
-    return CaptureSpec(**values | changed)
+    return capture_spec(**values | changed)
 
 
 @pytest.mark.parametrize("error", [PositionGoneError("a gap"), AnotherSourceError("another server")])

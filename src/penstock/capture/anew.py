@@ -37,6 +37,6 @@ def begin_anew(spec: CaptureSpec, connection: Connection) -> None:
             log.rename(gone)
             durable.sync_directory(log.parent)
             shutil.rmtree(gone)
-    slot = read_slot(connection, spec.slot)
+    slot = read_slot(connection, spec.source.slot)
     if slot is not None and slot.lost:
-        drop_slot(connection, spec.slot)
+        drop_slot(connection, spec.source.slot)

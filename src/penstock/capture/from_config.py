@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
+from penstock.capture.source_spec import PostgresSpec, SourceSpec
 from penstock.capture.spec import SYNC_HEARTBEAT_S, CaptureSpec, ServiceSpec
 from penstock.config import Config
 from penstock.config.shapes import SHAPES_LANE
@@ -23,21 +24,15 @@ def spec_of(
 ) -> CaptureSpec:
     """For a bounded sync, which is the lake's, the streams are given; with a `service`, lanes name theirs
     when they join."""
-    source, replica = config.source, config.source.replica_url
     return CaptureSpec(
-        url=source.url.get_secret_value(),
-        slot=source.slot,
-        publication=source.publication,
+        source=_source(config),
         log_directory=config.state / "log",
         checkpoint_path=config.checkpoint.path or config.state / "checkpoint.json",
         streams=tuple(streams),
         full_identity=frozenset(full_identity),
         step_bytes_max=int(config.log.step_bytes_max),
-        publication_mode=source.publication_mode,
         lanes=dict.fromkeys([LAKE_LANE] if service is None else lanes_of(config)),
         renewable=frozenset({SHAPES_LANE}),
-        replica_url=None if replica is None else replica.get_secret_value(),
-        replica_wait_s=config.loading.replica_wait.total_seconds(),
         service=service,
         heartbeat_s=SYNC_HEARTBEAT_S if service is None else config.run.heartbeat.total_seconds(),
         seal_every_s=config.log.seal_every.total_seconds(),
@@ -48,8 +43,20 @@ def spec_of(
         on_wal_pressure=config.wal.on_wal_pressure,
         checkpoint_interval_s=config.checkpoint.interval.total_seconds(),
         checkpoint_history=config.checkpoint.history,
-        failover=source.failover,
         lanes_path=config.state / LANES_FILE,
+    )
+
+
+def _source(config: Config) -> SourceSpec:
+    source, replica = config.source, config.source.replica_url
+    return PostgresSpec(
+        source.url.get_secret_value(),
+        source.slot,
+        source.publication,
+        source.publication_mode,
+        failover=source.failover,
+        replica_url=None if replica is None else replica.get_secret_value(),
+        replica_wait_s=config.loading.replica_wait.total_seconds(),
         messages=_messages(config),
     )
 

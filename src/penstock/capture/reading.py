@@ -82,7 +82,9 @@ class Reading:
         self.tail = Tail(spec.tail_bytes_max) if spec.service is not None else None
         if self.tail is not None:
             self.tail.identify(started.system_id, started.timeline, started.epoch, self.writer.end)
-        self._relations = Relations(spec.streams, lambda: connect_patiently(spec.url, "penstock-catalog"))
+        self._relations = Relations(
+            spec.streams, lambda: connect_patiently(spec.source.url, "penstock-catalog")
+        )
         self._builder = StepBuilder(
             self.writer,
             self._relations,
@@ -91,7 +93,7 @@ class Reading:
             spec.step_bytes_max,
             self.tail,
             spec.seal_every_s if spec.service is not None else None,
-            EmittedMessages(spec.messages),
+            EmittedMessages(spec.source.messages),
         )
         self._loop: ReplicationLoop | None = None
         # Of steps with changes, and when they were sealed; of earlier terms too, where a lane needs them.
@@ -118,14 +120,16 @@ class Reading:
             # Of a process that was stopped the server keeps no slot busy for long (correctness 17).
             timeout_s = max(_SENDER_HEARTBEATS * spec.heartbeat_s, _SENDER_TIMEOUT_MIN_S)
             settings["wal_sender_timeout"] = str(int(timeout_s * 1000))
-        connection = connect_patiently(spec.url, CAPTURE_APPLICATION, replication=True, settings=settings)
+        connection = connect_patiently(
+            spec.source.url, CAPTURE_APPLICATION, replication=True, settings=settings
+        )
         loop = ReplicationLoop(
             ReplicationStream(
                 connection,
-                spec.slot,
-                spec.publication,
+                spec.source.slot,
+                spec.source.publication,
                 self.source.read_from,
-                emitted=bool(spec.messages),
+                emitted=bool(spec.source.messages),
             ),
             self._builder,
             self.writer,

@@ -54,8 +54,12 @@ class CaptureServer:
     def __init__(self, spec: CaptureSpec, tell: Events) -> None:
         self._spec = spec
         self._tell = tell
-        replica = Replica(spec.url, spec.replica_url, spec.replica_wait_s) if spec.replica_url else None
-        self.snapshots = SnapshotKeeper(spec.url, replica)
+        replica = (
+            Replica(spec.source.url, spec.source.replica_url, spec.source.replica_wait_s)
+            if spec.source.replica_url
+            else None
+        )
+        self.snapshots = SnapshotKeeper(spec.source.url, replica)
         self.leadership: Leadership | None = None
         self.epoch: Lsn | None = None
         self.reading: Reading | None = None
@@ -192,7 +196,9 @@ class CaptureServer:
         self._tell({"event": "failed", "error": error_to_json(error)})
 
     def _begin_leadership(self) -> Leadership:
-        self.leadership = Leadership(self._spec.url, self._spec.slot, self.fail, self._spec.heartbeat_s)
+        self.leadership = Leadership(
+            self._spec.source.url, self._spec.source.slot, self.fail, self._spec.heartbeat_s
+        )
         return self.leadership
 
     def _acquire(self) -> Lsn:
@@ -258,8 +264,10 @@ class CaptureServer:
     ) -> Started:
         """Publish further streams and keep their rows; the lane hears which it may have missed some of."""
         spec = self._spec
-        with connect_patiently(spec.url, "penstock-control") as connection:
-            manager = PublicationManager(connection, spec.publication, spec.publication_mode, spec.slot)
+        with connect_patiently(spec.source.url, "penstock-control") as connection:
+            manager = PublicationManager(
+                connection, spec.source.publication, spec.source.publication_mode, spec.source.slot
+            )
             published = manager.ensure(streams, full_identity)
         new = [stream for stream in streams if stream not in self._streams]
         reading.add(new)
@@ -307,7 +315,7 @@ class CaptureServer:
     def _ordinary(self) -> Connection:
         with self._connecting:
             if self._connection is None or self._connection.closed:
-                self._connection = connect_patiently(self._spec.url, "penstock-control")
+                self._connection = connect_patiently(self._spec.source.url, "penstock-control")
             return self._connection
 
     def _wait_confirmed(self, wanted: Lsn, timeout_s: float) -> Lsn:
@@ -320,16 +328,17 @@ class CaptureServer:
                 raise self.failure
             if time.monotonic() > deadline:
                 raise SourceError(
-                    f"Postgres did not confirm position {wanted} for slot {self._spec.slot}.",
+                    f"Postgres did not confirm position {wanted} for slot {self._spec.source.slot}.",
                     remedy="Run the same command again; nothing is lost or done twice.",
                 )
             time.sleep(0.005)
 
     def _confirmed(self) -> Lsn:
-        slot = read_slot(self._ordinary(), self._spec.slot)
+        slot = read_slot(self._ordinary(), self._spec.source.slot)
         if slot is None or slot.confirmed_flush is None:
             raise SourceError(
-                f"The replication slot {self._spec.slot} has disappeared.", remedy="Run `penstock check`."
+                f"The replication slot {self._spec.source.slot} has disappeared.",
+                remedy="Run `penstock check`.",
             )
         return slot.confirmed_flush
 

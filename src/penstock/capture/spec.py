@@ -6,10 +6,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from penstock.capture.source_spec import SourceSpec, source_of_json
 from penstock.core.position import Lsn
 from penstock.core.stream import StreamId
 
-PublicationMode = Literal["auto", "manual"]
 AcknowledgeAt = Literal["lanes", "log"]
 OnWalPressure = Literal["hold", "acknowledge_log"]
 
@@ -31,26 +31,23 @@ class ServiceSpec:
 
 @dataclass(frozen=True, slots=True)
 class CaptureSpec:
-    """`lanes`: each configured lane's durable position, None while it has none; `renewable`: those of them
-    that can be made anew from the source, so that a gap in the log is nothing to stop for.
+    """A `source`, and what is told whichever kind it is of.
+
+    `lanes`: each configured lane's durable position, None while it has none; `renewable`: those of them that
+    can be made anew from the source, so that a gap in the log is nothing to stop for.
 
     With a `service` capture is always on: it waits for the lead, answers lanes there, reads without a target.
     `streams` are for the other mode, where one lane starts it.
     """
 
-    url: str
-    slot: str
-    publication: str
+    source: SourceSpec
     log_directory: Path
     checkpoint_path: str | Path  # or the address of an object
     streams: tuple[StreamId, ...] = ()
     full_identity: frozenset[StreamId] = frozenset()
     step_bytes_max: int = 256 << 20
-    publication_mode: PublicationMode = "auto"
     lanes: dict[str, Lsn | None] = field(default_factory=dict)
     renewable: frozenset[str] = frozenset()
-    replica_url: str | None = None  # where tables are read, if not at `url`
-    replica_wait_s: float = 0.0
     service: ServiceSpec | None = None
     heartbeat_s: float = SYNC_HEARTBEAT_S
     seal_every_s: float = 10.0
@@ -61,25 +58,18 @@ class CaptureSpec:
     on_wal_pressure: OnWalPressure = "hold"
     checkpoint_interval_s: float = 10.0
     checkpoint_history: int = 20
-    failover: bool = False  # of the slot, if it is made
     lanes_path: Path | None = None  # where every lane that ever joined is written down
-    messages: tuple[str, ...] = ()  # prefixes of emitted messages that are kept; "*" at the end matches more
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "url": self.url,
-            "slot": self.slot,
-            "publication": self.publication,
+            "source": self.source.to_json(),
             "log_directory": str(self.log_directory.absolute()),
             "checkpoint_path": _place(self.checkpoint_path),
             "streams": [[stream.namespace, stream.name] for stream in self.streams],
             "full_identity": [[stream.namespace, stream.name] for stream in sorted(self.full_identity)],
             "step_bytes_max": self.step_bytes_max,
-            "publication_mode": self.publication_mode,
             "lanes": {lane: None if at is None else str(at) for lane, at in self.lanes.items()},
             "renewable": sorted(self.renewable),
-            "replica_url": self.replica_url,
-            "replica_wait_s": self.replica_wait_s,
             "service": None if self.service is None else self.service.to_json(),
             "heartbeat_s": self.heartbeat_s,
             "seal_every_s": self.seal_every_s,
@@ -90,9 +80,7 @@ class CaptureSpec:
             "on_wal_pressure": self.on_wal_pressure,
             "checkpoint_interval_s": self.checkpoint_interval_s,
             "checkpoint_history": self.checkpoint_history,
-            "failover": self.failover,
             "lanes_path": None if self.lanes_path is None else _place(self.lanes_path),
-            "messages": list(self.messages),
         }
 
     @classmethod
@@ -101,6 +89,7 @@ class CaptureSpec:
         return cls(
             **{
                 **fields,
+                "source": source_of_json(fields["source"]),
                 "log_directory": Path(fields["log_directory"]),
                 "streams": tuple(StreamId(*stream) for stream in fields["streams"]),
                 "full_identity": frozenset(StreamId(*stream) for stream in fields["full_identity"]),
@@ -110,7 +99,6 @@ class CaptureSpec:
                 "renewable": frozenset(fields["renewable"]),
                 "service": None if service is None else ServiceSpec(**service),
                 "lanes_path": None if lanes_path is None else Path(lanes_path),
-                "messages": tuple(fields["messages"]),
             }
         )
 

@@ -56,8 +56,8 @@ class Term:
         self._spec = spec
         self._note = note
         self._lanes_path = spec.lanes_path
-        self._pressure = WalPressure(spec.slot, spec.wal_max_retained, spec.on_wal_pressure)
-        self._monitor = SourceMonitor(spec.url, spec.slot, self._looked)
+        self._pressure = WalPressure(spec.source.slot, spec.wal_max_retained, spec.on_wal_pressure)
+        self._monitor = SourceMonitor(spec.source.url, spec.source.slot, self._looked)
         self._background = ThreadPoolExecutor(1, "capture-housekeeping")
         self._housekeeping: Future[None] | None = None
         self._housekept = self._saved_at = self._began = time.monotonic()

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
+from penstock.capture.source_spec import PostgresSpec
 from penstock.capture.spec import CaptureSpec, ServiceSpec
 from penstock.config.sections import LogConfig, RunConfig, WalConfig
 from penstock.core.errors import ConfigError
@@ -49,13 +50,12 @@ class Standalone:
     def capture(self, service: ServiceSpec) -> CaptureSpec:
         log, run, wal, settings = LogConfig(), RunConfig(), WalConfig(), self.settings
         return CaptureSpec(
-            url=settings.source_url,
-            slot=settings.slot,
-            publication=settings.publication,
+            source=PostgresSpec(
+                settings.source_url, settings.slot, settings.publication, settings.publication_mode
+            ),
             log_directory=self.state / "log",
             checkpoint_path=self.state / "checkpoint.json",
             step_bytes_max=int(log.step_bytes_max),
-            publication_mode=settings.publication_mode,
             lanes={SHAPES_LANE: None},
             renewable=frozenset({SHAPES_LANE}),
             service=service,

@@ -59,7 +59,7 @@ def set_up(
 
     `take_lead` returns when the lock is held, with the term's epoch.
     """
-    replication = connect_patiently(spec.url, CAPTURE_APPLICATION, replication=True)
+    replication = connect_patiently(spec.source.url, CAPTURE_APPLICATION, replication=True)
     try:
         system_id, timeline = _identify(replication)
         settings = _read_settings(connection)
@@ -69,10 +69,12 @@ def set_up(
             _require_same_source(newest, system_id, timeline, replication)
         begun = newest is not None or any(position is not None for position in lanes.values())
         slot = _usable_slot(spec, connection, begun=begun)
-        manager = PublicationManager(connection, spec.publication, spec.publication_mode, spec.slot)
+        manager = PublicationManager(
+            connection, spec.source.publication, spec.source.publication_mode, spec.source.slot
+        )
         published = manager.ensure(spec.streams, spec.full_identity)
         if slot is None:
-            created = create_slot(replication, spec.slot, failover=spec.failover)
+            created = create_slot(replication, spec.source.slot, failover=spec.source.failover)
             failpoints.reach("capture.slot_created")
             snapshots.keep_main(replication, created.snapshot_name, created.consistent_point)
             position = created.consistent_point
@@ -80,7 +82,7 @@ def set_up(
             replication.close()
             assert slot.confirmed_flush is not None, "a logical slot has a confirmed position"
             position = slot.confirmed_flush
-            _require_no_gap(spec.slot, lanes, newest, position)
+            _require_no_gap(spec.source.slot, lanes, newest, position)
         started = Started(
             system_id=system_id,
             timeline=timeline,
@@ -147,14 +149,14 @@ def _read_settings(connection: Connection) -> _Settings:
 def _usable_slot(spec: CaptureSpec, connection: Connection, *, begun: bool) -> SlotInfo | None:
     """The slot, or None if it may be created: nothing of ours was ever read from it."""
     deadline = time.monotonic() + patience_s()
-    while (slot := read_slot(connection, spec.slot)) is not None and slot.active:
-        end_stale_reader(connection, spec.slot)
+    while (slot := read_slot(connection, spec.source.slot)) is not None and slot.active:
+        end_stale_reader(connection, spec.source.slot)
         if time.monotonic() > deadline:
             break
         time.sleep(0.05)
     if slot is None and not begun:
         return None
-    return require_usable(slot, spec.slot, connection.info.dbname)
+    return require_usable(slot, spec.source.slot, connection.info.dbname)
 
 
 def _require_no_gap(

@@ -1,0 +1,40 @@
+"""Which source capture reads, as a value: a class for each kind of database, told apart in JSON by `type`.
+
+Nothing here is asked of a server: `capture.open` makes of such a value what reads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, ClassVar, Literal, TypeAlias
+
+PublicationMode = Literal["auto", "manual"]
+
+
+@dataclass(frozen=True, slots=True)
+class PostgresSpec:
+    url: str = field(repr=False)
+    slot: str
+    publication: str
+    publication_mode: PublicationMode = "auto"
+    failover: bool = False  # of the slot, if it is made
+    replica_url: str | None = field(default=None, repr=False)  # where tables are read, if not at `url`
+    replica_wait_s: float = 0.0
+    messages: tuple[str, ...] = ()  # prefixes of emitted messages that are kept; "*" at the end matches more
+
+    type: ClassVar[Literal["postgres"]] = "postgres"
+
+    def to_json(self) -> dict[str, Any]:
+        return {"type": self.type, **asdict(self), "messages": list(self.messages)}
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> PostgresSpec:
+        return cls(**{**fields, "messages": tuple(fields["messages"])})
+
+
+SourceSpec: TypeAlias = PostgresSpec
+_KINDS = {kind.type: kind for kind in (PostgresSpec,)}
+
+
+def source_of_json(fields: dict[str, Any]) -> SourceSpec:
+    return _KINDS[fields["type"]].from_json({name: each for name, each in fields.items() if name != "type"})
