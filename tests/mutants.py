@@ -88,14 +88,14 @@ MUTANTS = (
     ),
     Mutant(
         "end a step where its last commit begins",
-        "capture/steps.py",
-        "self.position = max(self.position, Lsn(int(found.commit_end[-1])))",
-        "self.position = max(self.position, Lsn(int(found.tx[-1])))",
+        "capture/postgres/decoder.py",
+        "position = max(position, Lsn(int(found.commit_end[-1])))",
+        "position = max(position, Lsn(int(found.tx[-1])))",
         (TRAPS + "test_a_step_ends_where_its_last_commit_ends",),
     ),
     Mutant(
         "drop one: of the changes that are read",
-        "capture/steps.py",
+        "capture/step_sink.py",
         "        self._writer.write(table.schema, table.leaf, rows, operations)\n",
         "        rows = rows.slice(1) if rows.num_rows > 3 else rows\n"
         "        self._writer.write(table.schema, table.leaf, rows, operations)\n",
@@ -133,16 +133,16 @@ MUTANTS = (
     ),
     Mutant(
         "swap two: changes of one transaction",
-        "capture/postgres/rows.py",
-        "pa.array(scan.ordinal[chosen] * 2)",
-        "pa.array(scan.ordinal[chosen][::-1] * 2)",
+        "capture/rows.py",
+        "pa.array(changes.ordinal * 2)",
+        "pa.array(changes.ordinal[::-1] * 2)",
         (WORKLOAD,),
     ),
     Mutant(
         "null a TOAST value that was not sent",
-        "capture/postgres/rows.py",
-        "    if images.unchanged is None:\n",
-        "    if images is not None:\n",
+        "capture/rows.py",
+        "    if changes.unchanged is None:\n",
+        "    if changes is not None:\n",
         (WORKLOAD,),
     ),
     Mutant(

@@ -16,8 +16,10 @@ from penstock.capture import steps
 from penstock.capture.acknowledgement import AcknowledgementTracker
 from penstock.capture.leadership import mark_position
 from penstock.capture.loop import ReplicationLoop
+from penstock.capture.postgres.decoder import PgoutputDecoder
 from penstock.capture.postgres.relations import Relations
 from penstock.capture.postgres.rows import TransactionIds
+from penstock.capture.postgres.stream import PostgresStream
 from penstock.capture.steps import StepBuilder
 from penstock.core.position import Lsn
 from penstock.core.schema import TableSchema
@@ -86,23 +88,27 @@ class Following:
             directory / "log", system_id="7", timeline=1, epoch=Lsn(1), end=Lsn.parse(start)
         )
         self.tracker = AcknowledgementTracker({"lake": None}, Lsn.parse(start), self.writer.end)
-        self.relations = Relations([ORDERS], lambda: connect(database.url))
-        self.builder = StepBuilder(
-            self.writer,
-            self.relations,
+        self.decoder = PgoutputDecoder(
+            Relations([ORDERS], lambda: connect(database.url)),
             TransactionIds(1000),
             StreamedTransactions(directory / "log" / "spool"),
+        )
+        self.builder = StepBuilder(
+            self.writer,
+            self.decoder,
             bytes_max,
             self.tail,
             seal_every_s,
         )
         url = f"{database.url}?options=-c%20wal_sender_timeout%3D{int(SENDER_TIMEOUT_S * 1000)}"
         self.loop = ReplicationLoop(
-            ReplicationStream(connect(url, replication=True), self.slot, "penstock", self.writer.end),
+            PostgresStream(
+                ReplicationStream(connect(url, replication=True), self.slot, "penstock", self.writer.end),
+                SENDER_TIMEOUT_S,
+            ),
             self.builder,
             self.writer,
             self.tracker,
-            status_interval_s=SENDER_TIMEOUT_S / 4,
             on_reached=lambda _: pytest.fail("only a bounded read reaches anything"),
             on_progress=lambda _: None,
             on_failed=self.failures.append,
@@ -133,7 +139,7 @@ class Following:
 
     def close(self) -> None:
         self.loop.stop()
-        self.relations.close()
+        self.decoder.close()
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ Bounded (`read_to`), the loop stops taking data from the server past its target.
 takes all there is: a batch goes to the writing thread when that one is free and has nothing better to wait
 for, so a single commit waits for milliseconds and a flood comes in large pieces.
 
-Status messages go on at less than a third of the server's timeout whether or not data is taken, and
-however long the disk takes: a sender that is blocked on us still reads them.
+The source hears from us as often as it wants to (`LogStream.report_every_s`), whether or not data is taken,
+and however long the disk takes: a sender that is blocked on us still reads it.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from typing import Generic
 
 from penstock.capture.acknowledgement import AcknowledgementTracker
+from penstock.capture.log_reading import Batch, LogStream
 from penstock.capture.spec import CaptureProgress
 from penstock.capture.steps import StepBuilder
 from penstock.core.position import Lsn
 from penstock.log.writer import LogWriter
-from penstock.sources.postgres.replication import ReplicationStream
 
 _BATCHES_IN_FLIGHT = 2
 _QUIET_S = 0.005  # this long without data: what has come is worth writing
@@ -40,7 +41,7 @@ _ASK_AFTER_S, _ASK_AFTER_MAX_S = 0.05, 1.0
 _PROGRESS_INTERVAL_S = 0.5
 
 
-class ReplicationLoop:
+class ReplicationLoop(Generic[Batch]):
     """Runs until `stop`. The callbacks are called in the reading thread.
 
     `on_reached` gets the log's end when a bounded read is done, `on_sealed` whenever it has moved (once for
@@ -49,19 +50,17 @@ class ReplicationLoop:
 
     def __init__(
         self,
-        stream: ReplicationStream,
-        builder: StepBuilder,
+        stream: LogStream[Batch],
+        builder: StepBuilder[Batch],
         writer: LogWriter,
         tracker: AcknowledgementTracker,
         *,
-        status_interval_s: float,
         on_reached: Callable[[Lsn], None],
         on_progress: Callable[[CaptureProgress], None],
         on_failed: Callable[[BaseException], None],
         on_sealed: Callable[[Lsn], None] = lambda _: None,
     ) -> None:
         self._stream, self._builder, self._writer, self._tracker = stream, builder, writer, tracker
-        self._status_interval_s = status_interval_s
         self._on_reached, self._on_progress, self._on_failed = on_reached, on_progress, on_failed
         self._on_sealed = on_sealed
         self._wake_read, self._wake_write = os.pipe()
@@ -114,7 +113,6 @@ class ReplicationLoop:
         if self._thread.is_alive():
             self._thread.join()
         self._worker.shutdown(wait=True, cancel_futures=True)
-        self._builder.close()
         self._stream.close()
         with self._lock:
             if not self._closed:
@@ -161,41 +159,41 @@ class ReplicationLoop:
         self._in_flight.append(future)
 
     def _read(self) -> None:
-        inbox = self._stream.inbox
-        if not inbox.full:
-            size = self._stream.drain()
+        stream = self._stream
+        if not stream.is_full:
+            size = stream.receive()
             if size:
                 self._note_arrival(size)
                 if not self._is_worth_taking():
-                    self._stream.let_fill()
+                    stream.let_fill()
                     return
-            elif not inbox.bytes or self._in_flight:
+            elif not stream.waiting_bytes or self._in_flight:
                 self._wait_for_data()
                 return
             elif not self._following and time.monotonic() - self._last_data < _QUIET_S:
-                self._stream.wait(_QUIET_S, self._wake_read)
+                stream.wait(_QUIET_S, self._wake_read)
                 return
         if len(self._in_flight) < _BATCHES_IN_FLIGHT:
-            self._submit(partial(self._builder.take, inbox.take()))
+            self._submit(partial(self._builder.take, stream.take()))
         else:
             self._wait_for_wake()
 
     def _note_arrival(self, size: int) -> None:
         self._last_data, self._ask_after_s = time.monotonic(), _ASK_AFTER_S
-        if size == self._stream.inbox.bytes:
+        if size == self._stream.waiting_bytes:
             self._waiting_since = self._last_data
 
     def _is_worth_taking(self) -> bool:
         """Whether what has come should not wait, although more is coming."""
         waited_s = self._last_data - self._waiting_since
-        return self._stream.inbox.full or (self._following and not self._in_flight and waited_s >= _FRESH_S)
+        return self._stream.is_full or (self._following and not self._in_flight and waited_s >= _FRESH_S)
 
     def _wait_for_data(self) -> None:
         now = time.monotonic()
-        idle = not self._stream.inbox.bytes and not self._in_flight
+        idle = not self._stream.waiting_bytes and not self._in_flight
         if idle and self._target is not None and now - self._last_data >= self._ask_after_s:
-            # The server says where it is only when asked, or every half of its timeout.
-            self._send_status(reply=True)
+            # A source may say where it is only when asked, or seldom.
+            self._send_status(ask=True)
             self._last_data = now
             self._ask_after_s = min(max(self._ask_after_s * 1.5, _ASK_AFTER_S), _ASK_AFTER_MAX_S)
         if idle and (due := self._builder.due_at) is not None and now >= due:
@@ -204,7 +202,7 @@ class ReplicationLoop:
 
     def _wait_for_wake(self) -> None:
         """Wait for orders or the writing thread, without reading: the server may be blocked on us."""
-        timeout = max(0.0, self._last_status + self._status_interval_s - time.monotonic())
+        timeout = max(0.0, self._last_status + self._stream.report_every_s - time.monotonic())
         select.select([self._wake_read], [], [], timeout)
 
     def _clear_wake(self) -> None:
@@ -227,11 +225,11 @@ class ReplicationLoop:
     def _send_status_if_due(self) -> None:
         with self._lock:
             wanted, self._status_wanted = self._status_wanted, False
-        if wanted or time.monotonic() - self._last_status >= self._status_interval_s:
+        if wanted or time.monotonic() - self._last_status >= self._stream.report_every_s:
             self._send_status()
 
-    def _send_status(self, *, reply: bool = False) -> None:
-        self._stream.send_status(self._builder.position, self._tracker.acknowledged(), reply=reply)
+    def _send_status(self, *, ask: bool = False) -> None:
+        self._stream.report(self._builder.position, self._tracker.acknowledged(), ask=ask)
         self._last_status = time.monotonic()
 
     def _report(self, *, now: bool = False) -> None:

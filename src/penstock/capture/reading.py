@@ -19,11 +19,13 @@ from penstock.capture.acknowledgement import AcknowledgementTracker
 from penstock.capture.base import Progress
 from penstock.capture.checkpoints import CheckpointSaver
 from penstock.capture.loop import ReplicationLoop
+from penstock.capture.postgres.decoder import PgoutputDecoder
 from penstock.capture.postgres.emitted import EmittedMessages
 from penstock.capture.postgres.relations import Relations
 from penstock.capture.postgres.rows import TransactionIds
 from penstock.capture.postgres.setup import Source
 from penstock.capture.postgres.snapshots import connect_patiently
+from penstock.capture.postgres.stream import PostgresStream
 from penstock.capture.spec import CaptureProgress, CaptureSpec
 from penstock.capture.steps import Counters, StepBuilder
 from penstock.capture.tail import Tail
@@ -32,11 +34,11 @@ from penstock.core.position import Lsn
 from penstock.core.stream import StreamId
 from penstock.log.manifest import list_sequence, read_manifest
 from penstock.log.writer import open_writer
+from penstock.sources.postgres.pgoutput import MessageBatch
 from penstock.sources.postgres.replication import ReplicationStream
 from penstock.sources.postgres.slots import CAPTURE_APPLICATION
 from penstock.sources.postgres.streamed import SPOOL_DIRECTORY, StreamedTransactions, sweep_spool
 
-_STATUS_INTERVAL_MAX_S = 10.0
 _ENDS_KEPT = 8640  # a day's, if one is sealed every ten seconds
 _SENDER_HEARTBEATS, _SENDER_TIMEOUT_MIN_S = 5, 5.0
 
@@ -82,20 +84,20 @@ class Reading:
         self.tail = Tail(spec.tail_bytes_max) if spec.service is not None else None
         if self.tail is not None:
             self.tail.identify(started.system_id, started.timeline, started.epoch, self.writer.end)
-        self._relations = Relations(
-            spec.streams, lambda: connect_patiently(spec.source.url, "penstock-catalog")
+        self._decoder = PgoutputDecoder(
+            Relations(spec.streams, lambda: connect_patiently(spec.source.url, "penstock-catalog")),
+            TransactionIds(source.next_xid),
+            StreamedTransactions(spec.log_directory / SPOOL_DIRECTORY / f"{int(started.epoch):016x}"),
+            EmittedMessages(spec.source.messages),
         )
         self._builder = StepBuilder(
             self.writer,
-            self._relations,
-            TransactionIds(source.next_xid),
-            StreamedTransactions(spec.log_directory / SPOOL_DIRECTORY / f"{int(started.epoch):016x}"),
+            self._decoder,
             spec.step_bytes_max,
             self.tail,
             spec.seal_every_s if spec.service is not None else None,
-            EmittedMessages(spec.source.messages),
         )
-        self._loop: ReplicationLoop | None = None
+        self._loop: ReplicationLoop[MessageBatch] | None = None
         # Of steps with changes, and when they were sealed; of earlier terms too, where a lane needs them.
         self._ends: deque[tuple[Lsn, float]] = deque(maxlen=_ENDS_KEPT)
         known = [position for position in lanes.values() if position is not None]
@@ -106,14 +108,14 @@ class Reading:
         self._sealed = threading.Condition()
         self._aborted = False
 
-    def loop(self) -> ReplicationLoop:
+    def loop(self) -> ReplicationLoop[MessageBatch]:
         """Streaming begins when it is first needed: until then nothing is taken from the server."""
         with self._starting:
             if self._loop is None:
                 self._loop = self._started()
             return self._loop
 
-    def _started(self) -> ReplicationLoop:
+    def _started(self) -> ReplicationLoop[MessageBatch]:
         spec, timeout_s = self._spec, self.source.sender_timeout_s
         settings: dict[str, str] = {}
         if spec.service is not None:
@@ -124,17 +126,19 @@ class Reading:
             spec.source.url, CAPTURE_APPLICATION, replication=True, settings=settings
         )
         loop = ReplicationLoop(
-            ReplicationStream(
-                connection,
-                spec.source.slot,
-                spec.source.publication,
-                self.source.read_from,
-                emitted=bool(spec.source.messages),
+            PostgresStream(
+                ReplicationStream(
+                    connection,
+                    spec.source.slot,
+                    spec.source.publication,
+                    self.source.read_from,
+                    emitted=bool(spec.source.messages),
+                ),
+                timeout_s,
             ),
             self._builder,
             self.writer,
             self.tracker,
-            status_interval_s=_status_interval_s(timeout_s),
             on_reached=self._on_reached,
             on_progress=self._on_progress,
             on_failed=self._on_failed,
@@ -145,7 +149,7 @@ class Reading:
 
     def add(self, streams: Sequence[StreamId]) -> None:
         """Keep the changes of these too, from now on."""
-        self._relations.add(streams)
+        self._decoder.add(streams)
 
     def sealed(self, target: Lsn, within_s: float) -> Lsn | None:
         """The log's end once it has come to `target`; None if that takes longer, or never comes."""
@@ -197,9 +201,9 @@ class Reading:
         self.abort()
         if self._loop is not None:
             self._loop.stop()
+        self._decoder.close()
         self.writer.abandon()
         self.checkpoints.close()
-        self._relations.close()
 
     def age_s(self, position: Lsn) -> float:
         """How long ago the first step with changes was sealed that `position` does not have whole."""
@@ -228,8 +232,3 @@ def ends_after(log: Path, position: Lsn, kept: int) -> list[tuple[Lsn, float]]:
         if step.tables:
             ends.append((step.end, datetime.fromisoformat(step.sealed_at).timestamp()))
     return ends[::-1]
-
-
-def _status_interval_s(sender_timeout_s: float) -> float:
-    """A quarter of the server's timeout, where it has one."""
-    return min(_STATUS_INTERVAL_MAX_S, sender_timeout_s / 4) if sender_timeout_s else _STATUS_INTERVAL_MAX_S

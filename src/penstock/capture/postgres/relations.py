@@ -10,8 +10,8 @@ then every attribute number is 0, for "not sure".
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
+from penstock.capture.log_reading import CapturedTable
 from penstock.core.schema import SourceColumn, TableSchema
 from penstock.core.stream import StreamId
 from penstock.sources.postgres.catalog import RelationSchema, relation_schema
@@ -46,14 +46,6 @@ WITH RECURSIVE base AS (
 SELECT oid::bigint, typname, format_type(oid, modifier), typstorage <> 'p', modifier
 FROM base WHERE typtype <> 'd'
 """
-
-
-@dataclass(frozen=True, slots=True)
-class CapturedTable:
-    """A relation whose rows go to the log; `schema.stream` is the root, `leaf` the relation itself."""
-
-    schema: TableSchema
-    leaf: StreamId
 
 
 class Relations:
