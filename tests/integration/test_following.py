@@ -14,9 +14,9 @@ import pytest
 
 from penstock.capture import steps
 from penstock.capture.acknowledgement import AcknowledgementTracker
-from penstock.capture.leadership import mark_position
 from penstock.capture.loop import ReplicationLoop
 from penstock.capture.postgres.decoder import PgoutputDecoder
+from penstock.capture.postgres.marks import mark_position
 from penstock.capture.postgres.relations import Relations
 from penstock.capture.postgres.rows import TransactionIds
 from penstock.capture.postgres.stream import PostgresStream

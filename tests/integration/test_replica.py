@@ -15,7 +15,7 @@ import psycopg
 import pytest
 
 from penstock import Pipeline
-from penstock.capture.leadership import mark_position
+from penstock.capture.postgres.marks import mark_position
 from penstock.core.errors import SourceError
 from penstock.core.position import Lsn
 from penstock.sources.finding import Finding

@@ -15,13 +15,16 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any
 
 import structlog
 
 from penstock import logs
 from penstock.capture.anew import begin_anew, may_begin_anew
-from penstock.capture.leadership import Leadership, mark_position
+from penstock.capture.leadership import Leadership
+from penstock.capture.postgres.lock import AdvisoryLock
+from penstock.capture.postgres.marks import mark_position
 from penstock.capture.postgres.setup import newest_manifest, set_up
 from penstock.capture.postgres.snapshots import SnapshotKeeper, connect_patiently
 from penstock.capture.reading import Reading
@@ -196,9 +199,9 @@ class CaptureServer:
         self._tell({"event": "failed", "error": error_to_json(error)})
 
     def _begin_leadership(self) -> Leadership:
-        self.leadership = Leadership(
-            self._spec.source.url, self._spec.source.slot, self.fail, self._spec.heartbeat_s
-        )
+        source = self._spec.source
+        open_lock = partial(AdvisoryLock, source.url, source.slot)
+        self.leadership = Leadership(open_lock, self.fail, self._spec.heartbeat_s)
         return self.leadership
 
     def _acquire(self) -> Lsn:

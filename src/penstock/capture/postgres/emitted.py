@@ -15,8 +15,8 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from penstock.capture.leadership import OWN_PREFIX
 from penstock.capture.log_reading import CapturedTable
+from penstock.capture.postgres.marks import OWN_PREFIX
 from penstock.core.schema import SourceColumn, TableSchema
 from penstock.core.stream import MESSAGES
 from penstock.log import columns as log_columns

@@ -22,7 +22,7 @@ from contextlib import contextmanager, suppress
 
 import psycopg
 
-from penstock.capture.leadership import mark_position
+from penstock.capture.postgres.marks import mark_position
 from penstock.capture.spec import ExportedSnapshot
 from penstock.core.errors import CaptureAwayError
 from penstock.core.position import Lsn
