@@ -26,9 +26,6 @@ class _FailingServer(CaptureServer):
         if self._errors:
             raise self._errors.pop()
 
-    def _ordinary(self) -> Any:
-        return None
-
 
 def _spec(directory: Path, **changed: Any) -> CaptureSpec:
     values: dict[str, Any] = {

@@ -23,6 +23,7 @@ import queue
 import signal
 import sys
 import threading
+from importlib import import_module
 from typing import Any, TextIO
 
 from penstock.channel import Channel
@@ -72,8 +73,9 @@ class _KeptOut:
 def _prepare(imported: threading.Event) -> None:
     try:
         from penstock import logs
-        from penstock.capture.server import load_compiled
+        from penstock.capture.open import load_compiled
 
+        import_module("penstock.capture.server")
         logs.configure("json")
     finally:
         imported.set()  # whoever imports it next raises the same

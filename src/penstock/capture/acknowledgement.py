@@ -1,4 +1,4 @@
-"""What Postgres may forget: the least position that every lane holds durably.
+"""What the source may forget: the least position that every lane holds durably.
 
 Rules (correctness 3, 4, 5, 39): nothing is acknowledged until every lane is known; never a position beyond
 the log's durable end; never a lower one than before. Every transaction concerns every lane, so what
@@ -21,7 +21,7 @@ from penstock.core.offset import LogOffset
 from penstock.core.position import Lsn
 from penstock.ledger.flush_tracker import FlushTracker
 
-NOTHING = Lsn(0)  # Postgres reads a flushed position of zero as "no news"
+NOTHING = Lsn(0)  # to Postgres, a flushed position of zero is no news
 
 
 class AcknowledgementTracker:

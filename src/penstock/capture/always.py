@@ -15,12 +15,11 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-import psycopg
-
 from penstock import metrics
 from penstock.capture.anew import may_begin_anew
 from penstock.capture.server import error_to_json, log_unexpected
 from penstock.capture.service import CaptureService
+from penstock.capture.source import CaptureSource
 from penstock.capture.spec import CaptureSpec
 from penstock.capture.tail import Tail
 from penstock.capture.term import Term
@@ -88,7 +87,7 @@ class AlwaysCapture:
             return led, None
         except Exception as error:
             self._reconnects += led
-            if not self._heals(error) and not (led and term.was_lost):
+            if not self._heals(error, term.server.source) and not (led and term.was_lost):
                 raise
             return led, error
         finally:
@@ -111,13 +110,13 @@ class AlwaysCapture:
                 self._storage_failures = 0
             self._channel.metrics(self._samples(term))
 
-    def _heals(self, error: Exception) -> bool:
+    def _heals(self, error: Exception, source: CaptureSource) -> bool:
         if isinstance(error, PositionGoneError | StateError | ConfigError):
             return False
         if isinstance(error, StorageError):
             self._storage_failures += 1
             return self._storage_failures < _STORAGE_TRIES_MAX
-        return isinstance(error, SourceError | psycopg.Error)
+        return isinstance(error, SourceError) or source.heals(error)
 
     def _answer(self, request: str, arguments: dict[str, Any]) -> Any:
         term = self._term

@@ -12,10 +12,9 @@ from __future__ import annotations
 import shutil
 
 from penstock import durable
+from penstock.capture.source import CaptureSource
 from penstock.capture.spec import CaptureSpec
 from penstock.ledger.lanes import LaneRegistry
-from penstock.sources.postgres.connection import Connection
-from penstock.sources.postgres.slots import drop_slot, read_slot
 
 _GONE = "log.gone"
 
@@ -24,8 +23,8 @@ def may_begin_anew(spec: CaptureSpec) -> bool:
     return spec.service is not None and bool(spec.lanes) and spec.renewable.issuperset(spec.lanes)
 
 
-def begin_anew(spec: CaptureSpec, connection: Connection) -> None:
-    """Have the next set-up find no log, lanes that are nowhere, and a slot that can be read or none."""
+def begin_anew(spec: CaptureSpec, source: CaptureSource) -> None:
+    """Have the next set-up find no log, lanes that are nowhere, and a source that can be read from now on."""
     assert spec.lanes_path is not None
     log = spec.log_directory
     gone = log.with_name(_GONE)
@@ -37,6 +36,4 @@ def begin_anew(spec: CaptureSpec, connection: Connection) -> None:
             log.rename(gone)
             durable.sync_directory(log.parent)
             shutil.rmtree(gone)
-    slot = read_slot(connection, spec.source.slot)
-    if slot is not None and slot.lost:
-        drop_slot(connection, spec.source.slot)
+    source.forget_lost()

@@ -2,8 +2,8 @@
 the end.
 
 A report for people (correctness 2). Saving never holds up the stream, however slow its store is: one thread
-saves, nothing queues up, and nobody waits for it longer than `WAIT_S`. But Postgres is not acknowledged past
-`saved`, the last checkpoint that is durable.
+saves, nothing queues up, and nobody waits for it longer than `WAIT_S`. But the source is not acknowledged
+past `saved`, the last checkpoint that is durable.
 
 `message_count` counts on from the checkpoint where the log does not, because it was begun anew.
 """

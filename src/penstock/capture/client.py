@@ -128,7 +128,7 @@ class CaptureProcess:
             return self._reached
 
     def acknowledge(self, lane: str, position: Lsn) -> Lsn:
-        """`lane` holds everything up to `position` durably; what Postgres has confirmed then."""
+        """`lane` holds everything up to `position` durably; what the source has confirmed then."""
         return Lsn.parse(self._ask("acknowledge", lane=lane, position=str(position)))
 
     def stop(self) -> None:

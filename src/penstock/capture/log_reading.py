@@ -26,9 +26,11 @@ from typing import Protocol, TypeVar
 
 import pyarrow as pa
 
+from penstock.capture.spec import Started
 from penstock.core.position import Lsn
 from penstock.core.schema import TableSchema
 from penstock.core.stream import StreamId
+from penstock.log.manifest import Manifest
 
 Batch = TypeVar("Batch")
 Batch_co = TypeVar("Batch_co", covariant=True)
@@ -138,3 +140,24 @@ class Decoder(Protocol[Batch]):
 
     def close(self) -> None:
         """Let go of what it has open or has put aside."""
+
+
+class LogReading(Protocol[Batch]):
+    """A source that was set up, and its log from there on."""
+
+    @property
+    def started(self) -> Started: ...
+
+    @property
+    def newest(self) -> Manifest | None:
+        """The change log's last step as it was then."""
+
+    @property
+    def read_from(self) -> Lsn:
+        """Where reading begins and, in an empty change log, the first step."""
+
+    def decoder(self) -> Decoder[Batch]:
+        """Of this log alone, from its beginning on."""
+
+    def stream(self) -> LogStream[Batch]:
+        """Have the source send from `read_from` on."""

@@ -1,7 +1,7 @@
 """One source being read into the change log, from its set-up until it is lost or let go.
 
-Puts together what `setup` found with what writes (`log.writer`, `steps`), what serves (`tail`) and what
-Postgres is told (`acknowledgement`, `checkpoints`). The same for a bounded sync and for a term of an
+Puts together what the set-up found with what writes (`log.writer`, `steps`), what serves (`tail`) and what
+the source is told (`acknowledgement`, `checkpoints`). The same for a bounded sync and for a term of an
 always-on capture; the latter reads without a target, has a tail, and its leader's lease is looked at before
 each step is committed.
 """
@@ -14,18 +14,13 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
+from typing import Generic
 
 from penstock.capture.acknowledgement import AcknowledgementTracker
 from penstock.capture.base import Progress
 from penstock.capture.checkpoints import CheckpointSaver
+from penstock.capture.log_reading import Batch, LogReading
 from penstock.capture.loop import ReplicationLoop
-from penstock.capture.postgres.decoder import PgoutputDecoder
-from penstock.capture.postgres.emitted import EmittedMessages
-from penstock.capture.postgres.relations import Relations
-from penstock.capture.postgres.rows import TransactionIds
-from penstock.capture.postgres.setup import Source
-from penstock.capture.postgres.snapshots import connect_patiently
-from penstock.capture.postgres.stream import PostgresStream
 from penstock.capture.spec import CaptureProgress, CaptureSpec
 from penstock.capture.steps import Counters, StepBuilder
 from penstock.capture.tail import Tail
@@ -34,22 +29,17 @@ from penstock.core.position import Lsn
 from penstock.core.stream import StreamId
 from penstock.log.manifest import list_sequence, read_manifest
 from penstock.log.writer import open_writer
-from penstock.sources.postgres.pgoutput import MessageBatch
-from penstock.sources.postgres.replication import ReplicationStream
-from penstock.sources.postgres.slots import CAPTURE_APPLICATION
-from penstock.sources.postgres.streamed import SPOOL_DIRECTORY, StreamedTransactions, sweep_spool
 
 _ENDS_KEPT = 8640  # a day's, if one is sealed every ten seconds
-_SENDER_HEARTBEATS, _SENDER_TIMEOUT_MIN_S = 5, 5.0
 
 
-class Reading:
+class Reading(Generic[Batch]):
     """The callbacks are called from threads of its own: `on_reached` once per target, `on_failed` once."""
 
     def __init__(
         self,
         spec: CaptureSpec,
-        source: Source,
+        log: LogReading[Batch],
         lanes: Mapping[str, Lsn | None],
         *,
         may_commit: Callable[[], None] | None,
@@ -57,18 +47,17 @@ class Reading:
         on_progress: Callable[[CaptureProgress], None],
         on_failed: Callable[[BaseException], None],
     ) -> None:
-        started = source.started
-        self.source = source
+        started = log.started
+        self.log = log
         self._spec = spec
         self._on_reached, self._on_progress, self._on_failed = on_reached, on_progress, on_failed
-        sweep_spool(spec.log_directory / SPOOL_DIRECTORY)
         self.writer = open_writer(
             spec.log_directory,
             system_id=started.system_id,
             timeline=started.timeline,
             epoch=started.epoch,
-            newest=source.newest,
-            start=source.read_from,
+            newest=log.newest,
+            start=log.read_from,
             may_commit=may_commit,
         )
         self.checkpoints = CheckpointSaver(
@@ -84,12 +73,7 @@ class Reading:
         self.tail = Tail(spec.tail_bytes_max) if spec.service is not None else None
         if self.tail is not None:
             self.tail.identify(started.system_id, started.timeline, started.epoch, self.writer.end)
-        self._decoder = PgoutputDecoder(
-            Relations(spec.streams, lambda: connect_patiently(spec.source.url, "penstock-catalog")),
-            TransactionIds(source.next_xid),
-            StreamedTransactions(spec.log_directory / SPOOL_DIRECTORY / f"{int(started.epoch):016x}"),
-            EmittedMessages(spec.source.messages),
-        )
+        self._decoder = log.decoder()
         self._builder = StepBuilder(
             self.writer,
             self._decoder,
@@ -97,7 +81,7 @@ class Reading:
             self.tail,
             spec.seal_every_s if spec.service is not None else None,
         )
-        self._loop: ReplicationLoop[MessageBatch] | None = None
+        self._loop: ReplicationLoop[Batch] | None = None
         # Of steps with changes, and when they were sealed; of earlier terms too, where a lane needs them.
         self._ends: deque[tuple[Lsn, float]] = deque(maxlen=_ENDS_KEPT)
         known = [position for position in lanes.values() if position is not None]
@@ -108,34 +92,16 @@ class Reading:
         self._sealed = threading.Condition()
         self._aborted = False
 
-    def loop(self) -> ReplicationLoop[MessageBatch]:
-        """Streaming begins when it is first needed: until then nothing is taken from the server."""
+    def loop(self) -> ReplicationLoop[Batch]:
+        """Streaming begins when it is first needed: until then nothing is taken from the source."""
         with self._starting:
             if self._loop is None:
                 self._loop = self._started()
             return self._loop
 
-    def _started(self) -> ReplicationLoop[MessageBatch]:
-        spec, timeout_s = self._spec, self.source.sender_timeout_s
-        settings: dict[str, str] = {}
-        if spec.service is not None:
-            # Of a process that was stopped the server keeps no slot busy for long (correctness 17).
-            timeout_s = max(_SENDER_HEARTBEATS * spec.heartbeat_s, _SENDER_TIMEOUT_MIN_S)
-            settings["wal_sender_timeout"] = str(int(timeout_s * 1000))
-        connection = connect_patiently(
-            spec.source.url, CAPTURE_APPLICATION, replication=True, settings=settings
-        )
+    def _started(self) -> ReplicationLoop[Batch]:
         loop = ReplicationLoop(
-            PostgresStream(
-                ReplicationStream(
-                    connection,
-                    spec.source.slot,
-                    spec.source.publication,
-                    self.source.read_from,
-                    emitted=bool(spec.source.messages),
-                ),
-                timeout_s,
-            ),
+            self.log.stream(),
             self._builder,
             self.writer,
             self.tracker,
@@ -159,8 +125,8 @@ class Reading:
         return end if end >= target else None
 
     def acknowledge(self) -> Lsn:
-        """Tell Postgres what it may forget: nothing beyond the last checkpoint that was saved."""
-        self.tracker.limit(self.checkpoints.saved or self.source.started.slot_position)
+        """Tell the source what it may forget: nothing beyond the last checkpoint that was saved."""
+        self.tracker.limit(self.checkpoints.saved or self.log.started.slot_position)
         if self._loop is not None:
             self._loop.send_status_now()
         return self.tracker.acknowledged()

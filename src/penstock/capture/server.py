@@ -15,7 +15,6 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, replace
-from functools import partial
 from typing import Any
 
 import structlog
@@ -23,11 +22,9 @@ import structlog
 from penstock import logs
 from penstock.capture.anew import begin_anew, may_begin_anew
 from penstock.capture.leadership import Leadership
-from penstock.capture.postgres.lock import AdvisoryLock
-from penstock.capture.postgres.marks import mark_position
-from penstock.capture.postgres.setup import newest_manifest, set_up
-from penstock.capture.postgres.snapshots import SnapshotKeeper, connect_patiently
+from penstock.capture.open import open_source
 from penstock.capture.reading import Reading
+from penstock.capture.source import Wanted
 from penstock.capture.spec import CaptureProgress, CaptureSpec, Started
 from penstock.core.errors import (
     AnotherSourceError,
@@ -40,11 +37,7 @@ from penstock.core.errors import (
 from penstock.core.position import Lsn
 from penstock.core.stream import StreamId
 from penstock.ledger.lanes import LaneRegistry
-from penstock.sources.postgres import inbox, pgoutput, streamed
-from penstock.sources.postgres.connection import Connection
-from penstock.sources.postgres.publication import PublicationManager
-from penstock.sources.postgres.replica import Replica
-from penstock.sources.postgres.slots import read_slot
+from penstock.log.manifest import newest_manifest
 
 _CONFIRM_TIMEOUT_S = 30.0
 _SEALED_WAIT_MAX_S = 10.0
@@ -57,28 +50,23 @@ class CaptureServer:
     def __init__(self, spec: CaptureSpec, tell: Events) -> None:
         self._spec = spec
         self._tell = tell
-        replica = (
-            Replica(spec.source.url, spec.source.replica_url, spec.source.replica_wait_s)
-            if spec.source.replica_url
-            else None
-        )
-        self.snapshots = SnapshotKeeper(spec.source.url, replica)
+        self.source = open_source(spec)
+        self.snapshots = self.source.snapshots
         self.leadership: Leadership | None = None
         self.epoch: Lsn | None = None
-        self.reading: Reading | None = None
+        self.reading: Reading[Any] | None = None
         self.lanes: LaneRegistry | None = None  # from the first join of a term on
         self.over = threading.Event()  # set by a failure
         self.failure: BaseException | None = None
-        self._connection: Connection | None = None
         self._streams: frozenset[StreamId] = frozenset()
-        self._failing, self._connecting, self._joining = threading.Lock(), threading.Lock(), threading.Lock()
+        self._failing, self._joining = threading.Lock(), threading.Lock()
         self._requests: dict[str, Callable[[Arguments], Any]] = {
             "start": lambda _: self.start().to_json(),
             "join": self._join,
             "snapshot": lambda given: self.snapshots.take(_lane(given)).to_json(),
             "plain_snapshot": lambda given: self.snapshots.take_plain(_lane(given)).to_json(),
             "release_snapshot": lambda given: self.snapshots.release(_lane(given)),
-            "note_target": lambda _: str(self._mark_position()),
+            "note_target": lambda _: str(self.source.position_now()),
             "read_to": lambda given: self._read().loop().read_to(Lsn.parse(given["target"])),
             "demand": lambda given: self._read().loop().demand(Lsn.parse(given["target"])),
             "sealed": self._sealed,
@@ -106,7 +94,7 @@ class CaptureServer:
         """For a term: wait for the lock; False if `stop` was set before."""
         if not self._begin_leadership().wait(stop, on_waiting):
             return False
-        self.epoch = self._mark_position()
+        self.epoch = self.source.new_epoch()
         return True
 
     def join(self, lane: str, streams: Sequence[StreamId], full_identity: Collection[StreamId]) -> Started:
@@ -144,7 +132,7 @@ class CaptureServer:
                 self._read().loop().follow()
 
     def flushed(self, lane: str, position: Lsn) -> Lsn:
-        """Note the lane's durable position; what Postgres is told then, without waiting for it."""
+        """Note the lane's durable position; what the source is told then, without waiting for it."""
         reading = self._read()
         if self.lanes is not None:
             self.lanes.flushed(lane, position)
@@ -152,13 +140,13 @@ class CaptureServer:
         return reading.acknowledge()
 
     def acknowledge(self, lane: str, position: Lsn) -> Lsn:
-        """Note the lane's durable position; returns once Postgres has confirmed the least of all lanes."""
+        """Note the lane's durable position; returns once the source has confirmed the least of all lanes."""
         reading = self._read()
         reading.tracker.lane_flushed(lane, position)
         reading.tracker.limit(reading.checkpoints.save_before_acknowledging())
         wanted = reading.tracker.acknowledged()
         reading.loop().send_status_now()
-        return self._wait_confirmed(wanted, _CONFIRM_TIMEOUT_S)
+        return self.source.confirmed(wanted, _CONFIRM_TIMEOUT_S, self._require_no_failure)
 
     def stop(self) -> None:
         if self.reading is not None:
@@ -166,11 +154,10 @@ class CaptureServer:
         self.snapshots.close()
         if self.leadership is not None:
             self.leadership.release()
-        if self._connection is not None:
-            self._connection.close()
+        self.source.close()
 
     def stop_in_order(self, within_s: float) -> None:
-        """Seal what has come, save a checkpoint and tell Postgres, as far as there is time; then stop."""
+        """Seal what has come, save a checkpoint and tell the source, as far as there is time; then stop."""
         reading = self.reading
         if reading is not None and self.failure is None:
             deadline = time.monotonic() + within_s
@@ -181,7 +168,8 @@ class CaptureServer:
                     self.lanes.save()
                 reading.tracker.limit(reading.checkpoints.save_before_acknowledging())
                 reading.loop().send_status_now()
-                self._wait_confirmed(reading.tracker.acknowledged(), max(0.0, deadline - time.monotonic()))
+                left_s = max(0.0, deadline - time.monotonic())
+                self.source.confirmed(reading.tracker.acknowledged(), left_s, self._require_no_failure)
             except PenstockError as error:
                 _logger.warning("could not end in order", reason=error.message)
         self.stop()
@@ -199,15 +187,13 @@ class CaptureServer:
         self._tell({"event": "failed", "error": error_to_json(error)})
 
     def _begin_leadership(self) -> Leadership:
-        source = self._spec.source
-        open_lock = partial(AdvisoryLock, source.url, source.slot)
-        self.leadership = Leadership(open_lock, self.fail, self._spec.heartbeat_s)
+        self.leadership = Leadership(self.source.lock, self.fail, self._spec.heartbeat_s)
         return self.leadership
 
     def _acquire(self) -> Lsn:
         assert self.leadership is not None
         self.leadership.acquire()
-        return self._mark_position()
+        return self.source.new_epoch()
 
     def _join(self, given: Arguments) -> dict[str, Any]:
         streams = [StreamId(*stream) for stream in given["streams"]]
@@ -223,7 +209,7 @@ class CaptureServer:
             if not may_begin_anew(self._spec):
                 raise
             _logger.warning("the change log is begun anew", code=error.code, reason=error.message)
-            begin_anew(self._spec, self._ordinary())
+            begin_anew(self._spec, self.source)
             return self._set_up(lambda: epoch, streams, full_identity)
 
     def _set_up(
@@ -232,16 +218,16 @@ class CaptureServer:
         streams: Sequence[StreamId],
         full_identity: Collection[StreamId],
     ) -> Started:
-        spec = replace(self._spec, streams=tuple(streams), full_identity=frozenset(full_identity))
+        spec = self._spec
         lanes = dict(spec.lanes)
         if spec.service is not None and spec.lanes_path is not None:
             self.lanes = LaneRegistry(spec.lanes_path)
             lanes |= self.lanes.positions()
-        source = set_up(spec, lanes, self._ordinary(), take_lead, self.snapshots)
+        log = self.source.set_up(Wanted(tuple(streams), frozenset(full_identity), lanes), take_lead)
         leadership = self.leadership
         self.reading = Reading(
             spec,
-            source,
+            log,
             lanes,
             may_commit=leadership.require if leadership is not None and spec.service is not None else None,
             on_reached=self._reached,
@@ -249,12 +235,12 @@ class CaptureServer:
             on_failed=self.fail,
         )
         # What other lanes follow is in the log from the first row on, whoever is there first: one that goes
-        # on where it was must not find a gap. What the publication lacks of it, it is told when it joins.
+        # on where it was must not find a gap. What was not published of it, it is told when it joins.
         self._streams = frozenset(streams) | self._followed_by_others(streams)
         self.reading.add(sorted(self._streams.difference(streams)))
         if self.failure is not None:  # meanwhile, before there was anything to abort
             self.reading.abort()
-        return source.started
+        return log.started
 
     def _followed_by_others(self, streams: Sequence[StreamId]) -> frozenset[StreamId]:
         path = self._spec.lanes_path
@@ -263,20 +249,15 @@ class CaptureServer:
         return frozenset(stream for lane in lanes for stream in lane.streams).difference(streams)
 
     def _add(
-        self, reading: Reading, streams: Sequence[StreamId], full_identity: Collection[StreamId]
+        self, reading: Reading[Any], streams: Sequence[StreamId], full_identity: Collection[StreamId]
     ) -> Started:
         """Publish further streams and keep their rows; the lane hears which it may have missed some of."""
-        spec = self._spec
-        with connect_patiently(spec.source.url, "penstock-control") as connection:
-            manager = PublicationManager(
-                connection, spec.source.publication, spec.source.publication_mode, spec.source.slot
-            )
-            published = manager.ensure(streams, full_identity)
+        published = self.source.publish(streams, full_identity)
         new = [stream for stream in streams if stream not in self._streams]
         reading.add(new)
         self._streams |= frozenset(new)
         return replace(
-            reading.source.started,
+            reading.log.started,
             slot_created=False,
             log_end=reading.writer.end,
             published=tuple(dict.fromkeys([*published, *new])),
@@ -293,7 +274,7 @@ class CaptureServer:
         end = self._read().sealed(Lsn.parse(given["target"]), within_s)
         return None if end is None else str(end)
 
-    def _read(self) -> Reading:
+    def _read(self) -> Reading[Any]:
         if self.reading is None:
             if self._spec.service is not None:
                 raise CaptureAwayError("No lane has joined this term yet.", remedy="Join first.")
@@ -306,51 +287,9 @@ class CaptureServer:
     def _progressed(self, progress: CaptureProgress) -> None:
         self._tell({"event": "progress", **progress.to_json()})
 
-    def _mark_position(self) -> Lsn:
-        connection = self._ordinary()
-        try:
-            return mark_position(connection)
-        except SourceError:
-            if not connection.closed:
-                raise
-            return mark_position(self._ordinary())  # the session was ended while nobody used it
-
-    def _ordinary(self) -> Connection:
-        with self._connecting:
-            if self._connection is None or self._connection.closed:
-                self._connection = connect_patiently(self._spec.source.url, "penstock-control")
-            return self._connection
-
-    def _wait_confirmed(self, wanted: Lsn, timeout_s: float) -> Lsn:
-        deadline = time.monotonic() + timeout_s
-        while True:
-            confirmed = self._confirmed()
-            if confirmed >= wanted:
-                return confirmed
-            if self.failure is not None:
-                raise self.failure
-            if time.monotonic() > deadline:
-                raise SourceError(
-                    f"Postgres did not confirm position {wanted} for slot {self._spec.source.slot}.",
-                    remedy="Run the same command again; nothing is lost or done twice.",
-                )
-            time.sleep(0.005)
-
-    def _confirmed(self) -> Lsn:
-        slot = read_slot(self._ordinary(), self._spec.source.slot)
-        if slot is None or slot.confirmed_flush is None:
-            raise SourceError(
-                f"The replication slot {self._spec.source.slot} has disappeared.",
-                remedy="Run `penstock check`.",
-            )
-        return slot.confirmed_flush
-
-
-def load_compiled() -> None:
-    """Have compiled code ready by the time that it is needed."""
-    pgoutput.warm_up()
-    inbox.warm_up()
-    streamed.warm_up()
+    def _require_no_failure(self) -> None:
+        if self.failure is not None:
+            raise self.failure
 
 
 def _lane(given: Arguments) -> str:

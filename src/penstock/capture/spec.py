@@ -109,7 +109,8 @@ def _place(path: str | Path) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The source as it was found. `slot_position`: the slot's confirmed position."""
+    """The source as it was found. `slot_created`: nothing held its log for us until now; `slot_position`:
+    from where on it is held, at Postgres the slot's confirmed position."""
 
     system_id: str
     timeline: int

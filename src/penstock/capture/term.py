@@ -1,6 +1,6 @@
 """One term: one leadership of one capture process, from the lock to the loss of it.
 
-Besides what lanes ask for (`server`), a term looks after itself once in a while: it tells Postgres what it
+Besides what lanes ask for (`server`), a term looks after itself once in a while: it tells the source what it
 may forget, writes down the lanes, removes what no lane needs from the log, watches the source, and says how
 it stands. None of that ends the term: only the loss of the lock or of the stream does.
 """
@@ -16,8 +16,6 @@ from typing import Any
 import structlog
 
 from penstock import metrics
-from penstock.capture.postgres.monitor import SourceHealth, SourceMonitor
-from penstock.capture.postgres.pressure import WalPressure
 from penstock.capture.reading import Reading
 from penstock.capture.server import CaptureServer
 from penstock.capture.spec import CaptureSpec
@@ -56,8 +54,6 @@ class Term:
         self._spec = spec
         self._note = note
         self._lanes_path = spec.lanes_path
-        self._pressure = WalPressure(spec.source.slot, spec.wal_max_retained, spec.on_wal_pressure)
-        self._monitor = SourceMonitor(spec.source.url, spec.source.slot, self._looked)
         self._background = ThreadPoolExecutor(1, "capture-housekeeping")
         self._housekeeping: Future[None] | None = None
         self._housekept = self._saved_at = self._began = time.monotonic()
@@ -65,6 +61,7 @@ class Term:
         self._read_alone = False
         self._stopped = threading.Event()
         self.server = CaptureServer(spec, lambda _event: None)
+        self._monitor = self.server.source.monitor(note)
 
     @property
     def epoch(self) -> Lsn | None:
@@ -103,7 +100,7 @@ class Term:
             return
         if now - self._began > _MAIN_SNAPSHOT_KEPT_S:
             self.server.snapshots.release_main()
-        reading.tracker.acknowledge_log(self._spec.acknowledge_at == "log" or self._pressure.acknowledge_log)
+        reading.tracker.acknowledge_log(self._spec.acknowledge_at == "log" or self._monitor.is_pressed)
         reading.acknowledge()
         if self.server.lanes is not None and now - self._saved_at >= self._spec.checkpoint_interval_s:
             self._saved_at = now
@@ -164,20 +161,8 @@ class Term:
             self.server.reading.acknowledge()
 
     def status(self) -> dict[str, Any]:
-        reading, health = self.server.reading, self._monitor.latest
-        slot = health.slot if health is not None else None
-        found: dict[str, Any] = {"lanes": self.lanes()}
-        if slot is not None:
-            found["slot"] = {
-                "name": slot.name,
-                "wal_status": slot.wal_status,
-                "confirmed": str(slot.confirmed_flush),
-                "retained_bytes": slot.retained_bytes,
-                "safe_wal_size": slot.safe_wal_size,
-                "failover": slot.failover,
-            }
-        if health is not None:
-            found["wal_end"] = str(health.wal_end)
+        reading = self.server.reading
+        found: dict[str, Any] = {"lanes": self.lanes(), **self._monitor.status()}
         if reading is not None:
             saved = reading.checkpoints.saved
             progress = reading.progress()
@@ -186,25 +171,24 @@ class Term:
                 "log_end": str(progress.log_end),
                 "acknowledged": str(progress.acknowledged),
                 "checkpoint": None if saved is None else str(saved),
-                "wal_pressure": self._pressure.acknowledge_log,
+                "wal_pressure": self._monitor.is_pressed,
             }
         return found
 
     def samples(self) -> list[Sample]:
         """What is true of this moment; what is counted is `counted`."""
         found: list[Sample] = [(metrics.EPOCH.name, {}, int(self.epoch or 0))]
-        reading, health = self.server.reading, self._monitor.latest
+        reading = self.server.reading
         if reading is None:
             return found
-        if health is not None:
-            found += health.samples(reading.position)
+        found += self._monitor.samples(reading.position)
         counters, tail = reading.counters, reading.tail
         found += [
             (metrics.LOG_UNSEALED_BYTES.name, {}, counters.unsealed_bytes),
             (metrics.SPILLED_BYTES.name, {}, counters.spilled_bytes),
             (metrics.LOG_BYTES.name, {}, self._log_bytes),
             (metrics.TAIL_BYTES.name, {}, tail.bytes if tail is not None else 0),
-            (metrics.WAL_PRESSURE.name, {}, float(self._pressure.acknowledge_log)),
+            (metrics.WAL_PRESSURE.name, {}, float(self._monitor.is_pressed)),
             (metrics.ACKNOWLEDGED.name, {}, reading.tracker.acknowledged()),
             *reading.checkpoints.samples(),
         ]
@@ -241,10 +225,6 @@ class Term:
         except PenstockError as error:
             self._note(f"No lane is there, and reading on without one is not possible. {error.message}")
 
-    def _looked(self, health: SourceHealth) -> None:
-        if health.slot is not None and (sentence := self._pressure.look(health.slot)) is not None:
-            self._note(sentence)
-
     def _keep_house(self) -> None:
         reading, log = self.server.reading, self._spec.log_directory
         least = reading.tracker.least() if reading is not None else None
@@ -257,7 +237,7 @@ class Term:
     def _registry(self) -> LaneRegistry:
         return self.server.lanes or LaneRegistry(self._lanes_path)
 
-    def _lane_samples(self, reading: Reading) -> list[Sample]:
+    def _lane_samples(self, reading: Reading[Any]) -> list[Sample]:
         end = self._source_end()
         found: list[Sample] = []
         for lane, position in reading.tracker.lanes().items():
@@ -270,10 +250,10 @@ class Term:
         return found
 
     def _source_end(self) -> Lsn | None:
-        reading, health = self.server.reading, self._monitor.latest
+        reading, end = self.server.reading, self._monitor.log_end
         ends = [
             *([reading.position] if reading is not None else []),
-            *([health.wal_end] if health is not None else []),
+            *([end] if end is not None else []),
         ]
         return max(ends, default=None)
 

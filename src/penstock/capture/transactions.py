@@ -59,7 +59,7 @@ _VERSIONS_MAX = 100_000
 class ChangeRows:
     """Changes of one table, in the order of (tx, op), with the columns they had when they were made.
 
-    Values are Postgres' text output; a column that the row's version does not have reads as null.
+    Values are the source's text; a column that the row's version does not have reads as null.
     """
 
     def __init__(self, stream: StreamId, leaf: StreamId, schema_id: str, rows: pa.RecordBatch) -> None:

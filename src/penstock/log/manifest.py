@@ -161,6 +161,12 @@ def list_sequence(directory: Path) -> list[int]:
     return sorted(int(name[:-5]) for name in names if name.endswith(".json") and name[:-5].isdigit())
 
 
+def newest_manifest(directory: Path) -> Manifest | None:
+    """The log's last step. The others are not read: there may be many, and a standby is in a hurry."""
+    numbers = list_sequence(directory)
+    return read_manifest(directory, numbers[-1]) if numbers else None
+
+
 def read_manifest(directory: Path, seq: int) -> Manifest:
     path = manifest_path(directory, seq)
     try:

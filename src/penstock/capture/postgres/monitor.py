@@ -9,10 +9,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import psycopg
 
 from penstock import metrics
+from penstock.capture.postgres.pressure import WalPressure
 from penstock.core.errors import SourceError
 from penstock.core.position import Lsn
 from penstock.metrics import Sample
@@ -30,6 +32,20 @@ class SourceHealth:
     slot: SlotInfo | None
     had_slot: bool
 
+    def status(self) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        slot = self.slot
+        if slot is not None:
+            found["slot"] = {
+                "name": slot.name,
+                "wal_status": slot.wal_status,
+                "confirmed": str(slot.confirmed_flush),
+                "retained_bytes": slot.retained_bytes,
+                "safe_wal_size": slot.safe_wal_size,
+                "failover": slot.failover,
+            }
+        return {**found, "wal_end": str(self.wal_end)}
+
     def samples(self, received: Lsn) -> list[Sample]:
         found: list[Sample] = [(metrics.CAPTURE_LAG_BYTES.name, {}, max(0, self.wal_end - received))]
         slot = self.slot
@@ -42,16 +58,17 @@ class SourceHealth:
         return found
 
 
-class SourceMonitor:
-    """Calls `on_look` with what it has seen, in its own thread; `latest` is the last of it."""
+class SlotMonitor:
+    """A `Monitor`; `pressure` is shown the slot each time, and `note` told what that says."""
 
-    def __init__(self, url: str, slot: str, on_look: Callable[[SourceHealth], None]) -> None:
+    def __init__(self, url: str, slot: str, pressure: WalPressure, note: Callable[[str], None]) -> None:
         self._url, self._slot = url, slot
-        self._on_look = on_look
+        self._pressure = pressure
+        self._note = note
+        self._latest: SourceHealth | None = None
         self._connection: Connection | None = None
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="capture-monitor", daemon=True)
-        self.latest: SourceHealth | None = None
         self._had_slot = False
 
     def start(self) -> None:
@@ -63,12 +80,30 @@ class SourceMonitor:
     def _run(self) -> None:
         while not self._ended.is_set():
             try:
-                self.latest = self._look()
-                self._on_look(self.latest)
+                self._latest = self._look()
+                self._press(self._latest)
             except (SourceError, psycopg.Error):
                 self._close()
             self._ended.wait(LOOK_EVERY_S)
         self._close()
+
+    @property
+    def log_end(self) -> Lsn | None:
+        return None if self._latest is None else self._latest.wal_end
+
+    @property
+    def is_pressed(self) -> bool:
+        return self._pressure.acknowledge_log
+
+    def status(self) -> dict[str, Any]:
+        return {} if self._latest is None else self._latest.status()
+
+    def samples(self, received: Lsn) -> list[Sample]:
+        return [] if self._latest is None else self._latest.samples(received)
+
+    def _press(self, health: SourceHealth) -> None:
+        if health.slot is not None and (sentence := self._pressure.look(health.slot)) is not None:
+            self._note(sentence)
 
     def _look(self) -> SourceHealth:
         if self._connection is None or self._connection.closed:

@@ -12,15 +12,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from penstock import failpoints
 from penstock.capture.leadership import patience_s
+from penstock.capture.postgres.log import PostgresLog
 from penstock.capture.postgres.snapshots import SnapshotKeeper, connect_patiently
+from penstock.capture.source import Wanted
+from penstock.capture.source_spec import PostgresSpec
 from penstock.capture.spec import CaptureSpec, Started
 from penstock.core.errors import AnotherSourceError, PositionGoneError, SourceError
 from penstock.core.position import Lsn
-from penstock.log.manifest import Manifest, list_sequence, read_manifest
+from penstock.log.manifest import Manifest, newest_manifest
 from penstock.sources.postgres.connection import Connection, query_errors
 from penstock.sources.postgres.publication import PublicationManager
 from penstock.sources.postgres.slots import (
@@ -37,29 +39,19 @@ SERVER_VERSION_MIN = 140000
 _RESYNC = "Run `penstock resync --yes` to load the tables again under a new slot."
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
-    """What the set-up found out. `read_from`: where streaming begins and, in an empty log, the first step."""
-
-    started: Started
-    newest: Manifest | None
-    read_from: Lsn
-    next_xid: int
-    sender_timeout_s: float  # of the server; 0 if it has none
-
-
 def set_up(
+    source: PostgresSpec,
     spec: CaptureSpec,
-    lanes: Mapping[str, Lsn | None],
+    wanted: Wanted,
     connection: Connection,
     take_lead: Callable[[], Lsn],
     snapshots: SnapshotKeeper,
-) -> Source:
+) -> PostgresLog:
     """Bring the source to where it can be read. `connection` is an ordinary session, in autocommit.
 
     `take_lead` returns when the lock is held, with the term's epoch.
     """
-    replication = connect_patiently(spec.source.url, CAPTURE_APPLICATION, replication=True)
+    replication = connect_patiently(source.url, CAPTURE_APPLICATION, replication=True)
     try:
         system_id, timeline = _identify(replication)
         settings = _read_settings(connection)
@@ -67,14 +59,12 @@ def set_up(
         newest = newest_manifest(spec.log_directory)
         if newest is not None:
             _require_same_source(newest, system_id, timeline, replication)
-        begun = newest is not None or any(position is not None for position in lanes.values())
-        slot = _usable_slot(spec, connection, begun=begun)
-        manager = PublicationManager(
-            connection, spec.source.publication, spec.source.publication_mode, spec.source.slot
-        )
-        published = manager.ensure(spec.streams, spec.full_identity)
+        begun = newest is not None or any(position is not None for position in wanted.lanes.values())
+        slot = _usable_slot(source.slot, connection, begun=begun)
+        manager = PublicationManager(connection, source.publication, source.publication_mode, source.slot)
+        published = manager.ensure(wanted.streams, wanted.full_identity)
         if slot is None:
-            created = create_slot(replication, spec.source.slot, failover=spec.source.failover)
+            created = create_slot(replication, source.slot, failover=source.failover)
             failpoints.reach("capture.slot_created")
             snapshots.keep_main(replication, created.snapshot_name, created.consistent_point)
             position = created.consistent_point
@@ -82,7 +72,7 @@ def set_up(
             replication.close()
             assert slot.confirmed_flush is not None, "a logical slot has a confirmed position"
             position = slot.confirmed_flush
-            _require_no_gap(spec.source.slot, lanes, newest, position)
+            _require_no_gap(source.slot, wanted.lanes, newest, position)
         started = Started(
             system_id=system_id,
             timeline=timeline,
@@ -96,19 +86,17 @@ def set_up(
     except BaseException:
         replication.close()
         raise
-    return Source(
+    return PostgresLog(
         started=started,
         newest=newest,
         read_from=newest.end if newest else position,
+        source=source,
+        streams=wanted.streams,
+        log_directory=spec.log_directory,
+        heartbeat_s=None if spec.service is None else spec.heartbeat_s,
         next_xid=settings.next_xid,
         sender_timeout_s=settings.sender_timeout_s,
     )
-
-
-def newest_manifest(log_directory: Path) -> Manifest | None:
-    """The log's last step. The others are not read: there may be many, and a standby is in a hurry."""
-    numbers = list_sequence(log_directory)
-    return read_manifest(log_directory, numbers[-1]) if numbers else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,17 +134,17 @@ def _read_settings(connection: Connection) -> _Settings:
     return _Settings(next_xid, timeout_ms / 1000)
 
 
-def _usable_slot(spec: CaptureSpec, connection: Connection, *, begun: bool) -> SlotInfo | None:
+def _usable_slot(name: str, connection: Connection, *, begun: bool) -> SlotInfo | None:
     """The slot, or None if it may be created: nothing of ours was ever read from it."""
     deadline = time.monotonic() + patience_s()
-    while (slot := read_slot(connection, spec.source.slot)) is not None and slot.active:
-        end_stale_reader(connection, spec.source.slot)
+    while (slot := read_slot(connection, name)) is not None and slot.active:
+        end_stale_reader(connection, name)
         if time.monotonic() > deadline:
             break
         time.sleep(0.05)
     if slot is None and not begun:
         return None
-    return require_usable(slot, spec.source.slot, connection.info.dbname)
+    return require_usable(slot, name, connection.info.dbname)
 
 
 def _require_no_gap(

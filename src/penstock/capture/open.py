@@ -1,0 +1,20 @@
+"""From a spec to the source that it names: the one place of capture that knows all kinds."""
+
+from __future__ import annotations
+
+from penstock.capture.source import CaptureSource
+from penstock.capture.spec import CaptureSpec
+
+
+def open_source(spec: CaptureSpec) -> CaptureSource:
+    """Nothing is asked of the server yet."""
+    from penstock.capture.postgres.source import PostgresCapture
+
+    return PostgresCapture(spec.source, spec)
+
+
+def load_compiled() -> None:
+    """Have compiled code ready by the time that it is needed."""
+    from penstock.capture.postgres.source import load_compiled as load_postgres
+
+    load_postgres()

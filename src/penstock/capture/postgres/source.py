@@ -1,0 +1,123 @@
+"""Postgres as capture reads it: a slot, a publication, exported snapshots and an advisory lock."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+
+import psycopg
+
+from penstock.capture.postgres.lock import AdvisoryLock
+from penstock.capture.postgres.log import PostgresLog
+from penstock.capture.postgres.marks import mark_position
+from penstock.capture.postgres.monitor import SlotMonitor
+from penstock.capture.postgres.pressure import WalPressure
+from penstock.capture.postgres.setup import set_up
+from penstock.capture.postgres.snapshots import SnapshotKeeper, connect_patiently
+from penstock.capture.source import Wanted
+from penstock.capture.source_spec import PostgresSpec
+from penstock.capture.spec import CaptureSpec
+from penstock.core.errors import SourceError
+from penstock.core.position import Lsn
+from penstock.core.stream import StreamId
+from penstock.sources.postgres import inbox, pgoutput, streamed
+from penstock.sources.postgres.connection import Connection
+from penstock.sources.postgres.publication import PublicationManager
+from penstock.sources.postgres.replica import Replica
+from penstock.sources.postgres.slots import drop_slot, read_slot
+
+_CONTROL = "penstock-control"
+_CONFIRM_POLL_S = 0.005
+
+
+class PostgresCapture:
+    """A `CaptureSource`. What is asked now and then is asked on one ordinary session."""
+
+    def __init__(self, source: PostgresSpec, spec: CaptureSpec) -> None:
+        self._source, self._spec = source, spec
+        replica = source.replica_url
+        self.snapshots = SnapshotKeeper(
+            source.url, Replica(source.url, replica, source.replica_wait_s) if replica else None
+        )
+        self._connection: Connection | None = None
+        self._connecting = threading.Lock()
+
+    def lock(self, lease_s: float) -> AdvisoryLock:
+        return AdvisoryLock(self._source.url, self._source.slot, lease_s)
+
+    def new_epoch(self) -> Lsn:
+        return self.position_now()
+
+    def position_now(self) -> Lsn:
+        connection = self._ordinary()
+        try:
+            return mark_position(connection)
+        except SourceError:
+            if not connection.closed:
+                raise
+            return mark_position(self._ordinary())  # the session was ended while nobody used it
+
+    def set_up(self, wanted: Wanted, take_lead: Callable[[], Lsn]) -> PostgresLog:
+        return set_up(self._source, self._spec, wanted, self._ordinary(), take_lead, self.snapshots)
+
+    def publish(
+        self, streams: Sequence[StreamId], full_identity: Collection[StreamId]
+    ) -> tuple[StreamId, ...]:
+        source = self._source
+        with connect_patiently(source.url, _CONTROL) as connection:
+            manager = PublicationManager(connection, source.publication, source.publication_mode, source.slot)
+            return manager.ensure(streams, full_identity)
+
+    def confirmed(self, wanted: Lsn, within_s: float, go_on: Callable[[], None]) -> Lsn:
+        deadline = time.monotonic() + within_s
+        while True:
+            confirmed = self._confirmed()
+            if confirmed >= wanted:
+                return confirmed
+            go_on()
+            if time.monotonic() > deadline:
+                raise SourceError(
+                    f"Postgres did not confirm position {wanted} for slot {self._source.slot}.",
+                    remedy="Run the same command again; nothing is lost or done twice.",
+                )
+            time.sleep(_CONFIRM_POLL_S)
+
+    def forget_lost(self) -> None:
+        connection = self._ordinary()
+        slot = read_slot(connection, self._source.slot)
+        if slot is not None and slot.lost:
+            drop_slot(connection, self._source.slot)
+
+    def monitor(self, note: Callable[[str], None]) -> SlotMonitor:
+        source, spec = self._source, self._spec
+        pressure = WalPressure(source.slot, spec.wal_max_retained, spec.on_wal_pressure)
+        return SlotMonitor(source.url, source.slot, pressure, note)
+
+    def heals(self, error: Exception) -> bool:
+        return isinstance(error, psycopg.Error)
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+
+    def _ordinary(self) -> Connection:
+        with self._connecting:
+            if self._connection is None or self._connection.closed:
+                self._connection = connect_patiently(self._source.url, _CONTROL)
+            return self._connection
+
+    def _confirmed(self) -> Lsn:
+        slot = read_slot(self._ordinary(), self._source.slot)
+        if slot is None or slot.confirmed_flush is None:
+            raise SourceError(
+                f"The replication slot {self._source.slot} has disappeared.", remedy="Run `penstock check`."
+            )
+        return slot.confirmed_flush
+
+
+def load_compiled() -> None:
+    """Have compiled code ready by the time that it is needed."""
+    pgoutput.warm_up()
+    inbox.warm_up()
+    streamed.warm_up()
