@@ -6,8 +6,9 @@ The order that makes a turn exact:
 2. tables to load get a snapshot exported by slot creation, with consistent point P. The catalog is read
    before and after: equal columns and file nodes on both sides of the snapshot mean that no ALTER or
    VACUUM FULL fell in between, which the snapshot would show as missing rows or values. With a replica
-   the snapshot is the replica's, at a later position (`capture.snapshots`), and so is the catalog that is
-   read after it: what the primary showed before is at the replica by then, and loads read what it has;
+   the snapshot is the replica's, at a later position (`capture.postgres.snapshots`), and so is the catalog
+   that is read after it: what the primary showed before is at the replica by then, and loads read what it
+   has;
 3. the target is noted after P, so that the log read in this turn covers every snapshot of this turn;
 4. loads run while capture reads, and so do rounds of what is sealed. Streams that are loaded already are
    followed beside the loads as the source goes on, and each stream joins them when its own load is done; a

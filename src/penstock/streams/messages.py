@@ -1,9 +1,9 @@
 """What applications emit by `pg_logical_emit_message`, as events.
 
 Capture keeps the messages whose prefixes a lane asks for as rows of a stream of their own
-(`capture.emitted`). An event's key is the prefix, so that messages of one prefix stay in order; its value
-says what was emitted: `content` in base64, since it may be any bytes, `op` `m`, and where it stands among the
-changes of its transaction. Its name is (tx, number): messages have no number among the changes.
+(`capture.postgres.emitted`). An event's key is the prefix, so that messages of one prefix stay in order; its
+value says what was emitted: `content` in base64, since it may be any bytes, `op` `m`, and where it stands
+among the changes of its transaction. Its name is (tx, number): messages have no number among the changes.
 
 Made one by one: they are few, and each is a document of its own.
 """
