@@ -112,6 +112,10 @@ class TestVariables:
         assert other.settings.publication == "penstock_publication_canary"
         assert other.settings.publication_mode == "manual"
 
+    def test_a_storage_directory_below_nobodys_home_is_refused(self) -> None:
+        with pytest.raises(ConfigError, match="a user that is not known here"):
+            served({"ELECTRIC_STORAGE_DIR": "~no-such-user/shapes"})
+
     @given(st.dictionaries(st.sampled_from(sorted(ALIASES)), st.text(max_size=20)))
     def test_whatever_they_hold_is_understood_or_refused(self, environment: dict[str, str]) -> None:
         with suppress(ConfigError):

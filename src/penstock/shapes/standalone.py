@@ -102,7 +102,14 @@ def standalone(environment: Mapping[str, str], options: Mapping[str, Any]) -> St
 
 def state_directory(environment: Mapping[str, str], given: Path | str | None) -> Path:
     """Where an instance keeps what it has; the command line's word before the environment's."""
-    return Path(given or environment.get("ELECTRIC_STORAGE_DIR") or STORAGE_DIRECTORY).expanduser().absolute()
+    path = Path(given or environment.get("ELECTRIC_STORAGE_DIR") or STORAGE_DIRECTORY)
+    try:
+        return path.expanduser().absolute()
+    except RuntimeError as error:  # "~name" of nobody
+        raise ConfigError(
+            f"The storage directory {path} is below the home of a user that is not known here.",
+            remedy="Name another one: --storage-dir, or ELECTRIC_STORAGE_DIR.",
+        ) from error
 
 
 def _listen(port: str) -> str:
