@@ -1,1 +1,1 @@
-"""The capture process: one replication connection, steps of the change log, acknowledgement."""
+"""The capture process: the log of one source, steps of the change log, acknowledgement."""

@@ -33,9 +33,9 @@ class Wanted:
 class Snapshots(Protocol):
     """Kept for the lanes that load under them. May be used from several threads.
 
-    Of each, the log brings exactly what it does not show: every transaction from `consistent_point` on. A
-    lane that reads a table in pieces, each at a time of its own, takes one for its first position only, and
-    has capture note where the log is around each piece (`CaptureSource.position_now`).
+    Of each, the log brings what it does not show: every transaction from `consistent_point` on. Where readers
+    cannot share one, it is that position alone, without a name: each chunk shows a time of its own, between
+    two that are noted around it (`CaptureSource.position_now`; correctness 54).
     """
 
     def take(self, lane: str) -> ExportedSnapshot: ...

@@ -1,6 +1,7 @@
 """Fills the open step from what is received, by the source's decoder, and seals it at transaction ends.
 
-The one place where positions are decided (correctness 1, 2, 3, 7):
+The one place where it is decided where a step ends (correctness 1, 2, 3, 7), given what every decoder
+promises (`log_reading`):
 
 - A transaction that begins below the log's end is in the log already and is left out.
 - A part of a batch that ends inside a transaction is either written as it is (the step stays open)
@@ -11,7 +12,7 @@ The one place where positions are decided (correctness 1, 2, 3, 7):
 
 Bounded, it works while there is a target, and what comes after waits for the next one. Following, it works
 on everything that comes, and a step ends when a target is passed, when it is large or old enough, or when
-the tail can hold no more that is not in the log. A position that only keepalives moved is sealed
+the tail can hold no more that is not in the log. A position that moved without a change is sealed
 seldom: an empty step is as durable as another.
 """
 
