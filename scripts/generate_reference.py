@@ -23,7 +23,12 @@ from pydantic.fields import FieldInfo
 from penstock.cli.failure import exit_codes
 from penstock.cli.main import app
 from penstock.config import Config
-from penstock.config.unavailable import LATER_DESTINATIONS, LATER_SOURCES
+from penstock.config.unavailable import (
+    LATER_DESTINATIONS,
+    LATER_LANES,
+    LATER_SOURCES,
+    LATER_STREAM_KEYS,
+)
 from penstock.core.errors import PenstockError
 from penstock.failpoints import FAILPOINTS
 from penstock.metrics import METRICS
@@ -54,19 +59,40 @@ def configuration() -> str:
     sections = ["# The pipeline file", _paragraph(_CONFIGURATION), "## Top level", _fields(Config)]
     for key, field in _keys(Config):
         model = _model_in(field.annotation)
-        if model is not None:
+        if isinstance(field.discriminator, str):
+            sections += [f"## `{key}`", _paragraph(field.description), *_kinds(field)]
+        elif model is not None:
             title = f"## `{key}`" + (": one entry" if get_origin(field.annotation) is list else "")
             sections += [title, _paragraph(model.__doc__), _fields(model), *_inner(model)]
     later = {
         "`source.type`": LATER_SOURCES,
         "`destination.type`": LATER_DESTINATIONS,
     }
+    refused = [(where, _codes(what)) for where, what in later.items() if what]
     sections += [
         "## Not there yet",
         "These are refused by name, never ignored; so is a path that is a URL, but for `checkpoint.path`.",
-        table(("where", "what"), [(where, _codes(what)) for where, what in later.items() if what]),
+        table(("where", "what"), [*refused, *_later_of_sources()]),
     ]
     return "\n\n".join(sections) + "\n"
+
+
+def _later_of_sources() -> Iterator[tuple[str, str]]:
+    for kind, keys in LATER_STREAM_KEYS.items():
+        shown = [key if value is None else f"{key}: {value}" for key, value in keys]
+        yield f"`streams`, of a source of type `{kind}`", _codes(shown)
+    for kind, lanes in LATER_LANES.items():
+        yield f"`lanes`, of a source of type `{kind}`", _codes(lanes)
+    yield "commands, of a source of type `mysql`", _codes(("sync", "run", "resync", "state migrate"))
+
+
+def _kinds(field: FieldInfo) -> list[str]:
+    """A section for each kind that a mapping may be of."""
+    sections: list[str] = []
+    for model in get_args(field.annotation):
+        kind = get_args(model.model_fields[field.discriminator].annotation)[0]
+        sections += [f"### `{field.discriminator}: {kind}`", _paragraph(model.__doc__), _fields(model)]
+    return sections
 
 
 def _inner(model: type[BaseModel], level: int = 3) -> list[str]:

@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 
+from penstock.capture.from_config import require_captured
 from penstock.config import Config, StreamConfig
 from penstock.config.problems import nearest
 from penstock.core.errors import ConfigError, DestinationError, PenstockError
@@ -132,10 +133,12 @@ class Pipeline:
 
     def plan(self) -> list[PlannedStream]:
         """What the next sync would do; changes nothing."""
+        require_captured(self.config)
         return plan(self.config)
 
     def sync(self, listener: ProgressListener | None = None) -> SyncReport:
         """Load and follow up to a position noted now; returns when it is committed and acknowledged."""
+        require_captured(self.config)
         return Sync(self.config, Silence() if listener is None else listener).run()
 
     def resync(self, streams: Sequence[str] = (), listener: ProgressListener | None = None) -> SyncReport:
@@ -143,6 +146,7 @@ class Pipeline:
 
         Readers see the old tables until each new one is complete.
         """
+        require_captured(self.config)
         if not streams:
             self._start_over()
         return Sync(
@@ -214,6 +218,7 @@ class Pipeline:
 
     def migrate(self, state: str | Path, streams: str | Path | None = None) -> list[MigratedStream]:
         """Take over from OLake: its state.json, its streams.json if given. What becomes of each stream."""
+        require_captured(self.config)
         with only_one(self.config.state):
             return migrate(self.config, Path(state), None if streams is None else Path(streams))
 

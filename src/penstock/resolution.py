@@ -74,7 +74,8 @@ def _cursor(stream: StreamConfig) -> CursorChoice | None:
 def stream_needs(config: Config, streams: Iterable[StreamConfig]) -> list[StreamNeed]:
     """What these streams need of the source; whether they are named themselves, the file says."""
     named = {stream.id for stream in config.streams if not stream.id.is_pattern}
-    at_replica = config.source.replica_url is not None
+    source = config.source
+    at_replica = source.type == "postgres" and source.replica_url is not None
     return [_need(stream, by_pattern=stream.id not in named, at_replica=at_replica) for stream in streams]
 
 

@@ -30,7 +30,7 @@ from penstock.cli.pipeline_file import without_password
 from penstock.cli.progress import BarProgress, PlainProgress
 from penstock.cli.run_view import run_view
 from penstock.cli.tables import size
-from penstock.config import Config
+from penstock.config import Config, MysqlSourceConfig, PostgresSourceConfig
 from penstock.core.errors import ConfigError, PenstockError, SourceError
 from penstock.core.report import (
     CompactedStream,
@@ -113,7 +113,9 @@ class StandIn:
     findings: list[Finding] = field(default_factory=list)
     watched: int = 0
     config: Any = field(
-        default_factory=lambda: SimpleNamespace(source=SimpleNamespace(slot="s", publication="p"))
+        default_factory=lambda: SimpleNamespace(
+            source=SimpleNamespace(type="postgres", slot="s", publication="p")
+        )
     )
 
     def check(self) -> list[Finding]:
@@ -457,6 +459,7 @@ class TestInit:
         )  # fmt: skip
         assert (code, out) == (0, "")
         config = Config.load(tmp_path / "penstock.yaml", {"SHOP_URL": "postgresql://app@db/shop"})
+        assert isinstance(config.source, PostgresSourceConfig)
         assert config.source.slot == "shop"
         assert config.destination.path == tmp_path.resolve() / "tables: new"
         assert [stream.table for stream in config.streams] == ["public.orders", "public.Weird Name", "*.x"]
@@ -468,6 +471,28 @@ class TestInit:
         assert "PGPASSWORD" in err
         url = Config.load(tmp_path / "penstock.yaml", {"PGPASSWORD": "p@ss"}).source.url
         assert url.get_secret_value() == "postgresql://app:p%40ss@db/shop?sslpassword=p%40ss&user=a@b"
+
+    def test_a_url_of_mysql_makes_a_pipeline_of_mysql(self, run: Run, tmp_path: Path) -> None:
+        code, _, err = run("init", "--url", "mysql://app:hunter2@db:3306/shop?ssl_mode=required")
+        assert code == 0
+        assert "hunter2" not in (tmp_path / "penstock.yaml").read_text() + err
+        config = Config.load(tmp_path / "penstock.yaml", {"MYSQL_PWD": "p@ss"})
+        assert isinstance(config.source, MysqlSourceConfig)
+        assert config.source.url.get_secret_value() == "mysql://app:p%40ss@db:3306/shop?ssl_mode=required"
+        assert [stream.table for stream in config.streams] == ["shop.*"]
+
+    def test_the_kind_of_database_can_be_said(self, run: Run, tmp_path: Path) -> None:
+        assert run("init", "--url-env", "SHOP_URL", "--type", "mysql")[0] == 0
+        config = Config.load(tmp_path / "penstock.yaml", {"SHOP_URL": "mariadb://app@db/shop"})
+        assert (config.source.type, config.streams[0].table) == ("mysql", "*.*")
+        for wrong in (["--slot", "s"], ["--url", "postgresql://app@db/shop"]):
+            assert run("init", "--force", "--type", "mysql", *wrong)[0] == 2
+
+    def test_a_source_that_can_only_be_looked_at_is_not_synced(self, run: Run, tmp_path: Path) -> None:
+        run("init", "--url", "mysql://app@db/shop")
+        for command in (["sync"], ["sync", "--dry-run"], ["run"], ["resync", "--yes"]):
+            code, _, err = run(*command)
+            assert (code, "penstock discover" in err) == (2, True), command
 
     @given(st.text(min_size=6))
     def test_no_password_survives_whatever_it_holds(self, password: str) -> None:

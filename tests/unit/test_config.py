@@ -15,13 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import Field, ValidationError
 
-from penstock.config import Config, StreamConfig
+from penstock.config import Config, MysqlSourceConfig, PostgresSourceConfig, StreamConfig
 from penstock.config.problems import Problem, problems_of
 from penstock.config.sections import Section
 from penstock.config.selection import choose
 from penstock.config.substitution import SubstitutionError, substitute
 from penstock.core.errors import ConfigError
 from penstock.core.stream import StreamId
+from penstock.sources.open import open_source
 
 MINIMAL = """\
 source: {type: postgres, url: "postgresql://app@db/shop"}
@@ -53,6 +54,7 @@ def ids(*texts: str) -> list[StreamId]:
 class TestWhatAFileMeans:
     def test_the_smallest_file_has_the_documented_defaults(self, tmp_path: Path) -> None:
         config = load(tmp_path, MINIMAL)
+        assert isinstance(config.source, PostgresSourceConfig)
         assert (config.source.slot, config.source.publication) == ("penstock", "penstock")
         assert config.streams == [StreamConfig(table="public.orders", mode="cdc", write="upsert")]
         assert config.spark.master == "local[*]"
@@ -254,8 +256,48 @@ class TestCursors:
 
 class TestWhatIsNotThereYetIsNeverIgnored:
     def test_other_sources_are_refused_by_name(self, tmp_path: Path) -> None:
-        text = MINIMAL.replace("type: postgres", "type: mysql")
-        assert "source.type: `mysql`" in refused(tmp_path, text).detail
+        text = MINIMAL.replace("type: postgres", "type: mongodb")
+        assert "source.type: `mongodb`" in refused(tmp_path, text).detail
+
+    @pytest.mark.parametrize(
+        ("more", "said"),
+        [
+            ("  - {table: shop.x, mode: incremental, cursor: c}\n", "streams[1].mode: `mode: incremental`"),
+            ("  - {table: shop.x, where: a > 1}\n", "streams[1].where: `where` is not available yet"),
+            ("  - {table: shop.x, replica_identity: full}\n", "`replica_identity: full`"),
+            ("lanes: {shapes: {}}\n", "lanes.shapes: is not available yet for a source of type mysql"),
+            ("lanes:\n  file: {path: ./x}\n", "lanes.file: is not available yet"),
+        ],
+    )
+    def test_what_another_source_has_is_refused_where_it_is_written(
+        self, tmp_path: Path, more: str, said: str
+    ) -> None:
+        assert said in refused(tmp_path, MYSQL + more).detail
+
+
+MYSQL = (
+    MINIMAL.replace("type: postgres", "type: mysql")
+    .replace("postgresql://", "mysql://")
+    .replace("public.", "shop.")
+)
+
+
+class TestMysql:
+    def test_a_source_has_a_url_and_a_name_among_replicas(self, tmp_path: Path) -> None:
+        source = load(tmp_path, MYSQL).source
+        assert isinstance(source, MysqlSourceConfig)
+        assert (source.name, source.server_id) == ("penstock", None)
+        assert open_source(source).name == "penstock"
+
+    def test_keys_of_another_kind_are_unknown(self, tmp_path: Path) -> None:
+        error = refused(tmp_path, MYSQL.replace("type: mysql,", "type: mysql, slot: s, server_id: 0,"))
+        assert "source.slot: unknown key `slot`" in error.detail
+        assert "source.server_id: should be greater than or equal to 1" in error.detail
+
+    def test_a_url_of_another_kind_is_refused_without_quoting_it(self, tmp_path: Path) -> None:
+        error = refused(tmp_path, MYSQL.replace("mysql://app@db", f"postgresql://app:{SECRET}@db"))
+        assert "source.url: should be a URL that begins with mysql:// or mariadb://" in error.detail
+        assert SECRET not in str(error)
 
 
 class TestDestination:
@@ -294,6 +336,7 @@ class TestSubstitution:
         (tmp_path / "slot.txt").write_text("shop_slot\n")
         text = MINIMAL.replace('shop"', 'shop", slot: "${file:slot.txt}", publication: "${PUB:-shop}"')
         config = load(tmp_path, text.replace("./lake", '"${LAKE}/x"'), LAKE="/data")
+        assert isinstance(config.source, PostgresSourceConfig)
         assert config.source.slot == "shop_slot"
         assert config.source.publication == "shop"
         assert config.destination.path == Path("/data/x").resolve()

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from penstock.capture.source_spec import PostgresSpec, SourceSpec
 from penstock.capture.spec import SYNC_HEARTBEAT_S, CaptureSpec, ServiceSpec
-from penstock.config import Config
+from penstock.config import Config, PostgresSourceConfig
 from penstock.config.shapes import SHAPES_LANE
+from penstock.core.errors import ConfigError
 from penstock.core.stream import StreamId
 from penstock.ledger.lanes import LANES_FILE
 
@@ -47,8 +48,20 @@ def spec_of(
     )
 
 
+def require_captured(config: Config) -> PostgresSourceConfig:
+    """The source, if its log can be read: before anything is begun that would need it."""
+    if isinstance(config.source, PostgresSourceConfig):
+        return config.source
+    raise ConfigError(
+        f"A source of type {config.source.type} can be looked at by this version, and not be synced.",
+        remedy="`penstock check` and `penstock discover` work; for the rest wait for the version that brings "
+        "it, CHANGELOG.md says what there is today.",
+    )
+
+
 def _source(config: Config) -> SourceSpec:
-    source, replica = config.source, config.source.replica_url
+    source = require_captured(config)
+    replica = source.replica_url
     return PostgresSpec(
         source.url.get_secret_value(),
         source.slot,

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 from urllib.parse import SplitResult, urlsplit
 
 from penstock.config import Config
@@ -14,11 +15,17 @@ from penstock.config.document import parse_document
 from penstock.config.substitution import has_placeholder
 from penstock.core.errors import ConfigError
 
-PASSWORD_VARIABLE = "PGPASSWORD"  # noqa: S105 - the variable's name
-_PLACEHOLDER = f"${{{PASSWORD_VARIABLE}}}"
+SourceType = Literal["postgres", "mysql"]
+#: The variables that the databases' own tools know.
+_PASSWORD_VARIABLES: dict[SourceType, str] = {"postgres": "PGPASSWORD", "mysql": "MYSQL_PWD"}
+_ANY_URL: dict[SourceType, str] = {
+    "postgres": "postgresql://localhost/anything",
+    "mysql": "mysql://localhost/anything",
+}
 _PLAIN = re.compile(r"\A[A-Za-z_][A-Za-z0-9_]*\.[A-Za-z0-9_*]+\Z")
 _QUERY_PASSWORD = re.compile(r"(?:\A|(?<=&))(password|sslpassword)=([^&]*)", re.IGNORECASE)
 _ALL_PLACEHOLDERS = re.compile(r"\A(\$\{[^{}]*\})+\Z")
+_DATABASE = re.compile(r"\A[A-Za-z0-9_]+\Z")
 _PARAMETER = re.compile(r"\A[a-z_]+\Z")
 _MAY_HOLD_AT = ("user", "application_name", "options", "password", "sslpassword")
 
@@ -28,11 +35,9 @@ _TEMPLATE = """\
 # keep passwords out of it.
 
 source:
-  type: postgres
+  type: {type}
   url: {url}
-  slot: {slot}  # replication slot, made at the first sync
-  publication: {publication}  # likewise; says which tables are sent
-
+{source}
 destination:
   type: parquet
   path: {path}  # `penstock table path SCHEMA.TABLE` says where a table's files are
@@ -41,14 +46,21 @@ state: ./state  # state file, checkpoints, change log: keep it, apart from the t
 
 streams:  # schema.table, unquoted; * matches in either part
 {streams}
-  # - {{table: public.events, write: append}}         # every change as a row of its own
-  # - {{table: public.countries, mode: full_refresh}}  # read whole at every sync
+  # - {{table: {schema}.events, write: append}}         # every change as a row of its own
+  # - {{table: {schema}.countries, mode: full_refresh}}  # read whole at every sync
 
-# exclude: [public.migrations]                        # left out of what * matches
+# exclude: [{schema}.migrations]                        # left out of what * matches
 # spark: {{master: "local[*]", conf: {{}}}}
 # log: {{retention: 7d}}                                # how long applied changes can be read again
 # readers: {{grace: 1h}}                                # how long a replaced version stays for its readers
 # load: {{method: ctid, rows_per_chunk: 500000}}
+"""
+_POSTGRES = """\
+  slot: {slot}  # replication slot, made at the first sync
+  publication: {publication}  # likewise; says which tables are sent
+"""
+_MYSQL = """\
+  # server_id: 4711  # as which replica the binary log is read; by default a number of its own
 """
 
 
@@ -59,13 +71,17 @@ class Answers:
     publication: str = "penstock"
     path: str = "./lake"
     streams: tuple[str, ...] = ("public.*",)
+    type: SourceType = "postgres"
 
 
 class AnyVariable(Mapping[str, str]):
     """An environment in which every variable is set, to test a file before its variables are."""
 
+    def __init__(self, source: SourceType = "postgres") -> None:
+        self._value = _ANY_URL[source]
+
     def __getitem__(self, name: str) -> str:
-        return "postgresql://localhost/anything"
+        return self._value
 
     def __iter__(self) -> Iterator[str]:
         return iter(())
@@ -74,11 +90,33 @@ class AnyVariable(Mapping[str, str]):
         return 0
 
 
+def source_type(url: str) -> SourceType | None:
+    """Which kind of database a URL is for; None if it does not say."""
+    scheme, separator, _ = url.partition("://")
+    kinds: dict[str, SourceType] = {
+        "postgresql": "postgres",
+        "postgres": "postgres",
+        "mysql": "mysql",
+        "mariadb": "mysql",
+    }
+    return kinds.get(scheme.lower()) if separator else None
+
+
+def usual_streams(source: SourceType, url: str) -> tuple[str, ...]:
+    """All tables of the usual schema: at MySQL, of the URL's database."""
+    if source == "postgres":
+        return Answers().streams
+    path = url.partition("://")[2].partition("?")[0].partition("/")[2]
+    return (f"{path}.*" if _DATABASE.match(path) else "*.*",)
+
+
 def pipeline_file(answers: Answers) -> str:
+    source = _POSTGRES if answers.type == "postgres" else _MYSQL
     return _TEMPLATE.format(
+        type=answers.type,
         url=_quoted(answers.url),
-        slot=_quoted(answers.slot),
-        publication=_quoted(answers.publication),
+        source=source.format(slot=_quoted(answers.slot), publication=_quoted(answers.publication)),
+        schema="public" if answers.type == "postgres" else "shop",
         path=_quoted(answers.path),
         streams="\n".join(
             f"  - {stream if _PLAIN.match(stream) else _quoted(stream)}" for stream in answers.streams
@@ -92,7 +130,10 @@ def check_text(text: str, path: Path, environment: Mapping[str, str]) -> None:
 
 
 def without_password(url: str) -> tuple[str, str | None]:
-    """The URL with `${PGPASSWORD}` where a password stood, and that variable's name if one did."""
+    """The URL with `${PGPASSWORD}` or `${MYSQL_PWD}` where a password stood, and that variable's name if one
+    did."""
+    variable = _PASSWORD_VARIABLES[source_type(url) or "postgres"]
+    placeholder = f"${{{variable}}}"
     if has_placeholder(url) and "://" not in url:
         return url, None
     try:
@@ -102,27 +143,27 @@ def without_password(url: str) -> tuple[str, str | None]:
     if parts is None or _is_ambiguous(parts):
         raise ConfigError(
             "The URL cannot be taken apart with certainty, so a password in it might be written to the file.",
-            remedy=f"Write {_PLACEHOLDER} where the password stands, or percent-encode it.",
+            remedy=f"Write {placeholder} where the password stands, or percent-encode it.",
         )
     user_info, at, host = parts.netloc.rpartition("@")
     user, colon, password = user_info.partition(":")
     hidden = False
     if colon and password and not _ALL_PLACEHOLDERS.match(password):
-        user_info, hidden = f"{user}:{_PLACEHOLDER}", True
+        user_info, hidden = f"{user}:{placeholder}", True
 
     def hide(match: re.Match[str]) -> str:
         nonlocal hidden
         if not match[2] or _ALL_PLACEHOLDERS.match(match[2]):
             return match[0]
         hidden = True
-        return f"{match[1]}={_PLACEHOLDER}"
+        return f"{match[1]}={placeholder}"
 
     query = _QUERY_PASSWORD.sub(hide, parts.query)
     if not hidden:
         return url, None
     # Not urlunsplit: it drops the // of a URL without a host.
     rest = f"?{query}" if query else ""
-    return f"{parts.scheme}://{user_info}{at}{host}{parts.path}{rest}", PASSWORD_VARIABLE
+    return f"{parts.scheme}://{user_info}{at}{host}{parts.path}{rest}", variable
 
 
 def _is_ambiguous(parts: SplitResult) -> bool:

@@ -21,7 +21,7 @@ def teardown(
     settings = settings_of(context)
     pipeline = open_pipeline(settings)
     source = pipeline.config.source
-    if not yes:
+    if not yes and source.type == "postgres":
         raise ConfigError(
             f"This drops the slot {source.slot} and the publication {source.publication} at the source.",
             detail="Changes made afterwards are not captured; the pipeline cannot go on from its state.",

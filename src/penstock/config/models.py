@@ -36,7 +36,8 @@ from penstock.core.stream import StreamId
 
 
 class Config(Section):
-    source: SourceConfig
+    source: Annotated[SourceConfig, Field(discriminator="type")]
+    """Where changes come from, by its `type`."""
     destination: DestinationConfig
     state: LocalPath
     """A directory for the state file, checkpoints and the change log; not inside the destination's."""

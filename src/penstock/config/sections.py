@@ -22,6 +22,7 @@ from penstock.config.values import (
     Interval,
     LocalPath,
     Lookbacks,
+    MysqlUrl,
     PartitionBy,
     PathOrObject,
     Pause,
@@ -47,7 +48,7 @@ class Section(BaseModel):
 
 
 class PostgresSourceConfig(Section):
-    """Where changes come from."""
+    """A Postgres server."""
 
     type: Literal["postgres"]
     """The kind of database."""
@@ -67,8 +68,24 @@ class PostgresSourceConfig(Section):
     them is promoted. Holds for a slot that Penstock creates."""
 
 
-#: One model for each `type`. With a second one this is a union, and `Config.source` is discriminated by it.
-SourceConfig = PostgresSourceConfig
+class MysqlSourceConfig(Section):
+    """A MySQL or MariaDB server. It can be checked and its tables listed; [what is not there
+    yet](#not-there-yet) says what else."""
+
+    type: Literal["mysql"]
+    """The kind of database; MariaDB too."""
+    url: MysqlUrl
+    """`mysql://user:${MYSQL_PWD}@host:3306/database`, straight to the server. `?ssl_mode=` is `preferred`,
+    `required`, `verify_ca`, `verify_identity` or `disabled`, with `ssl_ca`, `ssl_cert` and `ssl_key`."""
+    name: Identifier = "penstock"
+    """Tells this pipeline from others that read the same server: no two of them share it."""
+    server_id: Annotated[int, Field(ge=1, le=2**32 - 1)] | None = None
+    """As which replica the binary log is read: a number that no server and no other pipeline has. By default
+    it is made of `name`."""
+
+
+#: One model for each `type`.
+SourceConfig = PostgresSourceConfig | MysqlSourceConfig
 
 
 _ICEBERG_ONLY = ("catalog", "upserts", "format_version", "properties", "jars_dir")

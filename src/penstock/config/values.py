@@ -157,6 +157,12 @@ def _postgres_url(value: Any) -> Any:
     return value
 
 
+def _mysql_url(value: Any) -> Any:
+    if isinstance(value, str) and not value.startswith(("mysql://", "mariadb://")):
+        raise ValueError("should be a URL that begins with mysql:// or mariadb://")
+    return value
+
+
 def _spark_value(value: Any) -> Any:
     if isinstance(value, bool):
         return "true" if value else "false"
@@ -180,6 +186,7 @@ Lookbacks = Annotated[tuple[timedelta | Decimal, ...], PlainValidator(_lookbacks
 SlotName = Annotated[str, BeforeValidator(_slot)]
 Identifier = Annotated[str, BeforeValidator(_identifier)]
 PostgresUrl = Annotated[SecretStr, BeforeValidator(_postgres_url)]
+MysqlUrl = Annotated[SecretStr, BeforeValidator(_mysql_url)]
 SparkValue = Annotated[str, BeforeValidator(_spark_value)]
 
 __all__ = [
@@ -192,6 +199,7 @@ __all__ = [
     "Interval",
     "LocalPath",
     "Lookbacks",
+    "MysqlUrl",
     "PartitionBy",
     "PathOrObject",
     "Pause",

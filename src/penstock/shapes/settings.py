@@ -14,7 +14,7 @@ from typing import Any, Literal, Self
 
 from pydantic import SecretStr, ValidationError
 
-from penstock.config import Config
+from penstock.config import Config, PostgresSourceConfig
 from penstock.config.problems import problems_of
 from penstock.config.shapes import SHAPES_LANE, RequestLimits, ShapesConfig
 from penstock.config.values import Identifier, PostgresUrl, SlotName
@@ -53,6 +53,7 @@ class ShapeSettings(ShapesConfig):
         """For `penstock run`, whose pipeline file has the lane."""
         lane, source = config.lanes.shapes, config.source
         assert lane is not None, "only a lane that is configured is started"
+        assert isinstance(source, PostgresSourceConfig), "shapes are for Postgres alone"
         given = {name: getattr(lane, name) for name in lane.model_fields_set}
         place = {
             "url": source.url,

@@ -6,6 +6,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Literal, Protocol
 
+from penstock.core.errors import ConfigError
 from penstock.sources.base import Source
 
 #: Drivers that come with an extra, and the modules that have the code of their sources compiled.
@@ -41,11 +42,29 @@ class PostgresOptions(Protocol):
     def publication_mode(self) -> Literal["auto", "manual"]: ...
 
 
-SourceOptions = PostgresOptions
+class MysqlOptions(Protocol):
+    """The keys of `type: mysql`."""
+
+    @property
+    def type(self) -> Literal["mysql"]: ...
+
+    @property
+    def url(self) -> Secret: ...
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def server_id(self) -> int | None: ...
+
+
+SourceOptions = PostgresOptions | MysqlOptions
 
 
 def open_source(options: SourceOptions, application_name: str = "penstock") -> Source:
     """Nothing is asked of the server yet. `application_name`: what its connections are called there."""
+    if options.type == "mysql":
+        return _mysql(options, application_name)
     return _postgres(options, application_name)
 
 
@@ -72,3 +91,23 @@ def _postgres(options: PostgresOptions, application_name: str) -> Source:
         options.publication_mode,
         application_name,
     )
+
+
+def _mysql(options: MysqlOptions, application_name: str) -> Source:
+    _require_driver("pymysql", "mysql")
+    from penstock.sources.mysql.source import MysqlSource, server_id_of
+
+    return MysqlSource(
+        options.url.get_secret_value(),
+        options.name,
+        options.server_id or server_id_of(options.name),
+        application_name,
+    )
+
+
+def _require_driver(driver: str, extra: str) -> None:
+    if find_spec(driver) is None:
+        raise ConfigError(
+            f"What connects to a source of type {extra} is not installed.",
+            remedy=f"Run: pip install 'penstock[{extra}]'.",
+        )

@@ -17,7 +17,7 @@ import pymysql.cursors
 
 from penstock.core.errors import PenstockError
 from penstock.sources.finding import Finding, Level, StreamNeed, findings_of
-from penstock.sources.mysql.catalog import discover
+from penstock.sources.mysql.catalog import MysqlTable, discover
 from penstock.sources.mysql.check_streams import LogFacts, check_streams
 from penstock.sources.mysql.connection import (
     Connection,
@@ -314,11 +314,20 @@ def _check_prepared(asked: _Asked) -> Iterator[Finding]:
 
 def _check_streams(asked: _Asked) -> Iterator[Finding]:
     tables = discover(asked.connection, [need.stream for need in asked.needs])
+    yield from check_streams(asked.needs, tables, _facts(asked, tables))
+
+
+def read_facts(connection: Connection, tables: Sequence[MysqlTable]) -> LogFacts:
+    """What the server says of these tables beside its catalog."""
+    mariadb, version = is_mariadb(connection), server_version(connection)
+    return _facts(_Asked(connection, "", None, (), mariadb, version), tables)
+
+
+def _facts(asked: _Asked, tables: Sequence[MysqlTable]) -> LogFacts:
     by_engine = asked.variable("innodb_native_foreign_keys") == "1"  # as before 9.6, and unlogged as before
     logged = not asked.mariadb and asked.version >= _CASCADES_LOGGED_SINCE and not by_engine
     readable = frozenset(table.stream for table in tables if _may_read(asked, str(table.stream)))
-    facts = LogFacts(logs_cascades=logged, readable=readable, may_lock=_may_lock(asked), user=_user(asked))
-    yield from check_streams(asked.needs, tables, facts)
+    return LogFacts(logs_cascades=logged, readable=readable, may_lock=_may_lock(asked), user=_user(asked))
 
 
 def _may_read(asked: _Asked, stream: str) -> bool:

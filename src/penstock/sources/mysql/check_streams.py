@@ -141,6 +141,7 @@ def _check_columns(table: MysqlTable, need: StreamNeed) -> Iterator[Finding]:
             f"Generated columns are left out: {', '.join(table.generated_columns)}.",
             "Compute them where the table is read.",
         )
+    yield from _check_selection(table, need)
     for column in need.columns or table.schema.names:
         if need.rename.get(column, column) in need.added_columns:
             yield _finding(
@@ -151,6 +152,29 @@ def _check_columns(table: MysqlTable, need: StreamNeed) -> Iterator[Finding]:
                 f"Rename it at the destination: `rename: {{{column}: source{column}}}`.",
             )
     yield from _check_types(table, need)
+
+
+def _check_selection(table: MysqlTable, need: StreamNeed) -> Iterator[Finding]:
+    names = table.schema.names
+    for name in need.columns:
+        if name not in names:
+            what = "is generated" if name in table.generated_columns else "the table does not have"
+            yield _finding(
+                table,
+                "selection",
+                "error",
+                f"`columns` names {name}, which {what}.",
+                f"Correct or remove it; the columns are: {', '.join(names)}.",
+            )
+    lacking = [name for name in table.schema.key if need.columns and name not in need.columns]
+    if lacking and need.reads_log:
+        yield _finding(
+            table,
+            "selection",
+            "error",
+            f"`columns` lacks {', '.join(lacking)} of the key, by which changes find their rows.",
+            f"Add {', '.join(lacking)} to `columns`, or set `mode: full_refresh`.",
+        )
 
 
 def _check_types(table: MysqlTable, need: StreamNeed) -> Iterator[Finding]:

@@ -51,23 +51,23 @@ class MysqlChunk:
     ) -> Generator[Block]:
         filtered = where is not None or outside is not None
         columns = (*schema.columns, *(schema.hidden if filtered else ()))
-        # A table without columns still has rows.
-        asked = columns or (_NOTHING,)
+        asked = columns or (NOTHING,)
         query = chunk_query(schema, self.chunk, columns, self.condition)
         try:
             with closing(connect(self.url, program_name=self.program_name)) as connection:
                 for block in read_texts(
                     connection, query, asked, stream=str(schema.stream), block_bytes=self.block_bytes
                 ):
-                    yield _converted(_kept(block, columns, where, outside), schema.columns, as_text=as_text)
+                    yield _converted(kept(block, columns, where, outside), schema.columns, as_text=as_text)
         except TableChangedError as error:
             raise TableRewrittenError(str(schema.stream)) from error
 
 
-_NOTHING = SourceColumn("", 0, -1, "varchar", "varchar")
+#: A table of which no columns are asked for still has rows.
+NOTHING = SourceColumn("", 0, -1, "varchar", "varchar")
 
 
-def _kept(
+def kept(
     block: TextBlock, columns: Sequence[SourceColumn], where: Condition | None, outside: Condition | None
 ) -> TextBlock:
     """The rows that `where` is true for and `outside` is not."""

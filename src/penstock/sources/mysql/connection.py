@@ -14,16 +14,18 @@ from __future__ import annotations
 
 import re
 import ssl
+import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
+from weakref import WeakKeyDictionary
 
 import pymysql
 from pymysql.constants import CR, ER
 
-from penstock.core.errors import ConfigError, SourceError, TableChangedError
+from penstock.core.errors import ConfigError, PenstockError, SourceError, TableChangedError
 
 Connection: TypeAlias = "pymysql.Connection[Any]"
 Row: TypeAlias = tuple[Any, ...]
@@ -47,6 +49,9 @@ _SETTINGS: Mapping[str, str] = {
 _MYSQL_SETTINGS: Mapping[str, str] = {"max_execution_time": "0", "information_schema_stats_expiry": "0"}
 _MARIADB_SETTINGS: Mapping[str, str] = {"max_statement_time": "0"}
 _UNKNOWN_VARIABLE = 1193
+
+_opening = threading.Lock()
+_opened: WeakKeyDictionary[Connection, str] = WeakKeyDictionary()  # with their URLs
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +135,23 @@ def connect(url: str, *, program_name: str = "penstock") -> Connection:
     except BaseException:
         connection.close()
         raise
+    with _opening:
+        _opened[connection] = url
     return connection
+
+
+def cancel_queries() -> None:
+    """Cancel what other threads of this process have the source do; they get an error."""
+    with _opening:
+        connections = [(connection, url) for connection, url in _opened.items() if connection.open]
+    for connection, url in connections:
+        cancel(connection, url)
+
+
+def cancel(connection: Connection, url: str) -> None:
+    """Have what it does end with an error, from another thread. A server that is away has ended it."""
+    with suppress(PenstockError), closing(connect(url, program_name="penstock cancel")) as other:
+        rows(other, f"KILL QUERY {cast('Any', connection).thread_id()}", doing="ending a query")
 
 
 def is_mariadb(connection: Connection) -> bool:

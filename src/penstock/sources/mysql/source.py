@@ -1,0 +1,129 @@
+"""MySQL and MariaDB as a source: tables and binary log behind the interface that all sources share.
+
+The server keeps its log for as long as it likes, and for nobody in particular: there is nothing to make at
+the source, to hold, to acknowledge or to drop.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+
+from penstock.core.binlog_place import BinlogPlace
+from penstock.core.errors import PositionGoneError
+from penstock.core.failover import Server
+from penstock.core.position import Lsn
+from penstock.core.stream import StreamId
+from penstock.sources.base import Identity, LogHold
+from penstock.sources.finding import Finding, StreamNeed
+from penstock.sources.mysql.catalog import MysqlTable, discover
+from penstock.sources.mysql.check import check, read_facts
+from penstock.sources.mysql.check_streams import LogFacts, check_streams
+from penstock.sources.mysql.connection import cancel_queries, connect, parse_url, server_version
+from penstock.sources.mysql.server import read_server
+from penstock.sources.mysql.table_reading import MysqlReading
+from penstock.sources.tables import SourceLeaf, SourceTable
+
+_OWN_SERVER_IDS = 2**31  # ids from there on are seldom given by people
+
+
+def server_id_of(name: str) -> int:
+    """What a pipeline is called among replicas, if the file does not say."""
+    return _OWN_SERVER_IDS | zlib.crc32(name.encode()) & 0x7FFFFFFF
+
+
+@dataclass(frozen=True, slots=True)
+class MysqlCatalog:
+    tables: Sequence[MysqlTable]
+    facts: LogFacts
+
+    def check(self, needs: Sequence[StreamNeed]) -> list[Finding]:
+        return check_streams(needs, self.tables, self.facts)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class MysqlSource:
+    """`server_id`: under which the log is read; no server and no other pipeline may have it."""
+
+    url: str
+    name: str
+    server_id: int
+    application_name: str = "penstock"
+
+    @property
+    def database(self) -> str:
+        return parse_url(self.url).database
+
+    def catalog(
+        self, patterns: Sequence[StreamId] | None = None, *, at_replica: bool = False
+    ) -> MysqlCatalog:
+        with closing(connect(self.url, program_name=self.application_name)) as connection:
+            tables = discover(connection, patterns)
+            named = {name for name in patterns or () if not name.is_pattern}
+            if not named <= {table.stream for table in tables}:
+                tables += [table for table in discover(connection) if table not in tables]
+            return MysqlCatalog(tables, read_facts(connection, tables))
+
+    def tables(self, patterns: Sequence[StreamId] | None = None) -> Sequence[MysqlTable]:
+        with closing(connect(self.url, program_name=self.application_name)) as connection:
+            return discover(connection, patterns)
+
+    def check(self, needs: Sequence[StreamNeed]) -> list[Finding]:
+        return check(self.url, needs, server_id=self.server_id)
+
+    def check_kept(self, position: Lsn) -> Finding | None:
+        """Nothing is kept for a pipeline. Whether the log still has a place is decided by its GTID set, where
+        the log is opened: a number alone means another place on another server."""
+        return None
+
+    def is_captured(self, table: SourceTable) -> bool:
+        """The log has all tables."""
+        return True
+
+    def identity(self) -> Identity:
+        with closing(connect(self.url)) as connection:
+            server = read_server(connection)
+            major, minor, patch = server_version(connection)
+        version = 10_000 * major + 100 * minor + patch
+        return Identity(server.uuid, 0, version, Lsn(server.last.number))
+
+    def switch_point(self, before: int, now: int) -> Lsn | None:
+        return None
+
+    def hold(self) -> LogHold | None:
+        return None
+
+    def drop_hold(self) -> bool:
+        return False
+
+    def teardown(self) -> list[str]:
+        return []
+
+    def require_log_of(self, tables: Sequence[tuple[SourceTable, Lsn]]) -> None:
+        """Positions of another tool are places of the server it read from, which must be this one."""
+        with closing(connect(self.url)) as connection:
+            server = read_server(connection)
+        for table, position in tables:
+            if not server.first.number <= int(position) <= server.last.number:
+                raise _not_there(table.stream, position, server)
+
+    def attached_leaves(self, leaves: Sequence[SourceLeaf]) -> list[SourceLeaf]:
+        """A table is one leaf, whatever its partitions."""
+        return []
+
+    def reading(self, version: int | None = None) -> MysqlReading:
+        return MysqlReading(self.url)
+
+    def cancel_queries(self) -> None:
+        cancel_queries()
+
+
+def _not_there(stream: StreamId, position: Lsn, server: Server) -> PositionGoneError:
+    place = BinlogPlace.of_number(server.last.base, int(position))
+    return PositionGoneError(
+        f"The binary log does not have {place}: the server has it from {server.first} to {server.last}.",
+        stream=str(stream),
+        remedy="Connect to the server that was read until now, or load the table anew.",
+    )

@@ -1,0 +1,183 @@
+"""Reading whole tables of MySQL and MariaDB: planning, and chunks for tasks.
+
+These servers share no snapshot between connections. A chunk shows the moment of its own query
+(`chunk_reading`), whatever snapshot it is asked for under, so a table is read
+
+- in one chunk (`ctid`, which here is the table from its beginning to its end): exact by itself;
+- by ranges of its key: exact together with the log, whose changes between the positions noted before and
+  after each chunk come over its rows (correctness 54).
+
+Which of them is exact for a stream, whoever loads it decides. How many rows a running query has sent, no
+server tells: chunks are counted when they are read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from penstock.core.cursor import Cursors
+from penstock.core.errors import ConfigError, SourceError, TableChangedError
+from penstock.core.schema import SourceColumn
+from penstock.core.stream import StreamId
+from penstock.core.where import Condition
+from penstock.sources.base import RunningRead
+from penstock.sources.chunk import ChunkMethod, PlannedChunk, TableRewrittenError
+from penstock.sources.cursor import Cursor, CursorChunk, Noted, Window
+from penstock.sources.mysql import chunks
+from penstock.sources.mysql.catalog import MysqlTable, discover
+from penstock.sources.mysql.chunk_reading import NOTHING, MysqlChunk, kept
+from penstock.sources.mysql.connection import Connection, cancel, connect, query_errors, quoted
+from penstock.sources.mysql.results import read_texts
+from penstock.sources.tables import SourceLeaf, SourceTable
+
+_LOCK_WITHIN_S = 5
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class MysqlReading:
+    url: str
+
+    def tables(self, streams: Sequence[StreamId]) -> Sequence[MysqlTable]:
+        with closing(connect(self.url)) as connection:
+            return discover(connection, streams)
+
+    @contextmanager
+    def session(self, snapshot: str | None = None) -> Iterator[MysqlSession]:
+        with closing(connect(self.url, program_name="penstock plan")) as connection:
+            yield MysqlSession(connection)
+
+    def text_session(self) -> MysqlTextSession:
+        return MysqlTextSession(self.url, connect(self.url, program_name="penstock load"))
+
+    def chunk(
+        self,
+        chunk: PlannedChunk,
+        leaf: SourceLeaf,
+        method: ChunkMethod,
+        snapshot: str,
+        *,
+        reader: str,
+        condition: str = "",
+    ) -> MysqlChunk:
+        return MysqlChunk(self.url, reader, chunk, condition)
+
+    def within(self, noted: Noted) -> str:
+        raise _no_cursor(noted.windows[0].cursor)
+
+    def method_for(self, table: SourceTable, wanted: ChunkMethod) -> ChunkMethod:
+        return wanted if _of_mysql(table).range_key else "ctid"
+
+    @contextmanager
+    def keeping(self, tables: Sequence[SourceTable]) -> Iterator[None]:
+        """By the metadata lock of a transaction that has looked at them; it has no snapshot, so that the
+        server can purge."""
+        if not tables:
+            yield
+            return
+        with closing(connect(self.url, program_name="penstock load")) as connection:
+            with query_errors("keeping tables from being altered"), connection.cursor() as cursor:
+                cursor.execute(f"SET SESSION lock_wait_timeout = {_LOCK_WITHIN_S}")
+                cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
+                cursor.execute("BEGIN")
+            for table in tables:
+                name = f"{quoted(table.stream.namespace)}.{quoted(table.stream.name)}"
+                with (
+                    contextlib.suppress(SourceError),
+                    query_errors("keeping a table"),
+                    connection.cursor() as cursor,
+                ):
+                    cursor.execute(f"SELECT 1 FROM {name} LIMIT 0")
+            yield
+
+    @contextmanager
+    def watching(self) -> Iterator[Callable[[], Sequence[RunningRead]]]:
+        yield lambda: ()
+
+
+class MysqlSession:
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def plan_chunks(
+        self,
+        table: SourceTable,
+        method: ChunkMethod,
+        *,
+        rows_per_chunk: int,
+        bytes_per_chunk_max: int | None = None,
+    ) -> list[PlannedChunk]:
+        return chunks.plan_chunks(
+            self._connection,
+            _of_mysql(table),
+            method,
+            rows_per_chunk=rows_per_chunk,
+            bytes_per_chunk_max=bytes_per_chunk_max or chunks.BYTES_PER_CHUNK_MAX,
+        )
+
+    def bounds_after(
+        self, table: SourceTable, method: ChunkMethod, bounds: Sequence[str], low: str
+    ) -> list[str]:
+        return chunks.bounds_after(self._connection, bounds, low)
+
+    def note(self, table: SourceTable, cursors: Sequence[Cursor], start: Cursors) -> Noted:
+        raise _no_cursor(cursors[0])
+
+    def cut(self, leaf: SourceLeaf, window: Window, rows_max: int) -> list[CursorChunk]:
+        raise _no_cursor(window.cursor)
+
+
+class MysqlTextSession:
+    """Cost: as a chunk's, without the casts."""
+
+    def __init__(self, url: str, connection: Connection) -> None:
+        self._url = url
+        self._connection = connection
+
+    def columns(
+        self,
+        chunk: PlannedChunk,
+        table: SourceTable,
+        columns: Sequence[SourceColumn],
+        method: ChunkMethod,
+        where: Condition | None,
+        snapshot: str,
+        *,
+        block_bytes: int,
+    ) -> Iterator[tuple[int, list[pa.Array]]]:
+        read = {each.name: each for each in columns}
+        if where is not None:
+            read |= {name: table.schema.column(name) for name in sorted(where.columns)}
+        asked = tuple(read.values())
+        query = chunks.chunk_query(table.schema, chunk, asked)
+        stream = str(table.stream)
+        try:
+            for block in read_texts(
+                self._connection, query, asked or (NOTHING,), stream=stream, block_bytes=block_bytes
+            ):
+                left = kept(block, asked, where, None)
+                yield left.rows, list(left.columns[: len(columns)])
+        except TableChangedError as error:
+            raise TableRewrittenError(stream) from error
+
+    def cancel(self) -> None:
+        cancel(self._connection, self._url)
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+def _of_mysql(table: SourceTable) -> MysqlTable:
+    assert isinstance(table, MysqlTable), "tables come from the source that reads them"
+    return table
+
+
+def _no_cursor(cursor: Cursor) -> ConfigError:
+    return ConfigError(
+        f"A table of this source cannot be read on by a cursor ({cursor.column.name}).",
+        remedy="Set `mode: full_refresh` for the stream.",
+    )
