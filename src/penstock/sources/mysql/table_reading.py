@@ -42,6 +42,10 @@ _LOCK_WITHIN_S = 5
 class MysqlReading:
     url: str
 
+    @property
+    def shares_snapshots(self) -> bool:
+        return False
+
     def tables(self, streams: Sequence[StreamId]) -> Sequence[MysqlTable]:
         with closing(connect(self.url)) as connection:
             return discover(connection, streams)
