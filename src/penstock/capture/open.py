@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from penstock.capture.source import CaptureSource
+from penstock.capture.source_spec import MongoSpec
 from penstock.capture.spec import CaptureSpec
 
 
 def open_source(spec: CaptureSpec) -> CaptureSource:
     """Nothing is asked of the server yet."""
+    if isinstance(spec.source, MongoSpec):
+        from penstock.capture.mongodb.source import MongoCapture
+
+        return MongoCapture(spec.source, spec)
     from penstock.capture.postgres.source import PostgresCapture
 
     return PostgresCapture(spec.source, spec)

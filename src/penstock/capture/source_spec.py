@@ -32,8 +32,30 @@ class PostgresSpec:
         return cls(**{**fields, "messages": tuple(fields["messages"])})
 
 
-SourceSpec: TypeAlias = PostgresSpec
-_KINDS = {kind.type: kind for kind in (PostgresSpec,)}
+@dataclass(frozen=True, slots=True)
+class MongoSpec:
+    """`name` tells pipelines of one cluster apart; `database` empty: streams are of the whole cluster."""
+
+    url: str = field(repr=False)
+    name: str
+    database: str = ""
+    layout: Literal["document", "fields"] = "document"
+    fields_path: str | None = None  # where the fields that collections were found to have are kept
+
+    type: ClassVar[Literal["mongodb"]] = "mongodb"
+
+    def to_json(self) -> dict[str, Any]:
+        return {"type": self.type, **asdict(self)}
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> MongoSpec:
+        return cls(**fields)
+
+
+SourceSpec: TypeAlias = PostgresSpec | MongoSpec
+_KINDS: dict[str, type[PostgresSpec] | type[MongoSpec]] = {
+    kind.type: kind for kind in (PostgresSpec, MongoSpec)
+}
 
 
 def source_of_json(fields: dict[str, Any]) -> SourceSpec:
