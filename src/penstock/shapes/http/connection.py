@@ -23,7 +23,7 @@ import httptools
 
 from penstock.shapes.http.app import App
 from penstock.shapes.http.longpoll import Poll
-from penstock.shapes.http.message import PIECE_BYTES_MAX, Answer, HttpRequest, Stream
+from penstock.shapes.http.message import COPIED_BYTES_MAX, PIECE_BYTES_MAX, Answer, HttpRequest, Stream
 
 HEAD_BYTES_MAX = 512 * 1024  # a clause of 64 KB may be sent percent-encoded, and a subset's beside it
 HEADERS_MAX = 200
@@ -35,7 +35,6 @@ DISCARDED_BYTES_MAX = 64 * 1024 * 1024  # of a body that is too large, so that i
 REQUEST_S = 30.0
 IDLE_S = 75.0
 WRITE_HIGH_BYTES = 64 * 1024
-COPIED_BYTES_MAX = 16 * 1024  # larger bodies are shared between the clients that get them
 _CLOSE = b"connection: close\r\n"
 _CHUNKED = b"transfer-encoding: chunked\r\n"
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -48,7 +47,38 @@ _BAD_REQUEST = (400, "The request is no HTTP")
 
 
 class Connection(asyncio.Protocol):
-    """One client's connection. One request at a time is answered, in the order they came."""
+    """One client's connection. One request at a time is answered, in the order they came.
+
+    Slots: in a wave of answers nothing of the client before is in the processor's cache, so each object that
+    is looked at counts.
+    """
+
+    __slots__ = (
+        "_all",
+        "_app",
+        "_body",
+        "_body_bytes",
+        "_chunks",
+        "_closing",
+        "_current",
+        "_deadline",
+        "_has_ended",
+        "_head_bytes",
+        "_header_lines",
+        "_headers",
+        "_in_body",
+        "_loop",
+        "_message",
+        "_parser",
+        "_poll",
+        "_reading_paused",
+        "_requests",
+        "_socket",
+        "_task",
+        "_transport",
+        "_url",
+        "_writable",
+    )
 
     def __init__(self, app: App, all_connections: set[Connection]) -> None:
         self._app = app
@@ -56,6 +86,7 @@ class Connection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._parser = httptools.HttpRequestParser(self)
         self._transport: asyncio.Transport = cast(asyncio.Transport, None)
+        self._socket = -1
         self._requests: deque[_Pending] = deque()
         self._current: _Pending | None = None
         self._poll: Poll | None = None
@@ -71,6 +102,7 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        self._socket = transport.get_extra_info("socket").fileno()
         if len(self._all) >= self._app.connections_max:
             self._answer_and_close(self._app.too_many_connections())
             return
@@ -220,6 +252,7 @@ class Connection(asyncio.Protocol):
                 self._write(reply)
             elif isinstance(reply, Poll):
                 self._poll = reply
+                reply.line = self
             else:
                 self._task = self._loop.create_task(self._run(reply))
         if self._reading_paused and not self._has_enough() and not self._closing:
@@ -231,17 +264,33 @@ class Connection(asyncio.Protocol):
             else:
                 self._expect_more()
 
+    # The answer of a poll: to this client alone, or in a wave (`Line`).
+
     def _delivered(self, answer: Answer) -> None:
-        """The answer of a poll: what many clients get at the same moment."""
         self._poll = None
         if isinstance(answer.body, Stream):
             self._task = self._loop.create_task(self._send(answer, answer.body))
         elif not self._closing:
             self._write(answer)
-            if self._requests or self._reading_paused or self._has_ended:
-                self._next()
-            else:
-                self._expect_more()
+            self._go_on()
+
+    def place(self) -> tuple[int, bytes] | None:
+        current = self._current
+        if current is None or not current.keeps_alive or current.is_head or self._closing:
+            return None
+        return None if self._transport.get_write_buffer_size() else (self._socket, current.own_lines)
+
+    def sent(self, unsent: bytes) -> None:
+        self._poll = self._current = None
+        if unsent:
+            self._transport.write(unsent)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        if self._requests or self._reading_paused or self._has_ended:
+            self._next()
+        else:
+            self._expect_more()
 
     async def _run(self, reply: Coroutine[Any, Any, Answer]) -> None:
         answer = await reply

@@ -22,6 +22,7 @@ from penstock.shapes.http.longpoll import Deliver, LongPolls, Poll
 from penstock.shapes.http.lookup import ShapeLookup
 from penstock.shapes.http.message import Answer, Stream
 from penstock.shapes.http.sse import event_stream
+from penstock.shapes.http.wave import deliver_to_all
 from penstock.shapes.settings import ShapeSettings
 from penstock.shapes.shape import Shape, ShapeApi, SnapshotProblem
 
@@ -160,8 +161,7 @@ class LogServing:
     def _deliver_all(self, polls: list[Poll], answer: Answer) -> None:
         """An answer that is whole, to all who waited for it."""
         self._admission.leave("existing", sum(poll.is_counted for poll in polls))
-        for poll in polls:
-            poll.deliver(answer)
+        deliver_to_all(polls, answer)
 
     async def _deliver_encoded(self, polls: list[Poll], end: LogOffset, body: Body, is_level: bool) -> None:
         first = polls[0]

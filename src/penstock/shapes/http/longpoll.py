@@ -15,19 +15,22 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from penstock.core.offset import LogOffset
 from penstock.shapes.http.asked import Asked
 from penstock.shapes.http.message import Answer
 from penstock.shapes.shape import Shape
 
+if TYPE_CHECKING:
+    from penstock.shapes.http.wave import Line
+
 Deliver = Callable[[Answer], None]
 
 
 @dataclass(slots=True, eq=False)
 class Poll:
-    """One waiting request. `deliver` is called once, unless it is cancelled before."""
+    """One waiting request. `deliver` is called once, unless it is cancelled before, or `line` was sent to."""
 
     shape: Shape
     asked: Asked
@@ -36,6 +39,7 @@ class Poll:
     is_counted: bool = False  # as a request that is admitted, until it is answered
     deadline: float = 0.0
     is_over: bool = False
+    line: Line | None = None  # where the answer goes by a shorter way, among many (`wave`)
     key: tuple[object, ...] = field(init=False)  # polls of a shape with the same key get the same answer
 
     def __post_init__(self) -> None:

@@ -16,6 +16,7 @@ Headers = tuple[tuple[bytes, bytes], ...]
 Pieces = AsyncGenerator[bytes, None]
 
 PIECE_BYTES_MAX = 256 * 1024
+COPIED_BYTES_MAX = 16 * 1024  # larger bodies are shared between the clients that get them
 _WITHOUT_BODY = (204, 304)
 
 
@@ -66,6 +67,16 @@ class Answer:
         """The first line and the headers that all clients get, each with its end."""
         line = f"HTTP/1.1 {self.status} {_reason(self.status)}\r\n".encode()
         return line + b"".join(name + b": " + value + b"\r\n" for name, value in self.all_headers)
+
+    @cached_property
+    def rest(self) -> bytes | None:
+        """What follows a client's own headers, made once for all of them; None if that is not one piece that
+        is small enough to be copied for each."""
+        if not self.has_body:
+            return b"\r\n"
+        if isinstance(self.body, Stream) or len(self.body) > COPIED_BYTES_MAX:
+            return None
+        return b"\r\n" + self.body
 
     @property
     def all_headers(self) -> Headers:

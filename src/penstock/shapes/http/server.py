@@ -1,8 +1,8 @@
 """An HTTP/1.1 server for `App`, on httptools' parser: a `Connection` for each client.
 
 Why not a general server: a live answer goes to thousands of clients at the same moment, and its bytes are the
-same for all of them. Here that is one `write` of ready bytes for each; a server that formats each answer anew
-takes five times as long as the writes themselves.
+same for all of them. Here that is one write of ready bytes to each socket (`wave`); a server that formats
+each answer anew takes five times as long as the writes themselves.
 """
 
 from __future__ import annotations
