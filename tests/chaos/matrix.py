@@ -70,7 +70,8 @@ class Scenario:
     def cases(self, level: str = ASKED) -> list[Case]:
         """Pairs of destination and rule, as `PENSTOCK_FAILPOINT` has it."""
         if level == "rest":
-            return [case for case in self.cases("once") if case not in self.cases("short")]
+            short = self.cases("short")
+            return [case for case in self.cases("once") if case not in short]
         if level == "full":
             struck = product(DESTINATIONS, self._all(), range(1, self.times + 1))
             return [(where, f"{name}=kill@{nth}") for where, name, nth in struck if has(where, name)]

@@ -13,7 +13,7 @@ it runs under two mixes of writes, with many places in pairs: killed, and killed
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,10 +92,7 @@ def source(request: pytest.FixtureRequest, server: EmbeddedPostgres) -> Iterator
 
 @pytest.fixture(scope="module")
 def all_following(source: Source, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipelines]:
-    with Chain(
-        lambda name: _caught_up(source, FOLLOWED, tmp_path_factory.mktemp("following"), name)
-    ) as chain:
-        yield chain
+    yield from _chain(source, FOLLOWED, lambda: tmp_path_factory.mktemp("following"))
 
 
 @pytest.fixture
@@ -106,10 +103,7 @@ def following(request: pytest.FixtureRequest, all_following: Pipelines) -> Pipel
 
 @pytest.fixture(scope="module")
 def all_refreshing(source: Source, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipelines]:
-    with Chain(
-        lambda name: _caught_up(source, REFRESHED, tmp_path_factory.mktemp("refreshing"), name)
-    ) as chain:
-        yield chain
+    yield from _chain(source, REFRESHED, lambda: tmp_path_factory.mktemp("refreshing"))
 
 
 @pytest.fixture
@@ -118,15 +112,17 @@ def refreshing(request: pytest.FixtureRequest, all_refreshing: Pipelines) -> Pip
     return all_refreshing.of(request.param)
 
 
-@contextmanager
-def _caught_up(
-    source: Source, streams: list[Any], directory: Path, destination: str
-) -> Iterator[PipelineUnderTest]:
-    pipeline = _pipeline(source, streams, directory, destination)
-    pipeline.sync()
-    source.compare(pipeline)
-    yield pipeline
-    pipeline.drop()
+def _chain(source: Source, streams: list[Any], new_directory: Callable[[], Path]) -> Iterator[Pipelines]:
+    @contextmanager
+    def caught_up(destination: str) -> Iterator[PipelineUnderTest]:
+        pipeline = _pipeline(source, streams, new_directory(), destination)
+        pipeline.sync()
+        source.compare(pipeline)
+        yield pipeline
+        pipeline.drop()
+
+    with Chain(caught_up) as chain:
+        yield chain
 
 
 @pytest.fixture

@@ -6,7 +6,9 @@ bottom of its tree. Loads and the log both work leaf by leaf.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from penstock.core.schema import TableSchema
 from penstock.core.stream import StreamId
@@ -49,3 +51,17 @@ class SourceTable:
     def can_be_captured(self) -> bool:
         """Whether the source logs this table's changes at all."""
         return True
+
+
+Table = TypeVar("Table", bound=SourceTable)
+
+
+def found_or_all(
+    discover: Callable[[Sequence[StreamId] | None], list[Table]], patterns: Sequence[StreamId] | None
+) -> list[Table]:
+    """Tables that match; a name that is not there brings in all others, so that the nearest can be said."""
+    tables = discover(patterns)
+    named = {name for name in patterns or () if not name.is_pattern}
+    if not named <= {table.stream for table in tables}:
+        tables += [table for table in discover(None) if table not in tables]
+    return tables

@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 
 from penstock.core.binlog_place import BinlogPlace
 from penstock.core.errors import PositionGoneError
@@ -24,7 +25,7 @@ from penstock.sources.mysql.check_streams import LogFacts, check_streams
 from penstock.sources.mysql.connection import cancel_queries, connect, parse_url, server_version
 from penstock.sources.mysql.server import read_server
 from penstock.sources.mysql.table_reading import MysqlReading
-from penstock.sources.tables import SourceLeaf, SourceTable
+from penstock.sources.tables import SourceLeaf, SourceTable, found_or_all
 
 _OWN_SERVER_IDS = 2**31  # ids from there on are seldom given by people
 
@@ -60,10 +61,7 @@ class MysqlSource:
         self, patterns: Sequence[StreamId] | None = None, *, at_replica: bool = False
     ) -> MysqlCatalog:
         with closing(connect(self.url, program_name=self.application_name)) as connection:
-            tables = discover(connection, patterns)
-            named = {name for name in patterns or () if not name.is_pattern}
-            if not named <= {table.stream for table in tables}:
-                tables += [table for table in discover(connection) if table not in tables]
+            tables = found_or_all(partial(discover, connection), patterns)
             return MysqlCatalog(tables, read_facts(connection, tables))
 
     def tables(self, patterns: Sequence[StreamId] | None = None) -> Sequence[MysqlTable]:

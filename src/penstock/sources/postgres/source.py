@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from urllib.parse import urlsplit
 
 from penstock.core.position import Lsn
@@ -24,7 +25,7 @@ from penstock.sources.postgres.publication import (
 from penstock.sources.postgres.slots import drop_slot, read_slot
 from penstock.sources.postgres.table_reading import PostgresReading
 from penstock.sources.postgres.timelines import switch_point_at
-from penstock.sources.tables import SourceLeaf, SourceTable
+from penstock.sources.tables import SourceLeaf, SourceTable, found_or_all
 
 _ATTACHED = """
     SELECT DISTINCT inherits.inhrelid::bigint
@@ -80,10 +81,7 @@ class PostgresSource:
     ) -> PostgresCatalog:
         url = self.replica_url if at_replica and self.replica_url is not None else self.url
         with connect(url, application_name=self.application_name) as connection:
-            tables = discover(connection, patterns)
-            named = {name for name in patterns or () if not name.is_pattern}
-            if not named <= {table.stream for table in tables}:
-                tables += [table for table in discover(connection) if table not in tables]
+            tables = found_or_all(partial(discover, connection), patterns)
             publication = read_publication(connection, self.publication)
             return PostgresCatalog(
                 tables, self.publication, publication, self.publication_mode, connection.info.user
