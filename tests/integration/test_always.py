@@ -230,9 +230,13 @@ def test_a_leader_that_is_stopped_is_replaced_and_does_no_harm_when_it_wakes(
                 leader.capture.note_target()
             wait_for_more(written)
         standby.read_now()
-        assert _epochs(states[0]).count(old) == sealed, "what woke has sealed nothing"
+        # Stopped between its last look at the lease and the commit, it has made that one step true of its
+        # own log. Of a shared log the number is taken.
+        assert _epochs(states[0]).count(old) - sealed <= (0 if shared else 1), "what woke has sealed no more"
         assert _epochs(states[1]) == sorted(_epochs(states[1]))
         assert ids(log_rows(states[1])) == written
+        seen = ids(log_rows(states[0])) if _epochs(states[0]) else []
+        assert seen == written[: len(seen)]
 
 
 def _epochs(state: Path) -> list[Lsn]:
