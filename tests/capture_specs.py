@@ -8,6 +8,12 @@ from typing import Any
 from penstock.capture.source_spec import PostgresSpec
 from penstock.capture.spec import CaptureSpec
 
+
+def slot_of(spec: CaptureSpec) -> str:
+    assert isinstance(spec.source, PostgresSpec)
+    return spec.source.slot
+
+
 _OF_SOURCE = frozenset(field.name for field in fields(PostgresSpec))
 
 

@@ -24,6 +24,7 @@ from penstock.ledger.lanes import LaneRegistry
 from penstock.log.reader import ChangeLog
 from penstock.sources.postgres.embedded import EmbeddedPostgres
 from tests.always import AlwaysOn, always_spec, ids, log_rows
+from tests.capture_specs import slot_of
 from tests.conftest import Database, wait_until
 
 pytestmark = pytest.mark.integration
@@ -452,7 +453,7 @@ def test_reading_goes_on_at_a_standby_that_was_promoted(own: Database, tmp_path:
             own.execute("INSERT INTO orders SELECT generate_series(1, 100)")
             end = always.read_now()
             always.capture.acknowledge("lake", end)
-            wait_until(lambda: _is_there(promoted, spec.source.slot, end), "the slot to be at the standby")
+            wait_until(lambda: _is_there(promoted, slot_of(spec), end), "the slot to be at the standby")
             own.execute("INSERT INTO orders SELECT generate_series(101, 200)")
             always.read_now()
             primary.kill()

@@ -16,6 +16,7 @@ from penstock.core.stream import StreamId
 from penstock.ledger.lanes import LANES_FILE, LaneRegistry
 from penstock.log.reader import ChangeLog
 from tests.always import WAIT_S, AlwaysOn, always_spec, ids, log_rows
+from tests.capture_specs import slot_of
 from tests.conftest import Database, wait_until
 
 pytestmark = pytest.mark.integration
@@ -117,9 +118,9 @@ def test_a_log_that_only_renewable_lanes_need_is_begun_anew_when_the_slot_is_not
         capture.capture.acknowledge("shapes", before)
         assert capture.stop() == 0
     if what == "moved":
-        past_the_log(shop, spec.source.slot)
+        past_the_log(shop, slot_of(spec))
     else:
-        shop.execute("SELECT pg_drop_replication_slot(%s)", (spec.source.slot,))
+        shop.execute("SELECT pg_drop_replication_slot(%s)", (slot_of(spec),))
     with AlwaysOn(spec, lane="shapes") as capture:
         started = capture.join("public.items")
         assert started.slot_created == (what == "dropped")
@@ -140,7 +141,7 @@ def test_a_renewable_lane_waits_for_the_others_to_decide(shop: Database, tmp_pat
         shop.execute("INSERT INTO items VALUES (1)")
         capture.read_now()
         assert capture.stop() == 0
-    past_the_log(shop, spec.source.slot)
+    past_the_log(shop, slot_of(spec))
     with AlwaysOn(spec) as capture, RemoteCapture(capture.capture.address, "shapes") as shapes:
         wait_until(capture.leads, "capture to lead")
         with pytest.raises(CaptureAwayError, match="another lane decides"):

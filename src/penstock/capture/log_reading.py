@@ -27,6 +27,7 @@ from typing import Protocol, TypeVar
 import pyarrow as pa
 
 from penstock.capture.spec import Started
+from penstock.core.place import Place
 from penstock.core.position import Lsn
 from penstock.core.schema import TableSchema
 from penstock.core.stream import StreamId
@@ -59,6 +60,7 @@ class Decoded:
     """What was decoded of a part. `rest`: its first message that is left for the next step; None: nothing is.
 
     `position` is 0 if none was passed. `messages` and `transactions` are those that the log did not have.
+    `place` is the position in the source's words, where it has others than the number.
     """
 
     rest: int | None
@@ -66,6 +68,7 @@ class Decoded:
     messages: int
     transactions: int
     bytes: int
+    place: Place | None = None
 
 
 class ChangeSink(Protocol):

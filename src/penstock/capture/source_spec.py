@@ -32,8 +32,28 @@ class PostgresSpec:
         return cls(**{**fields, "messages": tuple(fields["messages"])})
 
 
-SourceSpec: TypeAlias = PostgresSpec
-_KINDS = {kind.type: kind for kind in (PostgresSpec,)}
+@dataclass(frozen=True, slots=True)
+class MysqlSpec:
+    """`name`: of the pipeline's lock. `server_id`: as which replica the log is read."""
+
+    url: str = field(repr=False)
+    name: str
+    server_id: int
+
+    type: ClassVar[Literal["mysql"]] = "mysql"
+
+    def to_json(self) -> dict[str, Any]:
+        return {"type": self.type, **asdict(self)}
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> MysqlSpec:
+        return cls(**fields)
+
+
+SourceSpec: TypeAlias = PostgresSpec | MysqlSpec
+_KINDS: dict[str, type[PostgresSpec] | type[MysqlSpec]] = {
+    kind.type: kind for kind in (PostgresSpec, MysqlSpec)
+}
 
 
 def source_of_json(fields: dict[str, Any]) -> SourceSpec:

@@ -28,6 +28,7 @@ from typing import Generic
 from penstock.capture.log_reading import Batch, Decoder
 from penstock.capture.step_sink import StepSink
 from penstock.capture.tail import TailSink
+from penstock.core.place import Place
 from penstock.core.position import Lsn
 from penstock.log.writer import LogWriter
 
@@ -61,6 +62,7 @@ class StepBuilder(Generic[Batch]):
     ) -> None:
         self.counters = Counters()
         self.position = writer.end
+        self._place: Place | None = None  # of `position`, as the decoder said it
         self._writer = writer
         self._decoder = decoder
         self._sink = StepSink(writer, tail)
@@ -162,7 +164,8 @@ class StepBuilder(Generic[Batch]):
     def _decode(self, part: Batch, first: int) -> int | None:
         """The first message that is left for the next step; None if nothing is."""
         decoded = self._decoder.decode(part, first, self._skip_below, self._must_seal, self._sink)
-        self.position = max(self.position, decoded.position)
+        if decoded.position >= self.position:
+            self.position, self._place = decoded.position, decoded.place
         self._writer.messages += decoded.messages
         self._writer.transactions += decoded.transactions
         self.counters.rows = self._sink.rows
@@ -172,7 +175,7 @@ class StepBuilder(Generic[Batch]):
 
     def _seal(self) -> None:
         began = time.monotonic()
-        manifest = self._writer.seal(self.position)
+        manifest = self._writer.seal(self.position, self._place)
         self._sealed_at = time.monotonic()
         if manifest is None:
             return

@@ -9,14 +9,19 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A position in the source's words: a binlog place and its GTID set, or the data of a resume token."""
+    """A position in the source's words: a binlog place and its GTID set, or the data of a resume token.
+
+    `server`: by whom the words are understood, where each server has its own; empty: not said.
+    """
 
     text: str
     gtid_set: str = ""
+    server: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        return {"at": self.text, **({"gtid_set": self.gtid_set} if self.gtid_set else {})}
+        more = {"gtid_set": self.gtid_set, "server": self.server}
+        return {"at": self.text, **{name: value for name, value in more.items() if value}}
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Place:
-        return cls(str(fields["at"]), str(fields.get("gtid_set", "")))
+        return cls(str(fields["at"]), str(fields.get("gtid_set", "")), str(fields.get("server", "")))

@@ -15,6 +15,7 @@ from typing import Any
 
 from penstock import durable
 from penstock.core.errors import StateError
+from penstock.core.place import Place
 from penstock.core.position import Lsn
 from penstock.core.stream import StreamId
 
@@ -108,9 +109,11 @@ class Manifest:
     messages: int
     message_count: int  # since the pipeline was created
     tables: tuple[TableEntry, ...] = field(default=())
+    place: Place | None = None  # `end` in the source's words; None where the number says it
 
     def to_json(self) -> dict[str, Any]:
         return {
+            **({} if self.place is None else {"place": self.place.to_json()}),
             "format_version": FORMAT_VERSION,
             "seq": self.seq,
             "system_id": self.system_id,
@@ -139,6 +142,7 @@ class Manifest:
             messages=fields["messages"],
             message_count=fields["message_count"],
             tables=tuple(TableEntry.from_json(table) for table in fields["tables"]),
+            place=Place.from_json(fields["place"]) if "place" in fields else None,
         )
 
     def table(self, stream: StreamId) -> TableEntry | None:

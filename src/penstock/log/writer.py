@@ -31,6 +31,7 @@ import pyarrow as pa
 
 from penstock import durable, failpoints
 from penstock.core.errors import SourceBusyError
+from penstock.core.place import Place
 from penstock.core.position import Lsn
 from penstock.core.schema import TableSchema
 from penstock.core.stream import StreamId
@@ -113,8 +114,9 @@ class LogWriter:
     def truncate_leaf(self, stream: StreamId, leaf: StreamId, tx: int, op: int) -> None:
         self._leaf_truncates.setdefault(stream, []).append((tx, op, str(leaf)))
 
-    def seal(self, to: Lsn) -> Manifest | None:
-        """Make everything up to `to` durable as one step; None if there is nothing to say."""
+    def seal(self, to: Lsn, place: Place | None = None) -> Manifest | None:
+        """Make everything up to `to` durable as one step; None if there is nothing to say. `place`: `to` in
+        the source's words."""
         if to <= self.end and not self._files and not self._truncates:
             return None
         assert to > self.end, "rows were written for a range that is in the log already"
@@ -133,6 +135,7 @@ class LogWriter:
             messages=self.messages,
             message_count=self.message_count + self.messages,
             tables=tables,
+            place=place,
         )
         if self._may_commit is not None:
             self._may_commit()

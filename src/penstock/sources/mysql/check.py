@@ -294,8 +294,9 @@ def _check_gtid(asked: _Asked) -> Iterator[Finding]:
         return
     yield Finding(
         "global transaction ids",
-        "warning",
-        f"gtid_mode is {mode}: after a failover to another server the place in the log cannot be found.",
+        "error",
+        f"gtid_mode is {mode}: nobody can tell when what is logged can be seen in the tables, nor find the "
+        "place in the log of another server after a failover.",
         "Turn on enforce_gtid_consistency, then gtid_mode step by step: OFF_PERMISSIVE, ON_PERMISSIVE, ON.",
     )
 

@@ -1,9 +1,16 @@
 """Which server answers and how far its binary log is: what `core.failover` decides by.
 
-Promise: `last` and `executed` are of one moment on MySQL, where one statement says both. MariaDB says the
-position that belongs to the place it told before. `first` and `purged` are read before `last`: what is said
-to be there may be purged by then, which the reading of the log finds out, but nothing that is there is taken
-for purged.
+MySQL writes a transaction to the log before others can see it, by as long as a replica takes to acknowledge
+it where that is waited for, and has it in `gtid_executed` only then. Hence three questions, each with a
+promise of its own:
+
+- `read_server`: `executed` has every transaction that the log had up to `last` when it was asked, and maybe
+  more. `first` and `purged` are read before `last`: what is said to be there may be purged by then, which the
+  reading of the log finds out, but nothing that is there is taken for purged.
+- `visible_place`: whoever reads a table from now on sees every transaction up to there.
+- `logged_before`: exactly the transactions before a file begins, as the file itself says.
+
+MariaDB computes sets from its log, and says where in it a snapshot was taken.
 
 MySQL servers have a uuid. MariaDB's have none that lasts: there it is made of `server_id`, which replication
 wants to be different on all servers that know each other.
@@ -11,21 +18,40 @@ wants to be different on all servers that know each other.
 
 from __future__ import annotations
 
+import time
+from dataclasses import dataclass
+
 from penstock.core.binlog_place import BinlogPlace
 from penstock.core.errors import SourceError
 from penstock.core.failover import Server
+from penstock.core.gtid import GtidSet
 from penstock.sources.mysql.connection import Connection, Row, code_of, is_mariadb, rows
 
 _READING = "reading the position of the binary log"
 _LOG_IS_OFF, _SYNTAX = 1381, 1064
+_VISIBLE_WITHIN_S, _LOOK_EVERY_S = 60.0, 0.01
 _BEGINNING = 4  # of a file's first event
 #: Newest first: MySQL 8.4 has no MASTER, others know nothing else.
 _STATUS = ("SHOW BINARY LOG STATUS", "SHOW MASTER STATUS")
 
 
+@dataclass(frozen=True, slots=True)
+class LogFiles:
+    """`sizes`: the files that there are, with their bytes, in order. `last`: where the log ends."""
+
+    sizes: tuple[tuple[str, int], ...]
+    last: BinlogPlace
+
+
+def read_files(connection: Connection) -> LogFiles:
+    sizes = _files(connection)
+    status = _status(connection)
+    return LogFiles(tuple(sizes), BinlogPlace(str(status[0]), int(status[1])))
+
+
 def read_server(connection: Connection) -> Server:
     """SourceError if the server keeps no log, or the user may not ask."""
-    first = BinlogPlace(_files(connection)[0], _BEGINNING)
+    first = BinlogPlace(_files(connection)[0][0], _BEGINNING)
     return _mariadb(connection, first) if is_mariadb(connection) else _mysql(connection, first)
 
 
@@ -39,17 +65,66 @@ def server_uuid(connection: Connection) -> str:
     return f"mariadb-{found}" if mariadb else str(found)
 
 
+def visible_place(connection: Connection) -> BinlogPlace:
+    if is_mariadb(connection):
+        return _snapshot_place(connection)
+    status = _status(connection)
+    in_flight = _owned(connection)
+    deadline = time.monotonic() + _VISIBLE_WITHIN_S
+    while in_flight & _owned(connection):
+        if time.monotonic() > deadline:
+            raise SourceError(
+                "Transactions in the binary log do not become visible: they wait for something.",
+                remedy="See whether a replica that is waited for (semi-synchronous replication) is down.",
+            )
+        time.sleep(_LOOK_EVERY_S)
+    return BinlogPlace(str(status[0]), int(status[1]))
+
+
+def logged_before(connection: Connection, file: str) -> str:
+    """MySQL's set of all transactions of earlier files."""
+    events = rows(connection, "SHOW BINLOG EVENTS IN %s LIMIT 5", (file,), doing=_READING)
+    return next((_joined(event[5]) for event in events if event[2] == "Previous_gtids"), "")
+
+
 def _mysql(connection: Connection, first: BinlogPlace) -> Server:
     [(purged,)] = rows(connection, "SELECT @@global.gtid_purged", doing=_READING)
     status = _status(connection)
+    # What was in flight then is owned or executed by now: asked in this order, none of it is missed.
+    owned = _owned(connection)
+    [(executed,)] = rows(connection, "SELECT @@global.gtid_executed", doing=_READING)
     return Server(
         "mysql",
         server_uuid(connection),
         first,
         BinlogPlace(str(status[0]), int(status[1])),
-        executed=_joined(status[4]),
+        executed=str(GtidSet.parse(_joined(executed)) | GtidSet.parse(",".join(sorted(owned)))),
         purged=_joined(purged),
     )
+
+
+def _owned(connection: Connection) -> frozenset[str]:
+    """Ids of transactions that have been given one and are not committed yet, with those in the log."""
+    [(text,)] = rows(connection, "SELECT @@global.gtid_owned", doing=_READING)
+    found: set[str] = set()
+    for part in filter(None, _joined(text).split(",")):
+        source, *pieces = part.split(":")
+        for piece in pieces:
+            number, _, _thread = piece.partition("#")
+            if number.isdigit():
+                found.add(f"{source}:{number}")
+            else:
+                source = f"{source.partition(':')[0]}:{number}"  # a tag holds for the numbers behind it
+    return frozenset(found)
+
+
+def _snapshot_place(connection: Connection) -> BinlogPlace:
+    """Of a snapshot that is taken and let go: later ones show more."""
+    rows(connection, "START TRANSACTION WITH CONSISTENT SNAPSHOT", doing=_READING)
+    found = rows(connection, "SHOW STATUS LIKE 'binlog_snapshot_%'", doing=_READING)
+    rows(connection, "COMMIT", doing=_READING)
+    named = {str(name).lower(): value for name, value in found}
+    return BinlogPlace(str(named["binlog_snapshot_file"]), int(named["binlog_snapshot_position"]))
 
 
 def _mariadb(connection: Connection, first: BinlogPlace) -> Server:
@@ -66,7 +141,7 @@ def _gtid_position(connection: Connection, place: BinlogPlace) -> str:
     return _joined(found)
 
 
-def _files(connection: Connection) -> list[str]:
+def _files(connection: Connection) -> list[tuple[str, int]]:
     try:
         found = rows(connection, "SHOW BINARY LOGS", doing=_READING)
     except SourceError as error:
@@ -75,7 +150,7 @@ def _files(connection: Connection) -> list[str]:
         raise
     if not found:
         raise _log_is_off()
-    return [str(row[0]) for row in found]
+    return [(str(row[0]), int(row[1])) for row in found]
 
 
 def _status(connection: Connection) -> Row:

@@ -34,15 +34,16 @@ GTID, ANONYMOUS_GTID, GTID_TAGGED, XA_PREPARE, PARTIAL_UPDATE, PAYLOAD = 33, 34,
 MARIADB_GTID = 162
 MARIADB_COMPRESSED_QUERY, MARIADB_COMPRESSED_FIRST, MARIADB_COMPRESSED_LAST = 165, 166, 171
 _IGNORABLE = 0x80
+_LENGTH_AT = 9
 
 #: columns of the matrix of changes
 KIND, TABLE, ROW_AT, PRESENT_AT, TRANSACTION, ORDINAL = range(6)
-#: columns of the matrix of transactions; SOURCE is -1 where there is no global id
-SOURCE, NUMBER, COMMIT_TS = range(3)
+#: columns of the matrix of transactions; SOURCE is -1 where there is no global id, BEGINS is in its file
+SOURCE, NUMBER, COMMIT_TS, BEGINS = range(4)
 #: how a transaction ended
 COMMITTED, ROLLED_BACK, PREPARED, BY_STATEMENT = range(4)
 #: rows of the array that carries a transaction over the cut between two batches
-CARRY_STATE, CARRY_SOURCE, CARRY_NUMBER, CARRY_TS, CARRY_ORDINAL = range(5)
+CARRY_STATE, CARRY_SOURCE, CARRY_NUMBER, CARRY_TS, CARRY_ORDINAL, CARRY_BEGINS = range(6)
 OUTSIDE, IDENTIFIED, OPEN = range(3)
 #: why the pass stopped
 DONE, NEW_TABLE, NEW_SOURCE, UNKNOWN_TABLE, BAD_ROWS, PARTIAL, UNKNOWN_EVENT = range(7)
@@ -222,6 +223,12 @@ def read_tagged_gtid(buffer: Bytes, at: Number, end: Number, name: Bytes) -> tup
 
 
 @compiled()
+def _begins_at(buffer: Bytes, start: Number) -> Number:
+    """Where in its file an event begins: where it ends, less its length there, with its checksum."""
+    return little_endian(buffer, start + POSITION_AT, 4) - little_endian(buffer, start + _LENGTH_AT, 4)
+
+
+@compiled()
 def scan_events(  # noqa: PLR0912, PLR0915 - one pass, one loop: cutting it up would cost a pass each
     buffer: Bytes,
     starts: Ints,
@@ -242,7 +249,7 @@ def scan_events(  # noqa: PLR0912, PLR0915 - one pass, one loop: cutting it up w
     """
     count = last - first
     changes = np.empty((max(1024, 2 * count), 6), np.int64)
-    transactions = np.empty((count + 1, 3), np.int64)
+    transactions = np.empty((count + 1, 4), np.int64)
     finished = np.empty((count, 4), np.int64)
     rare = np.empty((count, 4), np.int64)
     name = np.zeros(_SOURCE_MAX, np.uint8)
@@ -250,7 +257,7 @@ def scan_events(  # noqa: PLR0912, PLR0915 - one pass, one loop: cutting it up w
     size: Number
     commit_ts: Number
     transactions[0, SOURCE], transactions[0, NUMBER] = carry[CARRY_SOURCE], carry[CARRY_NUMBER]
-    transactions[0, COMMIT_TS] = carry[CARRY_TS]
+    transactions[0, COMMIT_TS], transactions[0, BEGINS] = carry[CARRY_TS], carry[CARRY_BEGINS]
     current = 0
     state, ordinal = carry[CARRY_STATE], carry[CARRY_ORDINAL]
     reason, number = DONE, first
@@ -326,6 +333,7 @@ def scan_events(  # noqa: PLR0912, PLR0915 - one pass, one loop: cutting it up w
             if commit_ts == 0:
                 commit_ts = little_endian(buffer, start, 4) * 1_000_000
             transactions[current, COMMIT_TS] = commit_ts
+            transactions[current, BEGINS] = _begins_at(buffer, start)
             state, ordinal = np.int64(IDENTIFIED), np.int64(0)
             if kind == MARIADB_GTID:
                 flags = buffer[at + 12]
@@ -341,6 +349,7 @@ def scan_events(  # noqa: PLR0912, PLR0915 - one pass, one loop: cutting it up w
                     current += 1
                     transactions[current, SOURCE], transactions[current, NUMBER] = -1, 0
                     transactions[current, COMMIT_TS] = little_endian(buffer, start, 4) * 1_000_000
+                    transactions[current, BEGINS] = _begins_at(buffer, start)
                     ordinal = np.int64(0)
                 state = np.int64(OPEN)
             elif _matches(buffer, text, end, _COMMIT, True):
@@ -352,6 +361,7 @@ def scan_events(  # noqa: PLR0912, PLR0915 - one pass, one loop: cutting it up w
                     current += 1
                     transactions[current, SOURCE], transactions[current, NUMBER] = -1, 0
                     transactions[current, COMMIT_TS] = little_endian(buffer, start, 4) * 1_000_000
+                    transactions[current, BEGINS] = _begins_at(buffer, start)
                     ordinal = np.int64(0)
                 rare[rares, 0], rare[rares, 1] = number, found
                 rare[rares, 2], rare[rares, 3] = current, ordinal
@@ -385,7 +395,7 @@ def scan_events(  # noqa: PLR0912, PLR0915 - one pass, one loop: cutting it up w
         number += 1
     carry[CARRY_STATE], carry[CARRY_ORDINAL] = state, ordinal
     carry[CARRY_SOURCE], carry[CARRY_NUMBER] = transactions[current, SOURCE], transactions[current, NUMBER]
-    carry[CARRY_TS] = transactions[current, COMMIT_TS]
+    carry[CARRY_TS], carry[CARRY_BEGINS] = transactions[current, COMMIT_TS], transactions[current, BEGINS]
     return changes[:found], transactions[: current + 1], finished[:ended], rare[:rares], reason, number
 
 

@@ -87,7 +87,7 @@ class Carry:
     """The transaction that is open where a batch was cut."""
 
     def __init__(self) -> None:
-        self.values: Ints = np.array([kernels.OUTSIDE, -1, 0, 0, 0], np.int64)
+        self.values: Ints = np.array([kernels.OUTSIDE, -1, 0, 0, 0, 0], np.int64)
 
     @property
     def in_transaction(self) -> bool:
@@ -178,7 +178,8 @@ class Scan:
 
     `kind` holds the letters i, u, d; `table` an index into `Tables.maps`; `row_at` and `present_at` lead
     `rows.decode_rows` to the row. `transaction` is an index into `source` (of `Tables.sources`, -1 without
-    a global id), `number` and `commit_ts_us`, whose first entry is the transaction that was open before.
+    a global id), `number`, `commit_ts_us` and `begins_at` (where in its file), whose first entry is the
+    transaction that was open before.
     Of each end: the event, the transaction, the position behind it in its file, how it ended.
     """
 
@@ -191,6 +192,7 @@ class Scan:
     source: Ints
     number: Ints
     commit_ts_us: Ints
+    begins_at: Ints
     end_event: Ints
     end_transaction: Ints
     end_position: Ints
@@ -237,7 +239,7 @@ def _scan_of(
     rare: npt.NDArray[np.int64],
 ) -> Scan:
     _, table, row_at, present_at, transaction, ordinal = changes.T.copy()
-    source, number, commit_ts_us = identities.T.copy()
+    source, number, commit_ts_us, begins_at = identities.T.copy()
     end_event, end_transaction, end_position, end_how = finished.T.copy()
     return Scan(
         kind=changes[:, kernels.KIND].astype(np.uint8),
@@ -249,6 +251,7 @@ def _scan_of(
         source=source,
         number=number,
         commit_ts_us=commit_ts_us,
+        begins_at=begins_at,
         end_event=end_event,
         end_transaction=end_transaction,
         end_position=end_position,

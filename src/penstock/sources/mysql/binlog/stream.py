@@ -6,7 +6,7 @@ socket is used: bytes are received to their place in a batch's buffer, and found
 
 A batch is what the server had sent when it was asked for, at most `BATCH_BYTES_MAX` or one event; what is not
 a whole event is moved to the next buffer. The server sends a heartbeat when it has had nothing to send for a
-while; none for three times as long means that the connection is dead.
+while; none for three times as long, and some seconds at least, means that the connection is dead.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ from penstock.sources.mysql.binlog.packets import EventBatch, Framing
 BATCH_BYTES_MAX = 8 << 20
 BATCH_EVENTS_MAX = 131_072
 _ROOM_MIN = 64 << 10
+_FULL_BYTES = BATCH_BYTES_MAX // 2
+_PIECE_S = 0.001
 _HEARTBEATS_MISSED_MAX = 3
+_SILENCE_S_MIN = 15.0  # a machine may be busy for some seconds
 _WOULD_WAIT = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
@@ -70,7 +73,7 @@ class BinlogStream:
         self._poll = select.poll()
         self._poll.register(self._socket, select.POLLIN)
         self._buffer = np.empty(BATCH_BYTES_MAX, np.uint8)
-        self._used = 0
+        self._used = self._rest = 0
         self._has_whole_events = False
         self._heard_at = time.monotonic()
 
@@ -89,6 +92,38 @@ class BinlogStream:
             elif time.monotonic() >= deadline:
                 self._check_heard()
                 return None
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Of what was received and not looked at: the beginning of an event that is not whole was."""
+        return self._used - self._rest
+
+    @property
+    def is_full(self) -> bool:
+        return self.waiting_bytes >= _FULL_BYTES
+
+    def receive(self) -> int:
+        """Collect what the server has sent, without waiting; how many bytes that were."""
+        received = self._drain()
+        if received:
+            self._heard_at = time.monotonic()
+        else:
+            self._check_heard()
+        return received
+
+    def take(self) -> EventBatch:
+        """All whole events that were received, or as many as a batch may have; perhaps none."""
+        batch = self._take()
+        self._rest = 0 if self._has_whole_events else self._used
+        return batch
+
+    def wait(self, timeout_s: float, wake: int) -> None:
+        """Wait until the server sends anything or the file `wake` is readable."""
+        select.select([self._socket, wake], [], [], timeout_s)
+
+    def let_fill(self) -> None:
+        """Wait a moment for more of what is already flowing."""
+        time.sleep(_PIECE_S)
 
     def close(self) -> None:
         self._connection._force_close()
@@ -182,7 +217,7 @@ class BinlogStream:
 
     def _check_heard(self) -> None:
         silent_s = time.monotonic() - self._heard_at
-        if silent_s > _HEARTBEATS_MISSED_MAX * self._heartbeat_s:
+        if silent_s > max(_HEARTBEATS_MISSED_MAX * self._heartbeat_s, _SILENCE_S_MIN):
             raise SourceError(
                 f"The server has sent nothing for {silent_s:.0f} s, not even a heartbeat.",
                 remedy="Penstock connects again by itself; look at the network if it goes on.",

@@ -1,0 +1,327 @@
+"""Batches of binary log events to rows of the change log: a `Decoder`.
+
+A position is a place's number plus the numbering's offset (`core.binlog_place`). A transaction's `_tx` is
+where its first event begins, which is at or behind the end of the one before, and below its own end: it is
+the same whichever way and however often the log is read. Beside positions the decoder counts the transactions
+that have ended (`SeenGtids`), so that each place is known by its GTID set as well, on any server. Another
+server may have logged them in another order: what was read before is left out wherever it comes.
+
+Rows between two statements are decoded together, table by table. Each table map is a table's version of its
+own, so pieces of one table are in their order and of one schema each. A statement that empties a table is a
+row of its own; one that alters tables has the catalog asked anew.
+
+What cannot be told exactly ends the reading with an error before a row of it counts: transactions prepared in
+two phases (XA), whose rows would count or not by what comes later; rows of a transaction that was rolled
+back, which tables without transactions keep and others do not; changes that were logged as statements; and
+inserts that leave columns to their defaults (`binlog_row_image`).
+
+The one transaction that a server may write over the 4 GiB that its places can say is refused too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.capture.log_reading import ChangeSink, Decoded, Truncation
+from penstock.capture.mysql.gtids import SeenGtids
+from penstock.capture.mysql.statements import read_statement
+from penstock.capture.mysql.tables import MappedTable, MappedTables
+from penstock.capture.rows import Absent, Changes, log_rows
+from penstock.core.binlog_place import BinlogPlace, Numbering
+from penstock.core.errors import SourceError
+from penstock.core.place import Place
+from penstock.core.position import Lsn
+from penstock.core.stream import StreamId
+from penstock.sources.mysql.binlog.event_kernels import CARRY_ORDINAL
+from penstock.sources.mysql.binlog.events import (
+    Carry,
+    Ending,
+    RareEvent,
+    Rotation,
+    Scan,
+    Statement,
+    Tables,
+    position_of,
+    scan,
+)
+from penstock.sources.mysql.binlog.packet_kernels import Ints
+from penstock.sources.mysql.binlog.packets import EventBatch
+from penstock.sources.mysql.binlog.rows import RowImages, decode_rows
+from penstock.sources.mysql.binlog.unwrapping import unwrap
+
+Flags = npt.NDArray[np.bool_]
+
+
+class BinlogDecoder:
+    """`file`: in which reading begins. `server`: its uuid, for whoever goes on from what was read."""
+
+    def __init__(
+        self,
+        tables: MappedTables,
+        numbering: Numbering,
+        seen: SeenGtids,
+        file: str,
+        server: str,
+        *,
+        mariadb: bool,
+    ) -> None:
+        self._mapped = tables
+        self._numbering = numbering
+        self._seen = seen
+        self._file = file
+        self._server = server
+        self._tables = Tables(mariadb)
+        self._carry = Carry()
+        self._open_tx = 0
+        self.spilled_bytes = 0
+
+    @property
+    def open_tx(self) -> int | None:
+        return self._open_tx if self._carry.in_transaction else None
+
+    def parts(self, batch: EventBatch) -> Iterator[EventBatch]:
+        """One at a time: a compressed transaction is unpacked as it is written."""
+        return unwrap(batch) if len(batch) else iter(())
+
+    def decode(
+        self,
+        part: EventBatch,
+        first: int,
+        log_end: Lsn,
+        must_end: Callable[[Lsn], bool],
+        sink: ChangeSink,
+    ) -> Decoded:
+        before = self._carry.values.copy()
+        found = scan(part, first, len(part), self._carry, self._tables)
+        last = len(part)
+        if self._carry.in_transaction and len(found.end_event):
+            files = self._files(found)
+            if must_end(self._position(files, int(found.end_transaction[-1]), int(found.end_position[-1]))):
+                last = int(found.end_event[-1]) + 1
+                self._carry.values = before
+                found = scan(part, first, last, self._carry, self._tables)
+        files = self._files(found)
+        tx = self._begins(found, files)
+        new = (tx >= log_end) & ~self._seen.had(self._tables.sources, found.source, found.number)
+        self._require_plain_endings(found, new, rows_before=int(before[CARRY_ORDINAL]))
+        self._write(part, found, tx, new, sink)
+        self._seen.add(
+            self._tables.sources, found.source[found.end_transaction], found.number[found.end_transaction]
+        )
+        self._file = files[-1][1]
+        self._open_tx = int(tx[-1])
+        position = self._reached(part, found, files, last)
+        return Decoded(
+            rest=last if last < len(part) else None,
+            position=position,
+            messages=int(np.count_nonzero(new[found.transaction])),
+            transactions=int(np.count_nonzero(new[found.end_transaction])),
+            bytes=int(part.ends[last - 1]) - (int(part.ends[first - 1]) if first else 0),
+            place=self._place(position) if position else None,
+        )
+
+    def add(self, streams: Sequence[StreamId]) -> None:
+        self._mapped.add(streams)
+
+    def close(self) -> None:
+        return None
+
+    # Positions
+
+    def _files(self, found: Scan) -> list[tuple[int, str]]:
+        """The file that each transaction is in: from this number on, that file."""
+        files = [(0, self._file)]
+        for rare in found.rare:
+            if isinstance(rare.event, Rotation):
+                files.append((rare.transaction + 1, rare.event.file))
+        return files
+
+    def _begins(self, found: Scan, files: Sequence[tuple[int, str]]) -> Ints:
+        """`_tx` of every transaction; the first is the one that was open."""
+        tx = found.begins_at.copy()
+        for begin, file in files:
+            first = int(self._numbering.position(BinlogPlace(file, 0)))
+            tx[begin:] = found.begins_at[begin:] + first
+        tx[0] = self._open_tx
+        return tx
+
+    def _position(self, files: Sequence[tuple[int, str]], transaction: int, offset: int) -> Lsn:
+        file = next(name for begin, name in reversed(files) if begin <= transaction)
+        return self._numbering.position(BinlogPlace(file, offset))
+
+    def _reached(self, part: EventBatch, found: Scan, files: Sequence[tuple[int, str]], last: int) -> Lsn:
+        """The end of the last transaction; outside of any, of the last event, which may be a heartbeat."""
+        position = Lsn(0)
+        if len(found.end_event):
+            end = int(found.end_transaction[-1]), int(found.end_position[-1])
+            position = self._position(files, *end)
+        if not self._carry.in_transaction and last:
+            rotation = found.rare[-1] if found.rare else None
+            event = rotation.event if rotation is not None else None
+            if rotation is not None and isinstance(event, Rotation) and rotation.number == last - 1:
+                offset = event.offset
+            else:
+                offset = position_of(part.event(last - 1))
+            if offset:  # events that are in no file have none
+                position = max(position, self._numbering.position(BinlogPlace(self._file, offset)))
+        return position
+
+    def _place(self, position: Lsn) -> Place:
+        return Place(str(self._numbering.place(position)), str(self._seen), self._server)
+
+    # What cannot be told
+
+    def _require_plain_endings(self, found: Scan, new: Flags, *, rows_before: int) -> None:
+        """`new`: transactions that the log does not have. `rows_before`: of the one that was open."""
+        counts = new[found.end_transaction]
+        if (counts & (found.end_position <= found.begins_at[found.end_transaction])).any():
+            raise _too_large()
+        plain = (found.end_how == Ending.COMMITTED) | (found.end_how == Ending.STATEMENT)
+        for end in np.flatnonzero(counts & ~plain).tolist():
+            transaction = int(found.end_transaction[end])
+            if self._has_rows(found, transaction) or (transaction == 0 and rows_before):
+                raise _prepared() if found.end_how[end] == Ending.PREPARED else _rolled_back()
+
+    def _has_rows(self, found: Scan, transaction: int) -> bool:
+        """Whether there are rows of it that would be kept."""
+        tables = np.unique(found.table[found.transaction == transaction]).tolist()
+        maps = (self._tables.maps[number] for number in tables)
+        return any(self._mapped.wants(StreamId(each.schema, each.name)) for each in maps)
+
+    # Rows
+
+    def _write(self, part: EventBatch, found: Scan, tx: Ints, new: Flags, sink: ChangeSink) -> None:
+        begin = 0
+        for rare in found.rare:
+            if not isinstance(rare.event, Statement):
+                continue
+            told = read_statement(rare.event)
+            if told.changes_rows and new[rare.transaction]:
+                raise _logged_as_statement()
+            if told.emptied is not None and self._mapped.wants(told.emptied):
+                self._write_changes(part, found, tx, new, begin, rare.changes_before, sink)
+                begin = rare.changes_before
+                self._write_truncate(told.emptied, rare, found, tx, new, sink)
+            if told.changed:
+                self._write_changes(part, found, tx, new, begin, rare.changes_before, sink)
+                begin = rare.changes_before
+                self._mapped.forget(told.changed)
+        self._write_changes(part, found, tx, new, begin, len(found.kind), sink)
+
+    def _write_truncate(
+        self, stream: StreamId, rare: RareEvent, found: Scan, tx: Ints, new: Flags, sink: ChangeSink
+    ) -> None:
+        if not new[rare.transaction] or (table := self._mapped.current(stream)) is None:
+            return
+        number = rare.transaction
+        at = Truncation(
+            int(tx[number]), 2 * rare.ordinal, int(found.number[number]), int(found.commit_ts_us[number])
+        )
+        sink.truncate(table, at, whole=True)
+
+    def _write_changes(
+        self,
+        part: EventBatch,
+        found: Scan,
+        tx: Ints,
+        new: Flags,
+        begin: int,
+        end: int,
+        sink: ChangeSink,
+    ) -> None:
+        if begin == end:
+            return
+        chosen = np.arange(begin, end)
+        chosen = chosen[new[found.transaction[begin:end]]]
+        tables = found.table[chosen]
+        for number in np.unique(tables).tolist():
+            table = self._mapped.table(number, self._tables.maps[number])
+            if table is None:
+                continue
+            changes = self._changes(part, found, tx, chosen[tables == number], table)
+            schema = table.table.schema
+            sink.write(table.table, *log_rows(changes, schema, sink.schema_of(table.table)))
+
+    def _changes(
+        self, part: EventBatch, found: Scan, tx: Ints, rows: npt.NDArray[np.int64], table: MappedTable
+    ) -> Changes:
+        kind, transaction = found.kind[rows], found.transaction[rows]
+        images = decode_rows(part, kind, found.row_at[rows], found.present_at[rows], table.layout)
+        _require_whole_inserts(kind, images, table)
+        return Changes(
+            op=kind,
+            tx=tx[transaction],
+            ordinal=found.ordinal[rows],
+            xid=found.number[transaction].astype(np.uint64),
+            commit_ts_us=found.commit_ts_us[transaction],
+            columns=[images.columns[number] for number in table.columns],
+            old=[images.old[number] for number in table.columns] if images.old else [],
+            old_kind=_old_kind(images, table),
+            unchanged=_of_table(images.absent, table),
+        )
+
+
+def _of_table(absent: Absent | None, table: MappedTable) -> Absent | None:
+    """The same lists by the numbers that columns have in the table, without those that it has not."""
+    if absent is None:
+        return None
+    offsets, numbers, _ = absent
+    renumbered = table.numbers[numbers]
+    kept = renumbered >= 0
+    before = np.concatenate([np.zeros(1, np.int32), np.cumsum(kept, dtype=np.int32)])
+    places = before[offsets]
+    if not places[-1]:
+        return None
+    validity = np.packbits(np.diff(places) > 0, bitorder="little")
+    return places, renumbered[kept].astype(np.int32), validity
+
+
+def _old_kind(images: RowImages, table: MappedTable) -> npt.NDArray[np.uint8]:
+    """An old row is whole if it has all columns of the table: MariaDB leaves generated ones out of it."""
+    lacking = _of_table(images.absent_old, table)
+    parts = images.old_kind == ord("k")
+    if lacking is not None:
+        parts = parts & (np.diff(lacking[0]) == 0)
+    return np.where(parts, np.uint8(ord("f")), images.old_kind)
+
+
+def _require_whole_inserts(kind: npt.NDArray[np.uint8], images: RowImages, table: MappedTable) -> None:
+    absent = _of_table(images.absent, table)
+    if absent is not None and (np.diff(absent[0])[kind == ord("i")] > 0).any():
+        raise SourceError(
+            "An insert in the log leaves out columns that got their default (binlog_row_image).",
+            stream=str(table.table.leaf),
+            remedy="Set binlog_row_image = FULL at the server, let sessions begin anew, and run "
+            "`penstock resync` for the stream.",
+        )
+
+
+def _prepared() -> SourceError:
+    return SourceError(
+        "The log has a transaction that was prepared before it was committed (XA), which is not followed.",
+        remedy="Let the application commit in one phase; run `penstock resync` to go on behind it.",
+    )
+
+
+def _rolled_back() -> SourceError:
+    return SourceError(
+        "The log has rows of a transaction that was rolled back: it changed tables without transactions too.",
+        remedy="Give those tables a transactional engine (InnoDB), and run `penstock resync`.",
+    )
+
+
+def _logged_as_statement() -> SourceError:
+    return SourceError(
+        "The log has a change as the statement that made it, and not as rows.",
+        remedy="Set binlog_format = ROW at the server, let sessions begin anew, and run `penstock resync`.",
+    )
+
+
+def _too_large() -> SourceError:
+    return SourceError(
+        "A transaction goes beyond 4 GiB of its binary log file, where places cannot be told any more.",
+        remedy="Let the application change so much in several transactions, and run `penstock resync`.",
+    )

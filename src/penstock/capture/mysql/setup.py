@@ -1,0 +1,151 @@
+"""From a spec to a server whose log can be read: each step in its order, each with its own error.
+
+settings of the log → the lock → where to go on. The change log decides where: by the place and the GTID set
+of its newest manifest (`core.failover`), else reading begins where the server is now. On the server that was
+read last, positions go on as its places do. On another one, or one that began to count anew, they go on
+behind the last position: the place that is numbered so is the beginning of the file from which the server
+sends what our set lacks, which it is asked for here.
+
+The source's identity is that of the server with which the change log began. Each time that reading goes on by
+GTID, the timeline is the next one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+
+from penstock.capture.mysql.log import CAPTURE_PROGRAM, MysqlLog
+from penstock.capture.source import Wanted
+from penstock.capture.source_spec import MysqlSpec
+from penstock.capture.spec import CaptureSpec, Started
+from penstock.core.binlog_place import BinlogPlace, Numbering
+from penstock.core.errors import PositionGoneError, SourceError, StateError
+from penstock.core.failover import Server, Standing, go_on
+from penstock.core.position import Lsn
+from penstock.log.manifest import Manifest, newest_manifest
+from penstock.sources.mysql.binlog.events import Carry, Rotation, Tables, scan
+from penstock.sources.mysql.binlog.stream import BinlogStream, FilePosition, GtidPosition
+from penstock.sources.mysql.connection import Connection, connect, rows, server_version
+from penstock.sources.mysql.server import logged_before, read_server
+
+_RESYNC = "Run `penstock resync --yes` to load the tables again and begin a new change log."
+_FIRST_EVENT_WITHIN_S = 60.0
+_FILE_BEGINS = 4
+#: What must be so for rows to be in the log, and to be told apart; and, of MySQL, for places to be known on
+#: another server, and for knowing when what is logged can be seen.
+_SETTINGS = {"binlog_format": "ROW", "binlog_row_metadata": "FULL", "gtid_mode": "ON"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Start:
+    numbering: Numbering
+    place: FilePosition | GtidPosition
+    file: str
+    timeline: int
+
+
+def set_up(
+    source: MysqlSpec, spec: CaptureSpec, wanted: Wanted, connection: Connection, take_lead: Callable[[], Lsn]
+) -> MysqlLog:
+    """`take_lead` returns when the lock is held, with the term's epoch."""
+    _require_settings(connection)
+    epoch = take_lead()
+    newest = newest_manifest(spec.log_directory)
+    server = read_server(connection)
+    if newest is None:
+        _require_nothing_begun(wanted)
+        start = _beginning(server)
+        # One before, where nothing begins: so the first reading seals a step even if nothing is written, and
+        # the log's beginning is durable.
+        read_from = Lsn(start.numbering.position(server.last) - 1)
+        gtid_set = server.executed if server.flavor == "mariadb" else logged_before(connection, start.file)
+    else:
+        start = _going_on(source, newest, server)
+        assert newest.place is not None, "asked for above"
+        read_from, gtid_set = newest.end, newest.place.gtid_set
+    major, minor, patch = server_version(connection)
+    started = Started(
+        system_id=server.uuid if newest is None else newest.system_id,
+        timeline=start.timeline,
+        server_version=10_000 * major + 100 * minor + patch,
+        slot_created=newest is None,
+        slot_position=read_from,
+        log_end=None if newest is None else newest.end,
+        epoch=epoch,
+        published=(),
+    )
+    return MysqlLog(
+        started=started,
+        newest=newest,
+        read_from=read_from,
+        source=source,
+        streams=wanted.streams,
+        flavor=server.flavor,
+        server=server.uuid,
+        numbering=start.numbering,
+        start=start.place,
+        file=start.file,
+        gtid_set=gtid_set,
+    )
+
+
+def _require_settings(connection: Connection) -> None:
+    names = ", ".join(f"'{name}'" for name in _SETTINGS)
+    found = rows(
+        connection,
+        f"SHOW GLOBAL VARIABLES WHERE Variable_name IN ({names})",
+        doing="reading the server's settings",
+    )
+    for name, value in found:
+        if str(value).upper() != _SETTINGS[str(name).lower()]:
+            raise SourceError(
+                f"The server's {name} is {value}: its log does not have what is needed of each change.",
+                remedy=f"Set {name} = {_SETTINGS[str(name).lower()]}; `penstock check` says all that is so.",
+            )
+
+
+def _require_nothing_begun(wanted: Wanted) -> None:
+    held = [position for position in wanted.lanes.values() if position is not None]
+    if held:
+        raise PositionGoneError(
+            f"The change log is gone, and a lane goes on from {min(held)}: its places went with it.",
+            remedy=_RESYNC,
+        )
+
+
+def _beginning(server: Server) -> _Start:
+    """Of MySQL the set of a place is known where a file begins: from there on transactions are counted, and
+    their rows left out, up to where the log begins."""
+    last = server.last
+    offset = last.pos if server.flavor == "mariadb" else _FILE_BEGINS
+    return _Start(Numbering.beginning_at(last), FilePosition(last.name, offset), last.name, 1)
+
+
+def _going_on(source: MysqlSpec, newest: Manifest, server: Server) -> _Start:
+    if newest.place is None:
+        raise StateError("The change log is not one of MySQL: it does not say its places.", remedy=_RESYNC)
+    place = BinlogPlace.parse(newest.place.text)
+    how = go_on(Standing(newest.place.server, place, newest.place.gtid_set), server)
+    if how == "by place":
+        numbering = Numbering(place.base, int(newest.end) - place.number)
+        return _Start(numbering, FilePosition(place.name, place.pos), place.name, newest.timeline)
+    gtids = GtidPosition(newest.place.gtid_set)
+    first = _first_place(source, gtids)
+    return _Start(Numbering.going_on(newest.end, first), gtids, first.name, newest.timeline + 1)
+
+
+def _first_place(source: MysqlSpec, start: GtidPosition) -> BinlogPlace:
+    """In which file the server begins to send: the first thing it says."""
+    connection = connect(source.url, program_name=CAPTURE_PROGRAM)
+    with closing(BinlogStream(connection, start, source.server_id)) as stream:
+        batch = stream.read(_FIRST_EVENT_WITHIN_S)
+        if batch is not None:
+            for rare in scan(batch, 0, 1, Carry(), Tables(stream.is_mariadb)).rare:
+                if isinstance(rare.event, Rotation):
+                    return BinlogPlace(rare.event.file, rare.event.offset)
+    raise SourceError(
+        "The server does not say from which file it sends its log.",
+        remedy="Run the same command again; if it happens again, report it with the server's version.",
+    )

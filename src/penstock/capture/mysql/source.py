@@ -1,0 +1,109 @@
+"""MySQL and MariaDB as capture reads them: the binary log, as a replica would, and a named lock.
+
+The epoch is the server's clock in microseconds. Places in its log would not do: two terms between which
+nothing was written would have the same one, and a server that takes over counts from its own beginning. A
+clock that was set back makes an epoch that tables refuse, which costs time until it has caught up, and never
+lets two who believe to lead write as one.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Sequence
+from typing import TypeVar
+
+import pymysql
+
+from penstock.capture.mysql.lock import NamedLock
+from penstock.capture.mysql.log import MysqlLog
+from penstock.capture.mysql.monitor import BinlogMonitor
+from penstock.capture.mysql.setup import set_up
+from penstock.capture.mysql.snapshots import Positions
+from penstock.capture.source import Wanted
+from penstock.capture.source_spec import MysqlSpec
+from penstock.capture.spec import CaptureSpec
+from penstock.core.binlog_place import Numbering
+from penstock.core.errors import SourceError
+from penstock.core.position import Lsn
+from penstock.core.stream import StreamId
+from penstock.sources.mysql.binlog.warming import warm_up
+from penstock.sources.mysql.connection import Connection, connect, rows
+from penstock.sources.mysql.server import read_files, visible_place
+
+Answer = TypeVar("Answer")
+
+_CONTROL = "penstock control"
+_CLOCK = "SELECT CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS UNSIGNED)"
+
+
+class MysqlCapture:
+    """A `CaptureSource`. What is asked now and then is asked on one ordinary session, by one at a time."""
+
+    def __init__(self, source: MysqlSpec, spec: CaptureSpec) -> None:
+        self._source, self._spec = source, spec
+        self.snapshots = Positions(self._visible_position)
+        self._connection: Connection | None = None
+        self._asking = threading.RLock()
+        self._numbering: Numbering | None = None
+
+    def lock(self, lease_s: float) -> NamedLock:
+        return NamedLock(self._source.url, self._source.name, lease_s)
+
+    def new_epoch(self) -> Lsn:
+        [(now_us,)] = self._asked(lambda connection: rows(connection, _CLOCK, doing="asking the time"))
+        return Lsn(int(now_us))
+
+    def position_now(self) -> Lsn:
+        numbering = self._numbering
+        assert numbering is not None, "asked once the log is set up"
+        return self._asked(lambda connection: numbering.position(read_files(connection).last))
+
+    def _visible_position(self) -> Lsn:
+        numbering = self._numbering
+        assert numbering is not None, "asked once the log is set up"
+        return numbering.position(self._asked(visible_place))
+
+    def set_up(self, wanted: Wanted, take_lead: Callable[[], Lsn]) -> MysqlLog:
+        warm_up()  # before the lock is ours: a compiler takes its time
+        with self._asking:
+            log = set_up(self._source, self._spec, wanted, self._ordinary(), take_lead)
+        self._numbering = log.numbering
+        return log
+
+    def publish(
+        self, streams: Sequence[StreamId], full_identity: Collection[StreamId]
+    ) -> tuple[StreamId, ...]:
+        """The log has all tables."""
+        return ()
+
+    def confirmed(self, wanted: Lsn, within_s: float, go_on: Callable[[], None]) -> Lsn:
+        """The server is told nothing, and keeps its log by its own rules."""
+        return wanted
+
+    def forget_lost(self) -> None:
+        return None
+
+    def monitor(self, note: Callable[[str], None]) -> BinlogMonitor:
+        return BinlogMonitor(self._source.url, lambda: self._numbering)
+
+    def heals(self, error: Exception) -> bool:
+        return isinstance(error, pymysql.err.MySQLError)
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+
+    def _asked(self, ask: Callable[[Connection], Answer]) -> Answer:
+        with self._asking:
+            connection = self._ordinary()
+            try:
+                return ask(connection)
+            except SourceError:
+                if connection.open:
+                    raise
+                return ask(self._ordinary())  # the session was ended while nobody used it
+
+    def _ordinary(self) -> Connection:
+        if self._connection is None or not self._connection.open:
+            self._connection = connect(self._source.url, program_name=_CONTROL)
+        return self._connection

@@ -1,0 +1,149 @@
+"""Statements in the log that concern tables: which ones are emptied, and which are made, altered or gone.
+
+Promise: a statement that says nothing to this reader concerns no rows. Rows come as rows, so what would be a
+change of rows as a statement is told apart (`changes_rows`): a server, or one session, does not log rows.
+
+What stands before the first word (spaces, comments) is passed over; `/*!40000 … */` is what MySQL carries
+out, so its content counts. Names may be quoted, and say their database or leave it to the session's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from penstock.core.stream import StreamId
+from penstock.sources.mysql.binlog.events import Statement
+
+_PASSED_OVER = re.compile(r"(?:\s+|#[^\n]*(?:\n|\Z)|--\s[^\n]*(?:\n|\Z)|/\*(?![!M]).*?\*/)+", re.DOTALL)
+_CARRIED_OUT = re.compile(r"/\*M?!\d*")
+_WORD = re.compile(r"[A-Za-z_]+")
+_NAME = re.compile(r"`((?:[^`]|``)+)`|\"((?:[^\"]|\"\")+)\"|([\w$]+)")
+_ROWS = frozenset({"INSERT", "UPDATE", "DELETE", "REPLACE", "LOAD", "WITH", "CALL", "DO", "EXECUTE"})
+_LISTS = {"DROP": True, "RENAME": True, "ALTER": False, "CREATE": False, "TRUNCATE": False}
+_FILLERS = frozenset({"TEMPORARY", "OR", "REPLACE", "ONLINE", "IGNORE", "IF", "NOT", "EXISTS"})
+
+
+@dataclass(frozen=True, slots=True)
+class TableStatement:
+    """`emptied`: a table that has no rows now. `changed`: tables that are not what they were, or all of a
+    database (a pattern)."""
+
+    emptied: StreamId | None = None
+    changed: tuple[StreamId, ...] = ()
+    changes_rows: bool = False
+
+
+_NOTHING = TableStatement()
+
+
+def read_statement(statement: Statement) -> TableStatement:
+    words = _Words(statement.text)
+    verb = words.word()
+    if verb in _ROWS:
+        return TableStatement(changes_rows=True)
+    if verb not in _LISTS:
+        return _NOTHING
+    word = words.word()
+    temporary = False
+    while word in _FILLERS:
+        temporary = temporary or word == "TEMPORARY"
+        word = words.word()
+    if temporary:
+        return _NOTHING
+    if verb == "DROP" and word in ("DATABASE", "SCHEMA"):
+        return TableStatement(changed=tuple(_dropped_database(words)))
+    if word not in ("TABLE", "TABLES"):
+        if verb != "TRUNCATE":
+            return _NOTHING  # of a view, a user, an index
+        words.back()
+    words.pass_fillers()
+    names = tuple(_names(words, statement.schema, listed=_LISTS[verb]))
+    if not names:
+        return _NOTHING
+    if verb == "TRUNCATE":
+        return TableStatement(emptied=names[0])
+    if verb == "ALTER":
+        names = (*names, *_renamed_to(statement))
+    return TableStatement(changed=names)
+
+
+class _Words:
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self._before = self.at = 0
+
+    def _pass_over(self) -> None:
+        while True:
+            found = _PASSED_OVER.match(self.text, self.at) or _CARRIED_OUT.match(self.text, self.at)
+            if found is None:
+                return
+            self.at = found.end()
+
+    def word(self) -> str:
+        """The next one in capitals; empty if what comes is none."""
+        self._pass_over()
+        self._before = self.at
+        found = _WORD.match(self.text, self.at)
+        if found is None:
+            return ""
+        self.at = found.end()
+        return found[0].upper()
+
+    def pass_fillers(self) -> None:
+        while (word := self.word()) in ("IF", "NOT", "EXISTS"):
+            pass
+        if word:
+            self.back()
+
+    def back(self) -> None:
+        """To before the last word."""
+        self.at = self._before
+
+    def name(self) -> str | None:
+        self._pass_over()
+        found = _NAME.match(self.text, self.at)
+        if found is None:
+            return None
+        self.at = found.end()
+        if found[1] is not None:
+            return found[1].replace("``", "`")
+        return found[2].replace('""', '"') if found[2] is not None else found[3]
+
+    def sign(self, sign: str) -> bool:
+        self._pass_over()
+        is_there = self.text.startswith(sign, self.at)
+        self.at += len(sign) * is_there
+        return is_there
+
+
+def _names(words: _Words, schema: str, *, listed: bool) -> Iterator[StreamId]:
+    """`a`, `s.a`, and in lists `a, b` or `a TO b, c TO d`."""
+    while (name := words.name()) is not None:
+        if words.sign("."):
+            inner = words.name()
+            if inner is None:
+                return
+            yield StreamId(name, inner)
+        else:
+            yield StreamId(schema, name)
+        if not listed:
+            return
+        if not words.sign(",") and words.word() != "TO":
+            return
+
+
+def _renamed_to(statement: Statement) -> Iterator[StreamId]:
+    """`ALTER TABLE a …, RENAME TO b`: what `b` was is b's no more. Found wherever it stands; a column or key
+    that is called so costs a second look and nothing else."""
+    for found in re.finditer(r"\bRENAME\s+(?:TO|AS|=)?\s*", statement.text, re.IGNORECASE):
+        words = _Words(statement.text)
+        words.at = found.end()
+        yield from _names(words, statement.schema, listed=False)
+
+
+def _dropped_database(words: _Words) -> Iterator[StreamId]:
+    words.pass_fillers()
+    if (name := words.name()) is not None:
+        yield StreamId(name, "*")

@@ -1,0 +1,231 @@
+"""Which table, in which version, a row of the log belongs to.
+
+A table map says how the rows after it look: names, types, members of enumerations. The catalog says more (the
+key in its order, defaults, which columns are generated) and may have moved on. Where its columns are those of
+the map, by name and by what their types look like in the log, the table is the catalog's; else it is made of
+the map alone, and a column that looks the same in both is the catalog's still.
+
+Columns have no numbers here that would tell a rename from a drop and an addition: what the catalog's names
+make of it is not known of rows that were written under others (`attribute_number` 0, "not sure").
+
+Generated columns are left out, as they are of the catalog's schema.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from penstock.capture.log_reading import CapturedTable
+from penstock.core.errors import SourceError
+from penstock.core.schema import SourceColumn, TableSchema
+from penstock.core.stream import StreamId
+from penstock.sources.mysql.binlog import table_map as codes
+from penstock.sources.mysql.binlog.charsets import BINARY, read_collations, to_utf8
+from penstock.sources.mysql.binlog.packet_kernels import Ints
+from penstock.sources.mysql.binlog.rows import RowLayout
+from penstock.sources.mysql.binlog.table_map import Column, TableMap
+from penstock.sources.mysql.catalog import MysqlTable, discover
+from penstock.sources.mysql.connection import Connection
+from penstock.sources.mysql.types import FAMILY, GEOMETRIES, decimal_modifier
+
+_INTEGERS = {
+    codes.TINY: "tinyint",
+    codes.SHORT: "smallint",
+    codes.INT24: "mediumint",
+    codes.LONG: "int",
+    codes.LONGLONG: "bigint",
+}
+_PLAIN = {
+    codes.FLOAT: "float",
+    codes.DOUBLE: "double",
+    codes.YEAR: "year",
+    codes.DATE: "date",
+    codes.NEWDATE: "date",
+    codes.JSON: "json",
+    codes.GEOMETRY: "geometry",
+    codes.VECTOR: "vector",
+    codes.TIME: "time",
+    codes.DATETIME: "datetime",
+    codes.TIMESTAMP: "timestamp",
+}
+_TIMES = {codes.TIME2: "time", codes.DATETIME2: "datetime", codes.TIMESTAMP2: "timestamp"}
+_SIZES = {1: "tiny", 2: "", 3: "medium", 4: "long"}  # bytes of a blob's length
+
+
+@dataclass(frozen=True, slots=True)
+class MappedTable:
+    """A table that is kept, and which of the map's columns it has: `columns` are their numbers in its order,
+    `numbers` the way back (-1: left out)."""
+
+    table: CapturedTable
+    layout: RowLayout
+    columns: tuple[int, ...]
+    numbers: Ints
+
+
+class MappedTables:
+    """Tables of one log, by the number that their map has there."""
+
+    def __init__(self, streams: Sequence[StreamId], connect: Callable[[], Connection]) -> None:
+        self._streams = frozenset(streams)
+        self._connect = connect
+        self._collations: Mapping[int, str] | None = None
+        self._found: dict[int, MappedTable | None] = {}
+        self._names: dict[int, StreamId] = {}
+
+    def add(self, streams: Sequence[StreamId]) -> None:
+        """Keep these too. May be called from any thread: what is asked for next is looked up anew."""
+        self._streams |= frozenset(streams)
+        self._found = {number: found for number, found in self._found.items() if found is not None}
+
+    def wants(self, stream: StreamId) -> bool:
+        return stream in self._streams or any(
+            pattern.matches(stream) for pattern in self._streams if pattern.is_pattern
+        )
+
+    def table(self, number: int, described: TableMap) -> MappedTable | None:
+        """None: its rows are not ours to keep."""
+        found = self._found
+        if number not in found:
+            stream = StreamId(described.schema, described.name)
+            self._names[number] = stream
+            found[number] = self._mapped(stream, described) if self.wants(stream) else None
+        return found[number]
+
+    def forget(self, changed: Sequence[StreamId]) -> None:
+        """The catalog may say other things of these now."""
+        for number, stream in self._names.items():
+            if any(each.matches(stream) for each in changed):
+                self._found.pop(number, None)
+
+    def current(self, stream: StreamId) -> CapturedTable | None:
+        """As the catalog has it; None if it is gone."""
+        with closing(self._connect()) as connection:
+            found = discover(connection, [stream])
+        return CapturedTable(_unnumbered(found[0].schema), stream) if found else None
+
+    def _mapped(self, stream: StreamId, described: TableMap) -> MappedTable:
+        if any(column.name is None for column in described.columns):
+            raise SourceError(
+                "The binary log does not name the columns of a table (binlog_row_metadata).",
+                stream=str(stream),
+                remedy="Set binlog_row_metadata = FULL at the server, and run `penstock resync` for the "
+                "stream: what was logged before stays without names.",
+            )
+        with closing(self._connect()) as connection:
+            if self._collations is None:
+                self._collations = read_collations(connection)
+            found = discover(connection, [stream])
+        layout = RowLayout.of(described, self._collations)
+        return mapped_table(stream, layout, self._collations, found[0] if found else None)
+
+
+def mapped_table(
+    stream: StreamId, layout: RowLayout, collations: Mapping[int, str], catalog: MysqlTable | None
+) -> MappedTable:
+    """Without I/O."""
+    described = layout.table
+    generated = catalog.generated_columns if catalog is not None else ()
+    key = catalog.schema.key if catalog is not None else ()
+    numbers = tuple(
+        number
+        for number, column in enumerate(described.columns)
+        if column.name in key or column.name not in generated
+    )
+    known = {column.name: column for column in catalog.schema.columns} if catalog is not None else {}
+    columns = tuple(_column(described.columns[number], collations, known) for number in numbers)
+    names = tuple(column.name for column in columns)
+    in_map = described.key or ()
+    schema = TableSchema(
+        stream=stream,
+        columns=columns,
+        key=key if key and set(key) <= set(names) else _named(described, in_map, names),
+        replica_identity="f",
+        relation_oid=zlib.crc32(str(stream).encode()) & 0x7FFFFFFF | 1,
+    )
+    back = np.full(len(described.columns), -1, np.int64)
+    back[list(numbers)] = np.arange(len(numbers))
+    return MappedTable(CapturedTable(schema, stream), layout, numbers, back)
+
+
+def _named(described: TableMap, key: Sequence[int], names: Sequence[str]) -> tuple[str, ...]:
+    found = tuple(described.columns[number].name or "" for number in key)
+    return found if set(found) <= set(names) else ()
+
+
+def _unnumbered(schema: TableSchema) -> TableSchema:
+    return replace(schema, columns=tuple(replace(each, attribute_number=0) for each in schema.columns))
+
+
+def _column(column: Column, collations: Mapping[int, str], known: Mapping[str, SourceColumn]) -> SourceColumn:
+    made = column_of_map(column, collations)
+    catalog = known.get(made.name)
+    if catalog is not None and _looks_like(catalog, made):
+        return replace(catalog, attribute_number=0)
+    return made
+
+
+def _looks_like(catalog: SourceColumn, made: SourceColumn) -> bool:
+    """Whether a column of the catalog is logged as this one. Geometries are all one to the log."""
+    same = catalog.type_name == made.type_name
+    if made.type_name == "geometry":
+        return catalog.type_name in GEOMETRIES
+    if made.type_name in ("enum", "set"):
+        return same and _members(catalog.type_text) == _members(made.type_text)
+    exact = ("decimal", "bit", "time", "datetime", "timestamp")
+    return same and (made.type_name not in exact or catalog.type_modifier == made.type_modifier)
+
+
+def _members(type_text: str) -> str:
+    return type_text.partition("(")[2]
+
+
+def column_of_map(column: Column, collations: Mapping[int, str]) -> SourceColumn:
+    """A column as its table map describes it. Lengths of texts are left out: they limit, and change none."""
+    name, modifier, text = _type(column, collations)
+    return SourceColumn(
+        name=column.name or "",
+        type_oid=0,
+        type_modifier=modifier,
+        type_name=name,
+        type_text=text,
+        nullable=column.nullable,
+        family=FAMILY,
+    )
+
+
+def _type(column: Column, collations: Mapping[int, str]) -> tuple[str, int, str]:
+    """Name, modifier, and how people write it."""
+    code, length = column.type, column.length
+    if code in _INTEGERS:
+        name = f"{_INTEGERS[code]} unsigned" if column.unsigned else _INTEGERS[code]
+        return name, -1, name
+    if code == codes.NEWDECIMAL:
+        return "decimal", decimal_modifier(length, column.scale), f"decimal({length},{column.scale})"
+    if code == codes.BIT:
+        return "bit", length, f"bit({length})"
+    if code in _TIMES:
+        name = _TIMES[code]
+        return name, length, f"{name}({length})" if length else name
+    if code in (codes.ENUM, codes.SET):
+        name = "enum" if code == codes.ENUM else "set"
+        charset = collations.get(column.collation or 0, "utf8mb4")
+        members = [to_utf8(value, charset).decode() for value in column.values or ()]
+        listed = ",".join("'" + member.replace("'", "''") + "'" for member in members)
+        return name, -1, f"{name}({listed})"
+    if code in _PLAIN:
+        modifier = 0 if _PLAIN[code] in _TIMES.values() else -1
+        return _PLAIN[code], modifier, _PLAIN[code]
+    binary = collations.get(column.collation or 0) == BINARY
+    if code == codes.STRING:
+        name = "binary" if binary else "char"
+    elif code in (codes.VARCHAR, codes.VAR_STRING):
+        name = "varbinary" if binary else "varchar"
+    else:
+        name = _SIZES.get(length, "") + ("blob" if binary else "text")
+    return name, -1, name

@@ -1,0 +1,331 @@
+"""Capture of real MySQL and MariaDB servers: what is in the change log is what was changed, once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from penstock.capture import leadership
+from penstock.capture.client import CaptureProcess
+from penstock.capture.source_spec import MysqlSpec
+from penstock.capture.spec import CaptureSpec
+from penstock.core.binlog_place import BinlogPlace
+from penstock.core.errors import AnotherSourceError, PositionGoneError, SourceBusyError, SourceError
+from penstock.core.position import Lsn
+from penstock.core.stream import StreamId
+from penstock.log.manifest import newest_manifest
+from penstock.log.reader import ChangeLog, read_rows
+from penstock.sources.mysql.binlog.warming import warm_up
+from tests.conftest import wait_until
+from tests.mysql_server import MARIADB, MYSQL, MysqlServer
+
+pytestmark = pytest.mark.integration
+
+WAIT_S = 60.0
+MEMORY_MAX_KIB = 512 * 1024
+
+
+@pytest.fixture(scope="module", params=[MYSQL, MARIADB], ids=lambda kind: str(kind.name))
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[MysqlServer]:
+    warm_up()  # no test waits for a compiler
+    with MysqlServer(tmp_path_factory.mktemp(request.param.name), request.param) as started:
+        yield started
+
+
+@pytest.fixture
+def shop(server: MysqlServer) -> MysqlServer:
+    server.execute(
+        "DROP DATABASE IF EXISTS shop",
+        "CREATE DATABASE shop CHARACTER SET utf8mb4",
+        "CREATE TABLE shop.orders (id INT PRIMARY KEY, note TEXT, twice INT AS (id * 2) STORED)",
+        "CREATE TABLE shop.items (id INT PRIMARY KEY)",
+        "CREATE TABLE shop.others (id INT PRIMARY KEY)",
+    )
+    return server
+
+
+def spec(server: MysqlServer, directory: Path, *streams: str, name: str = "penstock") -> CaptureSpec:
+    return CaptureSpec(
+        source=MysqlSpec(f"mysql://root@127.0.0.1:{server.port}", name, 4711),
+        log_directory=directory / "log",
+        checkpoint_path=directory / "checkpoint.json",
+        streams=tuple(map(StreamId.parse, streams or ("shop.orders", "shop.items"))),
+        lanes={"lake": None},
+    )
+
+
+def read_now(capture: CaptureProcess) -> Lsn:
+    """Read everything that is committed now."""
+    capture.read_to(capture.note_target())
+    return capture.wait_reached(WAIT_S)
+
+
+def log_rows(directory: Path, stream: str = "shop.orders") -> list[dict[str, Any]]:
+    log = ChangeLog(directory / "log")
+    start, end = log.start(), log.end()
+    assert start is not None
+    assert end is not None
+    files = log.files(StreamId.parse(stream), start, end).files
+    return [row for part in read_rows(files, start, end) for row in part.to_pylist()]
+
+
+def brief(rows: list[dict[str, Any]], *columns: str) -> list[tuple[Any, ...]]:
+    return [tuple(row[column] for column in ("_op", *columns)) for row in rows]
+
+
+def folded(rows: list[dict[str, Any]]) -> dict[int, str | None]:
+    """The table that these changes make, by a way of its own."""
+    table: dict[int, str | None] = {}
+    for row in sorted(rows, key=lambda row: (row["_tx"], row["_op_index"])):
+        if row["_op"] == "t":
+            table.clear()
+        if row["_op"] in "ud":
+            table.pop(int(row["_old"]["id"]))
+        if row["_op"] in "iu":
+            table[int(row["id"])] = row["note"]
+    return table
+
+
+def source_table(server: MysqlServer) -> dict[int, str | None]:
+    return dict(server.rows("SELECT id, note FROM shop.orders"))
+
+
+def run(server: MysqlServer, *statements: str) -> None:
+    """One transaction."""
+    with server.connect("shop") as connection, connection.cursor() as cursor:
+        for statement in ("BEGIN", *statements, "COMMIT"):
+            cursor.execute(statement)
+
+
+def purge(server: MysqlServer) -> None:
+    """Of MariaDB, when it has noticed that nobody reads the files any more."""
+    last, _ = server.position()
+    if server.kind is MARIADB:
+        server.execute("SET GLOBAL slave_connections_needed_for_purge = 0")
+
+    def is_gone() -> bool:
+        server.execute(f"PURGE BINARY LOGS TO '{last}'")
+        return bool(server.rows("SHOW BINARY LOGS")[0][0] == last)
+
+    wait_until(is_gone, "binary logs to be purged")
+
+
+def test_every_change_is_in_the_log_as_the_source_sent_it(shop: MysqlServer, tmp_path: Path) -> None:
+    with CaptureProcess(spec(shop, tmp_path)) as capture:
+        started = capture.start()
+        assert started.slot_created
+        shop.execute("INSERT INTO shop.orders (id, note) VALUES (1, 'one'), (2, NULL)")
+        run(
+            shop,
+            "UPDATE orders SET note = 'ünö' WHERE id = 1",
+            "INSERT INTO others VALUES (1), (2)",
+            "UPDATE orders SET id = 3 WHERE id = 2",
+            "INSERT INTO items VALUES (7)",
+        )
+        shop.execute("DELETE FROM shop.orders WHERE id = 1", "TRUNCATE TABLE shop.orders")
+        end = read_now(capture)
+    rows = log_rows(tmp_path)
+    assert brief(rows, "id", "note", "_old_kind", "_op_index") == [
+        ("i", "1", "one", "n", 0),
+        ("i", "2", None, "n", 2),
+        ("u", "1", "ünö", "f", 0),
+        ("u", "3", None, "f", 6),
+        ("d", None, None, "f", 0),
+        ("t", None, None, "n", 0),
+    ]
+    assert [row["_old"] for row in rows[2:5]] == [
+        {"id": "1", "note": "one"},
+        {"id": "2", "note": None},
+        {"id": "1", "note": "ünö"},
+    ]
+    assert brief(log_rows(tmp_path, "shop.items"), "id", "_op_index") == [("i", "7", 8)]
+    assert len({row["_tx"] for row in rows}) == 4
+    assert all(started.slot_position <= row["_tx"] < end for row in rows)
+    manifest = newest_manifest(tmp_path / "log")
+    assert manifest is not None
+    assert manifest.place is not None
+    assert BinlogPlace.parse(manifest.place.text).number == int(end)
+    assert manifest.place.gtid_set
+    assert (manifest.system_id, manifest.place.server) == (started.system_id, started.system_id)
+    assert manifest.epoch == started.epoch
+
+
+def test_a_log_that_is_read_in_pieces_has_each_change_once(shop: MysqlServer, tmp_path: Path) -> None:
+    epochs = []
+    for number in range(4):
+        with CaptureProcess(spec(shop, tmp_path)) as capture:
+            epochs.append(capture.start().epoch)
+            shop.execute(f"INSERT INTO shop.orders (id, note) VALUES ({number}, 'n{number}')")
+            read_now(capture)
+            shop.execute(f"UPDATE shop.orders SET note = CONCAT(note, '!') WHERE id <= {number}")
+        shop.execute("FLUSH BINARY LOGS", f"DELETE FROM shop.orders WHERE id = {number - 1}")
+    with CaptureProcess(spec(shop, tmp_path)) as capture:
+        capture.start()
+        read_now(capture)
+    rows = log_rows(tmp_path)
+    offsets = [(row["_tx"], row["_op_index"]) for row in rows]
+    assert offsets == sorted(set(offsets))
+    assert folded(rows) == source_table(shop)
+    assert epochs == sorted(set(epochs))
+
+
+def test_a_process_that_is_killed_in_the_midst_leaves_no_gap(shop: MysqlServer, tmp_path: Path) -> None:
+    with CaptureProcess(spec(shop, tmp_path)) as capture:
+        capture.start()
+        for number in range(50):
+            shop.execute(f"INSERT INTO shop.orders (id, note) VALUES ({number}, 'x')")
+            if number == 20:
+                read_now(capture)
+            if number == 30:
+                capture.read_to(capture.note_target())
+                assert capture.pid is not None
+                psutil.Process(capture.pid).kill()
+    with CaptureProcess(spec(shop, tmp_path)) as again:
+        again.start()
+        read_now(again)
+    assert [int(row["id"]) for row in log_rows(tmp_path)] == list(range(50))
+    assert folded(log_rows(tmp_path)) == source_table(shop)
+
+
+def test_a_large_transaction_takes_no_more_memory_than_a_small_one(shop: MysqlServer, tmp_path: Path) -> None:
+    compressed = {"mysql": "binlog_transaction_compression", "mariadb": "log_bin_compress"}[shop.kind.name]
+    depth = {"mysql": "cte_max_recursion_depth", "mariadb": "max_recursive_iterations"}[shop.kind.name]
+    with CaptureProcess(spec(shop, tmp_path)) as capture:
+        capture.start()
+        with shop.connect("shop") as connection, connection.cursor() as cursor:
+            for statement in (
+                f"SET {'SESSION' if shop.kind is MYSQL else 'GLOBAL'} {compressed} = ON",
+                f"SET SESSION {depth} = 100000",
+                "INSERT INTO orders (id, note) WITH RECURSIVE n AS (SELECT 1 AS id UNION ALL "
+                "SELECT id + 1 FROM n WHERE id < 60000) SELECT id, REPEAT('ab', 100) FROM n",
+            ):
+                cursor.execute(statement)
+        read_now(capture)
+        assert capture.pid is not None
+        assert psutil.Process(capture.pid).memory_info().rss < MEMORY_MAX_KIB * 1024
+    if shop.kind is MARIADB:
+        shop.execute(f"SET GLOBAL {compressed} = OFF")
+    rows = log_rows(tmp_path)
+    assert len({row["_tx"] for row in rows}) == 1
+    assert [row["_op_index"] for row in rows] == list(range(0, 120_000, 2))
+    assert folded(rows) == source_table(shop)
+
+
+def test_a_log_that_was_purged_is_an_error_and_no_gap(shop: MysqlServer, tmp_path: Path) -> None:
+    with CaptureProcess(spec(shop, tmp_path)) as capture:
+        capture.start()
+        shop.execute("INSERT INTO shop.orders (id) VALUES (1)")
+        read_now(capture)
+    shop.execute("INSERT INTO shop.orders (id) VALUES (2)", "FLUSH BINARY LOGS")
+    purge(shop)
+    with pytest.raises(PositionGoneError, match="gone"), CaptureProcess(spec(shop, tmp_path)) as capture:
+        capture.start()
+
+
+def test_a_pipeline_is_read_by_one_at_a_time(
+    shop: MysqlServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(leadership.PATIENCE_VARIABLE, "0.2")
+    with CaptureProcess(spec(shop, tmp_path / "one")) as first:
+        first.start()
+        with (
+            pytest.raises(SourceBusyError, match="held by session"),
+            CaptureProcess(spec(shop, tmp_path / "two")) as second,
+        ):
+            second.start()
+        with CaptureProcess(spec(shop, tmp_path / "three", name="another")) as third:
+            third.start()
+
+
+def test_a_table_that_is_altered_goes_on_as_it_is_logged(shop: MysqlServer, tmp_path: Path) -> None:
+    with CaptureProcess(spec(shop, tmp_path)) as capture:
+        capture.start()
+        shop.execute(
+            "INSERT INTO shop.items VALUES (1)",
+            "ALTER TABLE shop.items ADD COLUMN size INT NOT NULL DEFAULT 5",
+            "INSERT INTO shop.items VALUES (2, 6)",
+            "ALTER TABLE shop.items DROP COLUMN size",
+            "INSERT INTO shop.items VALUES (3)",
+        )
+        read_now(capture)
+    rows = log_rows(tmp_path, "shop.items")
+    assert [(row["id"], row.get("size")) for row in rows] == [("1", None), ("2", "6"), ("3", None)]
+
+
+@pytest.mark.parametrize(
+    ("statements", "said"),
+    [
+        (
+            ("XA START 'x'", "INSERT INTO orders (id) VALUES (1)", "XA END 'x'", "XA PREPARE 'x'",
+             "XA ROLLBACK 'x'"),
+            "prepared before it was committed",
+        ),
+        (
+            ("SET SESSION binlog_row_image = MINIMAL", "INSERT INTO orders (id) VALUES (1)"),
+            "leaves out columns",
+        ),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_told_exactly_ends_the_reading(
+    shop: MysqlServer, tmp_path: Path, statements: tuple[str, ...], said: str
+) -> None:
+    with CaptureProcess(spec(shop, tmp_path)) as capture:
+        capture.start()
+        with shop.connect("shop") as connection, connection.cursor() as cursor:
+            for statement in statements:
+                cursor.execute(statement)
+        with pytest.raises(SourceError, match=said):
+            read_now(capture)
+    assert log_rows_or_none(tmp_path) == []
+
+
+def log_rows_or_none(directory: Path) -> list[dict[str, Any]]:
+    return log_rows(directory) if newest_manifest(directory / "log") is not None else []
+
+
+def test_another_server_goes_on_by_what_its_set_says(tmp_path: Path) -> None:
+    with MysqlServer(tmp_path / "one") as one, MysqlServer(tmp_path / "two") as two:
+        for server in (one, two):
+            server.execute("RESET BINARY LOGS AND GTIDS")
+        make = ("CREATE DATABASE shop", "CREATE TABLE shop.orders (id INT PRIMARY KEY, note TEXT)")
+        one.execute(*make)
+        with CaptureProcess(spec(one, tmp_path, "shop.orders")) as capture:
+            before = capture.start()
+            one.execute("INSERT INTO shop.orders VALUES (1, 'one')")
+            end = read_now(capture)
+        with pytest.raises(AnotherSourceError), CaptureProcess(spec(two, tmp_path)) as capture:
+            capture.start()
+        _replay(one, two)
+        two.execute("INSERT INTO shop.orders VALUES (2, 'two')")
+        with CaptureProcess(spec(two, tmp_path, "shop.orders")) as capture:
+            after = capture.start()
+            read_now(capture)
+            two.execute("INSERT INTO shop.orders VALUES (3, 'three')")
+            read_now(capture)
+        assert (after.system_id, after.timeline) == (before.system_id, before.timeline + 1)
+        assert after.log_end == end
+        rows = log_rows(tmp_path)
+        assert brief(rows, "id", "note") == [("i", "1", "one"), ("i", "2", "two"), ("i", "3", "three")]
+        assert rows[1]["_tx"] >= end
+        assert folded(rows) == source_table(two)
+
+
+def _replay(one: MysqlServer, two: MysqlServer) -> None:
+    """As a replica would: the same transactions under the same ids."""
+    [(gtids,)] = one.rows("SELECT @@global.gtid_executed")
+    uuid, _, last = str(gtids).partition(":1-")
+    statements = (
+        "CREATE DATABASE shop",
+        "CREATE TABLE shop.orders (id INT PRIMARY KEY, note TEXT)",
+        "INSERT INTO shop.orders VALUES (1, 'one')",
+    )
+    assert int(last) == len(statements)
+    with two.connect() as connection, connection.cursor() as cursor:
+        for number, statement in enumerate(statements, 1):
+            cursor.execute(f"SET SESSION gtid_next = '{uuid}:{number}'")
+            cursor.execute(statement)
+        cursor.execute("SET SESSION gtid_next = AUTOMATIC")

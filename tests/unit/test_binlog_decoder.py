@@ -1,0 +1,282 @@
+"""What capture makes of a binary log without a server: steps of recorded events, what it keeps in mind."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.capture.log_reading import CapturedTable
+from penstock.capture.mysql.decoder import BinlogDecoder
+from penstock.capture.mysql.gtids import SeenGtids
+from penstock.capture.mysql.tables import MappedTable, MappedTables, column_of_map, mapped_table
+from penstock.capture.steps import StepBuilder
+from penstock.core.binlog_place import BinlogPlace, Numbering
+from penstock.core.gtid import GtidSet
+from penstock.core.position import Lsn
+from penstock.core.schema import SourceColumn, TableSchema
+from penstock.core.stream import StreamId
+from penstock.log.manifest import Manifest, list_sequence, read_manifest
+from penstock.log.reader import ChangeLog, read_rows
+from penstock.log.writer import LogWriter
+from penstock.sources.mysql.binlog import table_map as codes
+from penstock.sources.mysql.binlog.packets import EventBatch
+from penstock.sources.mysql.binlog.rows import RowLayout
+from penstock.sources.mysql.binlog.table_map import Column, TableMap
+from penstock.sources.mysql.catalog import MysqlTable
+from penstock.sources.mysql.types import FAMILY, decimal_modifier
+from penstock.sources.tables import SourceLeaf
+from tests.record_binlog import FIXTURES
+
+UUIDS = ("3e11fa47-71ca-11e1-9e33-c80aa9429562", "3e11fa47-71ca-11e1-9e33-c80aa9429563")
+COLLATIONS = {45: "utf8mb4", 63: "binary"}
+ORDERS = StreamId("shop", "orders")
+
+
+@given(st.lists(st.tuples(st.integers(-1, 1), st.integers(1, 30)), max_size=40))
+def test_a_set_holds_every_transaction_that_was_added(added: list[tuple[int, int]]) -> None:
+    seen = SeenGtids("mysql", f"{UUIDS[0]}:100-105")
+    source, number = (np.array([pair[index] for pair in added], np.int64) for index in (0, 1))
+    seen.add(UUIDS, source, number)
+    expected = GtidSet.parse(f"{UUIDS[0]}:100-105")
+    for index, value in added:
+        if index >= 0:
+            expected |= GtidSet({(UUIDS[index], ""): [(value, value)]})
+    assert str(seen) == str(expected)
+
+
+def test_a_position_of_mariadb_is_the_last_of_each_domain() -> None:
+    seen = SeenGtids("mariadb", "0-1-7,3-7-2")
+    seen.add(["3-7", "0-2"], np.array([0, 0, 1, -1]), np.array([3, 4, 8, 9]))
+    assert str(seen) == "0-2-8,3-7-4"
+
+
+def _logged(code: int, name: str = "c", length: int = 0, scale: int = 0, **more: object) -> Column:
+    return Column(code, length, scale, 4, True, name=name, **more)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("column", "type_name", "modifier"),
+    [
+        (_logged(codes.LONGLONG, unsigned=True), "bigint unsigned", -1),
+        (_logged(codes.TINY, unsigned=False), "tinyint", -1),
+        (_logged(codes.NEWDECIMAL, length=9, scale=2, unsigned=False), "decimal", decimal_modifier(9, 2)),
+        (_logged(codes.VARCHAR, length=80, collation=45), "varchar", -1),
+        (_logged(codes.VARCHAR, length=80, collation=63), "varbinary", -1),
+        (_logged(codes.BLOB, length=2, collation=45), "text", -1),
+        (_logged(codes.BLOB, length=4, collation=63), "longblob", -1),
+        (_logged(codes.STRING, length=16, collation=63), "binary", -1),
+        (_logged(codes.DATETIME2, length=6), "datetime", 6),
+        (_logged(codes.BIT, length=1), "bit", 1),
+        (_logged(codes.JSON, length=4), "json", -1),
+        (_logged(codes.GEOMETRY, length=4), "geometry", -1),
+    ],
+)
+def test_a_table_map_names_types_as_the_catalog_does(column: Column, type_name: str, modifier: int) -> None:
+    made = column_of_map(column, COLLATIONS)
+    assert (made.type_name, made.type_modifier, made.family) == (type_name, modifier, FAMILY)
+
+
+def test_members_of_an_enumeration_are_part_of_its_type() -> None:
+    column = _logged(codes.ENUM, length=1, collation=45, values=(b"a", b"it's"))
+    assert column_of_map(column, COLLATIONS).type_text == "enum('a','it''s')"
+
+
+def _catalog(*columns: SourceColumn, generated: tuple[str, ...] = ()) -> MysqlTable:
+    leaf = SourceLeaf(stream=ORDERS, oid=1, filenode=0, bytes=0, estimated_rows=0)
+    return MysqlTable(
+        stream=ORDERS, oid=1, kind="table", schema=TableSchema(ORDERS, columns, ("id",)), leaves=(leaf,),
+        primary_key=("id",), engine="InnoDB", range_key=(), generated_columns=generated,
+        invisible_columns=(), compressed_columns=(), charsets=frozenset(),
+    )  # fmt: skip
+
+
+def _known(name: str, type_name: str, modifier: int = -1) -> SourceColumn:
+    return SourceColumn(
+        name, 0, modifier, type_name, type_name, attribute_number=5, missing_value="0", family=FAMILY
+    )
+
+
+def test_a_table_is_the_catalogs_as_far_as_that_is_what_was_logged() -> None:
+    layout = RowLayout.of(
+        TableMap(
+            "shop",
+            "orders",
+            (
+                _logged(codes.LONG, "id", unsigned=False),
+                _logged(codes.LONG, "twice", unsigned=False),
+                _logged(codes.VARCHAR, "name", length=80, collation=45),
+                _logged(codes.LONG, "size", unsigned=False),
+            ),
+        ),
+        COLLATIONS,
+    )
+    catalog = _catalog(
+        _known("id", "int"), _known("name", "varchar", 20), _known("size", "bigint"), generated=("twice",)
+    )
+    found = mapped_table(ORDERS, layout, COLLATIONS, catalog)
+    schema = found.table.schema
+    assert schema.names == ("id", "name", "size")
+    assert schema.key == ("id",)
+    assert [column.missing_value for column in schema.columns] == ["0", "0", None]
+    assert schema.column("size").type_name == "int", "as it was logged, not as it is now"
+    assert schema.column("name").type_modifier == 20
+    assert {column.attribute_number for column in schema.columns} == {0}
+    assert (found.columns, found.numbers.tolist()) == ((0, 2, 3), [0, -1, 1, 2])
+
+
+def test_a_table_that_is_gone_is_what_the_log_says_of_it() -> None:
+    described = TableMap("shop", "orders", (_logged(codes.LONG, "id", unsigned=False),), key=(0,))
+    found = mapped_table(ORDERS, RowLayout.of(described, COLLATIONS), COLLATIONS, None)
+    assert (found.table.schema.names, found.table.schema.key) == (("id",), ("id",))
+
+
+MIXED = StreamId("shop", "mixed")
+
+
+class MapsAlone(MappedTables):
+    """Tables as their maps describe them: there is no catalog to ask."""
+
+    def __init__(self, collations: Mapping[int, str]) -> None:
+        super().__init__([MIXED], lambda: pytest.fail("there is no server"))
+        self._known_collations = collations
+
+    def current(self, stream: StreamId) -> CapturedTable | None:
+        return None
+
+    def _mapped(self, stream: StreamId, described: TableMap) -> MappedTable:
+        layout = RowLayout.of(described, self._known_collations)
+        return mapped_table(stream, layout, self._known_collations, None)
+
+
+@pytest.fixture(scope="module", params=["mysql", "mariadb"])
+def recording(request: pytest.FixtureRequest) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((FIXTURES / f"{request.param}.json").read_text())
+    found["events"] = [bytes.fromhex(event) for event in found["events"]]
+    found["collations"] = {int(number): name for number, name in found["collations"].items()}
+    found["flavor"] = request.param
+    return found
+
+
+@pytest.fixture(autouse=True)
+def partial_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The recordings have inserts with `binlog_row_image = MINIMAL`, which capture refuses."""
+    monkeypatch.setattr("penstock.capture.mysql.decoder._require_whole_inserts", lambda *_: None)
+
+
+def _begins(recording: dict[str, Any]) -> BinlogPlace:
+    body = recording["events"][0][19:]
+    return BinlogPlace(body[8:].decode(), int.from_bytes(body[:8], "little"))
+
+
+def _builder(
+    recording: dict[str, Any], log: Path, newest: Manifest | None = None, gtid_set: str = ""
+) -> StepBuilder[EventBatch]:
+    """Reading begins where the recording does, whatever the log has."""
+    begins = _begins(recording)
+    numbering = Numbering.beginning_at(begins)
+    writer = LogWriter(
+        log,
+        system_id="s",
+        timeline=1,
+        epoch=Lsn(1),
+        end=numbering.position(begins) if newest is None else newest.end,
+        last_seq=0 if newest is None else newest.seq,
+    )
+    decoder = BinlogDecoder(
+        MapsAlone(recording["collations"]),
+        numbering,
+        SeenGtids(recording["flavor"], gtid_set),
+        begins.name,
+        "server",
+        mariadb=recording["flavor"] == "mariadb",
+    )
+    return StepBuilder(writer, decoder, 1)  # a step ends as soon as it may
+
+
+def _fed(builder: StepBuilder[EventBatch], batches: Sequence[list[bytes]]) -> None:
+    builder.demand(Lsn(2**62))
+    for batch in batches:
+        builder.take(EventBatch.join(batch))
+
+
+def _manifests(log: Path) -> list[Manifest]:
+    return [read_manifest(log, seq) for seq in list_sequence(log)]
+
+
+def _rows_of(log: Path) -> list[dict[str, Any]]:
+    found = ChangeLog(log)
+    start, end = found.start(), found.end()
+    assert start is not None
+    assert end is not None
+    parts = read_rows(found.files(MIXED, start, end).files, start, end)
+    return [row for part in parts for row in part.to_pylist()]
+
+
+def test_steps_are_whole_transactions_wherever_batches_are_cut(recording: dict[str, Any]) -> None:
+    events = recording["events"]
+    cuts = [[events], [[event] for event in events]]
+    cuts += [[events[:at], events[at:]] for at in range(1, len(events), 5)]
+    found = []
+    for batches in cuts:
+        with TemporaryDirectory() as directory:
+            _fed(_builder(recording, Path(directory)), batches)
+            manifests, rows = _manifests(Path(directory)), _rows_of(Path(directory))
+        found.append([(row["_tx"], row["_op_index"], row["_op"], row["id"]) for row in rows])
+        for manifest in manifests:
+            place = manifest.place
+            assert place is not None
+            assert BinlogPlace.parse(place.text).number == int(manifest.end)
+        offsets = [each[:2] for each in found[-1]]
+        assert offsets == sorted(set(offsets))
+    assert len(found[0]) == 8
+    assert all(each == found[0] for each in found)
+
+
+def test_reading_may_begin_before_the_logs_end(recording: dict[str, Any], tmp_path: Path) -> None:
+    events = recording["events"]
+    _fed(_builder(recording, tmp_path / "whole"), [events])
+    whole = _rows_of(tmp_path / "whole")
+    for at in range(1, len(events), 3):
+        log = tmp_path / str(at)
+        _fed(_builder(recording, log), [[event] for event in events[:at]])
+        manifests = _manifests(log)
+        if manifests:
+            _fed(_builder(recording, log, manifests[-1]), [events])
+            assert _rows_of(log) == whole
+
+
+def test_what_was_read_on_another_server_is_left_out(recording: dict[str, Any], tmp_path: Path) -> None:
+    events = recording["events"]
+    _fed(_builder(recording, tmp_path / "whole"), [[event] for event in events])
+    manifests, whole = _manifests(tmp_path / "whole"), _rows_of(tmp_path / "whole")
+    for before in manifests:
+        assert before.place is not None
+        log = tmp_path / f"from {before.seq}"
+        _fed(_builder(recording, log, gtid_set=before.place.gtid_set), [events])
+        later = [row for row in whole if row["_tx"] >= before.end]
+        if not later:  # a step without rows is not sealed for its size
+            assert _manifests(log) == []
+            continue
+        assert _rows_of(log) == later
+        last = _manifests(log)[-1].place
+        assert last is not None
+        assert last.gtid_set == (manifests[-1].place or last).gtid_set
+
+
+def test_a_set_says_what_was_read_before() -> None:
+    seen = SeenGtids("mysql", f"{UUIDS[0]}:3-5:9")
+    numbers = np.arange(1, 11)
+    had = seen.had(UUIDS, np.zeros(10, np.int64), numbers)
+    assert numbers[had].tolist() == [3, 4, 5, 9]
+    assert not seen.had(UUIDS, np.ones(10, np.int64), numbers).any()
+    assert not seen.had(UUIDS, np.full(10, -1), numbers).any()
+    position = SeenGtids("mariadb", "3-7-4")
+    assert position.had(["3-8"], np.zeros(10, np.int64), numbers).tolist() == [True] * 4 + [False] * 6
