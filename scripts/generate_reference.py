@@ -25,6 +25,7 @@ from penstock.cli.main import app
 from penstock.config import Config
 from penstock.config.unavailable import (
     LATER_DESTINATIONS,
+    LATER_DESTINATIONS_OF,
     LATER_LANES,
     LATER_SOURCES,
     LATER_STREAM_KEYS,
@@ -83,7 +84,9 @@ def _later_of_sources() -> Iterator[tuple[str, str]]:
         yield f"`streams`, of a source of type `{kind}`", _codes(shown)
     for kind, lanes in LATER_LANES.items():
         yield f"`lanes`, of a source of type `{kind}`", _codes(lanes)
-    yield "commands, of a source of type `mysql`", _codes(("sync", "run", "resync", "state migrate"))
+    for kind, destinations in LATER_DESTINATIONS_OF.items():
+        yield f"`destination.type`, of a source of type `{kind}`", _codes(destinations)
+    yield "commands, of a source of type `mysql`", _codes(("run", "state migrate"))
 
 
 def _kinds(field: FieldInfo) -> list[str]:

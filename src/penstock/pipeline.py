@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 
-from penstock.capture.from_config import require_captured
+from penstock.capture.from_config import require_postgres
 from penstock.config import Config, StreamConfig
 from penstock.config.problems import nearest
 from penstock.core.errors import ConfigError, DestinationError, PenstockError
@@ -133,12 +133,10 @@ class Pipeline:
 
     def plan(self) -> list[PlannedStream]:
         """What the next sync would do; changes nothing."""
-        require_captured(self.config)
         return plan(self.config)
 
     def sync(self, listener: ProgressListener | None = None) -> SyncReport:
         """Load and follow up to a position noted now; returns when it is committed and acknowledged."""
-        require_captured(self.config)
         return Sync(self.config, Silence() if listener is None else listener).run()
 
     def resync(self, streams: Sequence[str] = (), listener: ProgressListener | None = None) -> SyncReport:
@@ -146,7 +144,6 @@ class Pipeline:
 
         Readers see the old tables until each new one is complete.
         """
-        require_captured(self.config)
         if not streams:
             self._start_over()
         return Sync(
@@ -185,7 +182,7 @@ class Pipeline:
     def pause(self, streams: Sequence[str], reason: str = "") -> None:
         """Let these streams stand still where they are; the others go on, and nothing of theirs is lost."""
         with only_one(self.config.state):
-            ledger = Ledger(StateStore(self.config.state))
+            ledger = Ledger(StateStore(self.config.state), self.config.source.type)
             document, since = ledger.document, datetime.now(UTC).isoformat(timespec="seconds")
             for name in self._known_streams(streams, document):
                 mode = [each.mode for each in self.config.streams if each.id.matches(name)][-1:] or ["cdc"]
@@ -195,7 +192,7 @@ class Pipeline:
     def resume(self, streams: Sequence[str]) -> None:
         """Let paused streams go on; the next sync brings them up to the others."""
         with only_one(self.config.state):
-            ledger = Ledger(StateStore(self.config.state))
+            ledger = Ledger(StateStore(self.config.state), self.config.source.type)
             document = ledger.document
             for name in self._known_streams(streams, document):
                 document = pausing.resumed(document, name)
@@ -218,7 +215,7 @@ class Pipeline:
 
     def migrate(self, state: str | Path, streams: str | Path | None = None) -> list[MigratedStream]:
         """Take over from OLake: its state.json, its streams.json if given. What becomes of each stream."""
-        require_captured(self.config)
+        require_postgres(self.config, "Taking over from OLake")
         with only_one(self.config.state):
             return migrate(self.config, Path(state), None if streams is None else Path(streams))
 

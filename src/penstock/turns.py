@@ -8,7 +8,8 @@ The order that makes a turn exact:
    VACUUM FULL fell in between, which the snapshot would show as missing rows or values. With a replica
    the snapshot is the replica's, at a later position (`capture.postgres.snapshots`), and so is the catalog
    that is read after it: what the primary showed before is at the replica by then, and loads read what it
-   has;
+   has. A source that exports none gives a position alone: chunks are read after it, and the log is read on to
+   one that is noted when they are done (`lake.load`);
 3. the target is noted after P, so that the log read in this turn covers every snapshot of this turn;
 4. loads run while capture reads, and so do rounds of what is sealed. Streams that are loaded already are
    followed beside the loads as the source goes on, and each stream joins them when its own load is done; a
@@ -46,7 +47,9 @@ from penstock.lake.destination import destination_of, java_of, spark_conf
 from penstock.lake.lane import LakeLane
 from penstock.lake.lane_state import LaneSettings, LaneStream
 from penstock.lake.partitions import reconcile_partitions
+from penstock.lake.places import BinlogPlaces
 from penstock.lake.spark_starter import SparkStarter
+from penstock.ledger import two_phase
 from penstock.ledger.ledger import Ledger
 from penstock.ledger.load_record import LoadPoint, LoadRecords
 from penstock.ledger.state import StateDocument
@@ -109,7 +112,7 @@ class Turns:
 
         `fence`: have the tables refuse every older leader before anything is read of them.
         """
-        ledger = Ledger(StateStore(self._config.state))
+        ledger = self._ledger()
         follows = any(stream.reads_log for stream in streams)
         # Setting up may create the slot, and with it the first snapshot.
         self._seen_before_start = fingerprints(streams)
@@ -139,6 +142,13 @@ class Turns:
         self.reconcile_partitions(lane)
         return lane
 
+    def _ledger(self) -> Ledger:
+        source, state = self._config.source.type, self._config.state
+        if source == "postgres":
+            return Ledger(StateStore(state))
+        places = BinlogPlaces(ChangeLog(state / "log"), LoadRecords(state / "load"))
+        return Ledger(StateStore(state), source, places)
+
     def reconcile_partitions(self, lane: LakeLane) -> None:
         """Have tables whose partitions changed behind the log's back loaded again."""
         reconcile_partitions(self._source, lane.ledger, lane)
@@ -162,6 +172,7 @@ class Turns:
             origin=f"{ledger.document.system_id}.{self._source.name}",
             rows_per_second=loading.rows_per_second,
             snapshot_age_max_s=age.total_seconds() if (age := loading.snapshot_age_max) else None,
+            position_now=self._capture.note_target,
         )
         return LakeLane(
             settings,
@@ -222,8 +233,10 @@ class Turns:
         else:
             load()
         if follows:
-            if self._stays and followed:
-                self._capture.read_to(self._capture.note_target())  # past their snapshot: they become level
+            if followed and not lane.shares_snapshots and not self._stays:
+                self._reached(lane)
+            if followed and (self._stays or not lane.shares_snapshots):
+                self._capture.read_to(self._capture.note_target())  # past what was read: they become level
             end = self._reached(lane)
             self._listener.stream_finished("change log", "capture", self._rows_captured())
             if self.lost is lost:  # else tables that are not to be followed any more may not say so yet
@@ -304,7 +317,7 @@ class Turns:
 
     def _point(self, take: SnapshotSource, lane: LakeLane, streams: Sequence[StreamId]) -> LoadPoint:
         snapshot = self._settled_snapshot(take, lane, streams)
-        return LoadPoint(snapshot.consistent_point, snapshot.name)
+        return LoadPoint(snapshot.consistent_point, snapshot.name, snapshot.place)
 
     def _settled_snapshot(
         self, take: SnapshotSource, lane: LakeLane, streams: Sequence[StreamId]
@@ -342,8 +355,17 @@ class Turns:
         document = ledger.document
         _require_same_source(document, system_id, timeline, started)
         slot = self._source.name if started is not None else None
-        ledger.write(document.identified(system_id=system_id, timeline=timeline, epoch=epoch, slot=slot))
+        document = document.identified(system_id=system_id, timeline=timeline, epoch=epoch, slot=slot)
+        ledger.write(document if started is None else self._bound(document))
         return epoch, version
+
+    def _bound(self, document: StateDocument) -> StateDocument:
+        """Of MySQL, with what its contract has the state say of the server."""
+        source = self._config.source
+        if source.type != "mysql":
+            return document
+        server = self._source.identity().system_id  # of the one that answers now, after a failover
+        return two_phase.bound_to_server(document, server_id=source.replica_id, server_uuid=server)
 
 
 def _require_same_source(
@@ -351,7 +373,7 @@ def _require_same_source(
 ) -> None:
     if document.system_id is not None and document.system_id != system_id:
         raise StateError(
-            "The state belongs to another Postgres cluster than the source's url reaches.",
+            "The state belongs to another server, or cluster of servers, than the source's url reaches.",
             remedy="Correct the url, or give this pipeline a state directory of its own.",
         )
     # Capture goes on over a promotion if all of the log lies before it, and no table is beyond the log.

@@ -50,7 +50,7 @@ def pipeline(server: MysqlServer, tmp_path: Path) -> Pipeline:
     path.write_text(
         f'source: {{type: mysql, url: "mysql://root:${{NONE}}@127.0.0.1:{server.port}/shop"}}\n'
         "destination: {type: parquet, path: ./lake}\nstate: ./state\n"
-        "streams: [shop.orders, {table: shop.notes, write: append}]\n"
+        "streams: [shop.orders, {table: shop.notes, mode: full_refresh}]\n"
     )
     return Pipeline(Config.load(path, {"NONE": ""}))
 

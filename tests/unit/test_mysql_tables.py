@@ -20,8 +20,8 @@ from penstock.core.schema import SourceColumn, TableSchema
 from penstock.core.stream import StreamId
 from penstock.sources.finding import StreamNeed
 from penstock.sources.mysql import result_kernels
-from penstock.sources.mysql.catalog import Cascade, KeyPart, MysqlTable
-from penstock.sources.mysql.check_streams import LogFacts, check_streams, is_working_table
+from penstock.sources.mysql.catalog import Cascade, KeyPart, MysqlTable, is_working_table
+from penstock.sources.mysql.check_streams import LogFacts, check_streams
 from penstock.sources.mysql.chunks import beyond, integer_bounds, literal, literals_of, rows_of_chunk
 from penstock.sources.mysql.connection import parse_url, safe_url
 from penstock.sources.mysql.types import RULES, TYPES, decimal_modifier

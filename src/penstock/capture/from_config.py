@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from penstock.capture.source_spec import PostgresSpec, SourceSpec
+from penstock.capture.source_spec import MysqlSpec, PostgresSpec, SourceSpec
 from penstock.capture.spec import SYNC_HEARTBEAT_S, CaptureSpec, ServiceSpec
-from penstock.config import Config, PostgresSourceConfig
+from penstock.config import Config
 from penstock.config.shapes import SHAPES_LANE
 from penstock.core.errors import ConfigError
 from penstock.core.stream import StreamId
@@ -48,19 +48,20 @@ def spec_of(
     )
 
 
-def require_captured(config: Config) -> PostgresSourceConfig:
-    """The source, if its log can be read: before anything is begun that would need it."""
-    if isinstance(config.source, PostgresSourceConfig):
-        return config.source
-    raise ConfigError(
-        f"A source of type {config.source.type} can be looked at by this version, and not be synced.",
-        remedy="`penstock check` and `penstock discover` work; for the rest wait for the version that brings "
-        "it, CHANGELOG.md says what there is today.",
-    )
+def require_postgres(config: Config, what: str) -> None:
+    """That the source is one for which there is all of it: before anything is begun."""
+    if config.source.type != "postgres":
+        raise ConfigError(
+            f"{what} is not available yet for a source of type {config.source.type}.",
+            remedy="`penstock sync` is; for the rest wait for the version that brings it, CHANGELOG.md says "
+            "what there is today.",
+        )
 
 
 def _source(config: Config) -> SourceSpec:
-    source = require_captured(config)
+    source = config.source
+    if source.type == "mysql":
+        return MysqlSpec(source.url.get_secret_value(), source.name, source.replica_id)
     replica = source.replica_url
     return PostgresSpec(
         source.url.get_secret_value(),

@@ -83,6 +83,9 @@ class ChangeSink(Protocol):
     def truncate(self, table: CapturedTable, at: Truncation, *, whole: bool) -> None:
         """`whole`: no leaf of the table's root has rows now."""
 
+    def alter(self, stream: StreamId, tx: int, op_index: int) -> None:
+        """A statement changed the stream's table itself: what its rows are now, the log cannot tell."""
+
 
 class LogStream(Protocol[Batch_co]):
     """A connection on which the source sends its log. Used from one thread, but for `close`."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from penstock.capture.source_spec import SourceSpec, source_of_json
+from penstock.core.place import Place
 from penstock.core.position import Lsn
 from penstock.core.stream import StreamId
 
@@ -149,22 +150,33 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class ExportedSnapshot:
-    """A snapshot others can read under while the session with `held_by_pid` keeps it."""
+    """A snapshot others can read under while the session with `held_by_pid` keeps it.
+
+    `place`: its point in the source's words, where the number does not say it.
+    """
 
     name: str
     consistent_point: Lsn
     held_by_pid: int
+    place: Place | None = None
 
     def to_json(self) -> dict[str, Any]:
         return {
             "name": self.name,
             "consistent_point": str(self.consistent_point),
             "held_by_pid": self.held_by_pid,
+            "place": None if self.place is None else self.place.to_json(),
         }
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> ExportedSnapshot:
-        return cls(fields["name"], Lsn.parse(fields["consistent_point"]), fields["held_by_pid"])
+        place = fields["place"]
+        return cls(
+            fields["name"],
+            Lsn.parse(fields["consistent_point"]),
+            fields["held_by_pid"],
+            None if place is None else Place.from_json(place),
+        )
 
 
 @dataclass(frozen=True, slots=True)

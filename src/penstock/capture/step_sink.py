@@ -9,6 +9,7 @@ import pyarrow as pa
 from penstock.capture.log_reading import CapturedTable, Truncation
 from penstock.capture.rows import truncate_row
 from penstock.capture.tail import TailSink
+from penstock.core.stream import StreamId
 from penstock.log.columns import log_schema
 from penstock.log.writer import LogWriter
 
@@ -49,3 +50,6 @@ class StepSink:
             self._writer.truncate_leaf(stream, table.leaf, at.tx, at.op_index)
         if whole:
             self._writer.truncate(stream, at.tx, at.op_index)
+
+    def alter(self, stream: StreamId, tx: int, op_index: int) -> None:
+        self._writer.alter(stream, tx, op_index)

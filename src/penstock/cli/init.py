@@ -119,5 +119,4 @@ def _tell(settings: Settings, answers: Answers, variable: str | None) -> None:
     settings.note(f"Wrote {settings.config_path}.")
     if variable:
         settings.note(f"The password was not written: set {variable} in the environment.")
-    then = ", then `penstock sync`" if answers.type == "postgres" else " and `penstock discover`"
-    settings.note(f"Next: `penstock check`{then}.")
+    settings.note("Next: `penstock check`, then `penstock sync`.")

@@ -6,6 +6,7 @@ The docstring below a key is its line in docs/reference/configuration.md.
 from __future__ import annotations
 
 import re
+import zlib
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Literal
@@ -69,8 +70,8 @@ class PostgresSourceConfig(Section):
 
 
 class MysqlSourceConfig(Section):
-    """A MySQL or MariaDB server. It can be checked and its tables listed; [what is not there
-    yet](#not-there-yet) says what else."""
+    """A MySQL or MariaDB server. Its tables are synced to Parquet; see [what is not there
+    yet](#not-there-yet)."""
 
     type: Literal["mysql"]
     """The kind of database; MariaDB too."""
@@ -82,6 +83,11 @@ class MysqlSourceConfig(Section):
     server_id: Annotated[int, Field(ge=1, le=2**32 - 1)] | None = None
     """As which replica the binary log is read: a number that no server and no other pipeline has. By default
     it is made of `name`."""
+
+    @property
+    def replica_id(self) -> int:
+        """Ids of the upper half are seldom given by people."""
+        return self.server_id or 2**31 | zlib.crc32(self.name.encode()) & 0x7FFFFFFF
 
 
 #: One model for each `type`.

@@ -17,8 +17,17 @@ LATER_SOURCES = ("mongodb",)
 LATER_DESTINATIONS: tuple[str, ...] = ()
 #: By `source.type`: what its streams cannot have (key, value; None: any), and lanes that cannot follow it.
 LATER_STREAM_KEYS: dict[str, tuple[tuple[str, str | None], ...]] = {
-    "mysql": (("mode", "incremental"), ("where", None), ("replica_identity", "full")),
+    "mysql": (
+        ("mode", "incremental"),
+        ("mode", "strict_cdc"),
+        ("write", "append"),
+        ("deletes", "soft"),
+        ("where", None),
+        ("replica_identity", "full"),
+    ),
 }
+#: By `source.type`: where its tables cannot go.
+LATER_DESTINATIONS_OF: dict[str, tuple[str, ...]] = {"mysql": ("iceberg",)}
 LATER_LANES: dict[str, tuple[str, ...]] = {"mysql": ("shapes", "kafka", "kinesis", "file")}
 
 
@@ -36,7 +45,10 @@ def unavailable(values: dict[str, Any]) -> list[Problem]:
 
 def _of_source(kind: str, values: dict[str, Any]) -> Iterator[Problem]:
     """What is there for other sources."""
-    streams, lanes = values.get("streams"), values.get("lanes")
+    streams, lanes, destination = values.get("streams"), values.get("lanes"), values.get("destination")
+    if isinstance(destination, dict) and destination.get("type") in LATER_DESTINATIONS_OF.get(kind, ()):
+        shown = f"`{destination['type']}`"
+        yield ("destination", "type"), f"{shown} is not available yet for a source of type {kind}."
     for index, stream in enumerate(streams if isinstance(streams, list) else ()):
         for key, value in LATER_STREAM_KEYS.get(kind, ()) if isinstance(stream, dict) else ():
             if key in stream and value in (None, stream[key]):

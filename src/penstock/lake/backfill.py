@@ -109,8 +109,18 @@ class Backfill:
             totals.rows_loaded = outcome.rows.get(load.stream, 0)
             totals.dead_letters += outcome.dead_letters.get(load.stream, 0)
             self._lane.to_reload.discard(load.stream)
-            self._swap(load.stream, load.record)
+            self._swap(load.stream, self._read_until_now(load))
             self._lane.listener.stream_finished(str(load.stream), "load", totals.rows_loaded)
+
+    def _read_until_now(self, load: StreamLoad) -> LoadRecord:
+        """The load's record, with the position that the log must pass before the table shows one moment."""
+        settings = self._lane.settings
+        if settings.reading.shares_snapshots or not self._lane.streams[load.stream].reads_log:
+            return load.record
+        assert settings.position_now is not None, "a stream that reads the log has somebody to read it"
+        record = load.record.read_until(LoadPoint(settings.position_now(), ""))
+        self._lane.records.save(record)
+        return record
 
     def _join(self, stream: StreamId, point: LoadPoint) -> None:
         record = self._joining.begin(stream, point)
@@ -184,7 +194,11 @@ class Backfill:
         return incremental.load_cursor_names(self._lane.ledger.document, stream) == names
 
     def _method(self, configured: LaneStream) -> ChunkMethod:
-        return self._lane.settings.method if configured.info.schema.key else "ctid"
+        reading, info = self._lane.settings.reading, configured.info
+        if reading.shares_snapshots:
+            return self._lane.settings.method if info.schema.key else "ctid"
+        # One query shows one moment. Several do so together with the log, by the key that it names rows by.
+        return reading.method_for(info, "key") if configured.reads_log and info.schema.key else "ctid"
 
     def _swap(self, stream: StreamId, record: LoadRecord) -> None:
         """Publish a load whose chunks are all committed; idempotent by load id.

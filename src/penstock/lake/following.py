@@ -241,6 +241,8 @@ class Following:
         )
         if isinstance(plan, MustReload):
             return plan
+        if changes.altered:
+            return MustReload("a statement at the source altered it in a way that its rows do not tell")
         if truncated_in_part(changes) and self._lane.streams[stream].write == "upsert":
             return MustReload("a single partition was truncated", by_schema=False)
         try:

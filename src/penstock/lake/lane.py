@@ -55,6 +55,11 @@ class LakeLane:
         return self._lane.streams
 
     @property
+    def shares_snapshots(self) -> bool:
+        """Whether a load shows one moment; if not, it does once the log has passed its end."""
+        return self._lane.settings.reading.shares_snapshots
+
+    @property
     def ledger(self) -> Ledger:
         return self._lane.ledger
 

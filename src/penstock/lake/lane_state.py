@@ -121,6 +121,8 @@ class LaneSettings:
     origin: str  # the source and the slot, for the generations of loads
     rows_per_second: int | None = None
     snapshot_age_max_s: float | None = None
+    #: A position after everything that is committed then; None: nobody reads the log.
+    position_now: Callable[[], Lsn] | None = None
 
 
 @dataclass(slots=True)

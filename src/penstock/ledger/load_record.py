@@ -97,6 +97,10 @@ class LoadRecord:
     def point_of(self, chunk: LoadChunk) -> LoadPoint:
         return self.points[chunk.point]
 
+    def read_until(self, point: LoadPoint) -> LoadRecord:
+        """The record of a load whose chunks were all read before `point`, each at a moment of its own."""
+        return replace(self, points=(*self.points, point))
+
     def resumed(self, point: LoadPoint, to_read: frozenset[LoadChunk]) -> LoadRecord:
         """The record of the same load going on under another snapshot, for the chunks still to read."""
         points = (*self.points, point)
@@ -171,6 +175,18 @@ class LoadRecords:
         if path.exists():
             path.unlink()
             durable.sync_directory(self.directory)
+
+    def points(self) -> list[LoadPoint]:
+        """Of all loads that are under way, or that the log has not passed."""
+        names = sorted(self.directory.glob("*.json")) if self.directory.is_dir() else []
+        found: list[LoadPoint] = []
+        for name in names:
+            try:
+                record = LoadRecord.from_json(state_json.decode(name.read_bytes()))
+            except (OSError, ValueError, KeyError, TypeError):
+                continue  # whoever needs this load says what is wrong with it
+            found += record.points
+        return found
 
     def open_points(self, streams: set[StreamId]) -> list[Lsn]:
         """The oldest consistent point of each of these streams' loads: what the log must be kept for."""

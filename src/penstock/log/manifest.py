@@ -68,13 +68,15 @@ class TableEntry:
     """What a step holds of one stream.
 
     `truncates` are offsets at which the whole stream was emptied; `leaf_truncates` those at which only
-    some of a partitioned table's leaves were.
+    some of a partitioned table's leaves were. At those in `altered` a statement may have changed rows, or
+    made another table of it, in a way that no row of the log tells.
     """
 
     stream: StreamId
     files: tuple[FileEntry, ...]
     truncates: tuple[tuple[int, int], ...] = ()
     leaf_truncates: tuple[tuple[int, int, str], ...] = ()
+    altered: tuple[tuple[int, int], ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         fields: dict[str, Any] = {
@@ -84,6 +86,8 @@ class TableEntry:
         }
         if self.leaf_truncates:
             fields["leaf_truncates"] = [list(offset) for offset in self.leaf_truncates]
+        if self.altered:
+            fields["altered"] = [list(offset) for offset in self.altered]
         return fields
 
     @classmethod
@@ -93,6 +97,7 @@ class TableEntry:
             files=tuple(FileEntry.from_json(file) for file in fields["files"]),
             truncates=tuple((tx, op) for tx, op in fields["truncates"]),
             leaf_truncates=tuple((tx, op, leaf) for tx, op, leaf in fields.get("leaf_truncates", [])),
+            altered=tuple((tx, op) for tx, op in fields.get("altered", [])),
         )
 
 

@@ -58,6 +58,7 @@ class LogRange:
     files: tuple[LogFile, ...] = ()
     truncates: tuple[tuple[int, int], ...] = ()
     leaf_truncates: tuple[tuple[int, int, str], ...] = ()
+    altered: tuple[tuple[int, int], ...] = ()
 
     @property
     def rows(self) -> int:
@@ -68,7 +69,7 @@ class LogRange:
         return sum(file.bytes for file in self.files)
 
     def __bool__(self) -> bool:
-        return bool(self.files or self.truncates or self.leaf_truncates)
+        return bool(self.files or self.truncates or self.leaf_truncates or self.altered)
 
 
 class ChangeLog:
@@ -167,6 +168,7 @@ class ChangeLog:
             tuple(map(self._log_file, kept)),
             tuple(at for table in tables for at in table.truncates if after <= at[0] < to),
             tuple(at for table in tables for at in table.leaf_truncates if after <= at[0] < to),
+            tuple(at for table in tables for at in table.altered if after <= at[0] < to),
         )
 
     def schema(self, schema_id: str) -> TableSchema:

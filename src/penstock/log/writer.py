@@ -86,6 +86,7 @@ class LogWriter:
         self._files: dict[StreamId, list[StepFile]] = {}
         self._truncates: dict[StreamId, list[tuple[int, int]]] = {}
         self._leaf_truncates: dict[StreamId, list[tuple[int, int, str]]] = {}
+        self._altered: dict[StreamId, list[tuple[int, int]]] = {}
         self.transactions = self.messages = 0
 
     @property
@@ -114,10 +115,14 @@ class LogWriter:
     def truncate_leaf(self, stream: StreamId, leaf: StreamId, tx: int, op: int) -> None:
         self._leaf_truncates.setdefault(stream, []).append((tx, op, str(leaf)))
 
+    def alter(self, stream: StreamId, tx: int, op: int) -> None:
+        """Note that a statement made another table of the stream's at this offset."""
+        self._altered.setdefault(stream, []).append((tx, op))
+
     def seal(self, to: Lsn, place: Place | None = None) -> Manifest | None:
         """Make everything up to `to` durable as one step; None if there is nothing to say. `place`: `to` in
         the source's words."""
-        if to <= self.end and not self._files and not self._truncates:
+        if to <= self.end and not self._files and not self._truncates and not self._altered:
             return None
         assert to > self.end, "rows were written for a range that is in the log already"
         with self._while_ours():
@@ -226,7 +231,7 @@ class LogWriter:
     def _close_files(self) -> tuple[TableEntry, ...]:
         for file in self._open.values():
             file.close()
-        streams = sorted({*self._files, *self._truncates, *self._leaf_truncates})
+        streams = sorted({*self._files, *self._truncates, *self._leaf_truncates, *self._altered})
         with durable.storage_errors(f"Could not write a step in {self.directory}."):
             for files in self._files.values():
                 for file in files:
@@ -241,6 +246,7 @@ class LogWriter:
                 tuple(self._entry(file) for file in self._files.get(stream, [])),
                 tuple(self._truncates.get(stream, [])),
                 tuple(self._leaf_truncates.get(stream, [])),
+                tuple(self._altered.get(stream, [])),
             )
             for stream in streams
         )

@@ -32,7 +32,7 @@ from penstock.sources.tables import SourceLeaf, SourceTable
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Which server answers; `position`: how far its log was then."""
+    """Which server answers; `position`: how far its log was then, or its clock: a number that only grows."""
 
     system_id: str
     timeline: int
@@ -134,6 +134,11 @@ class TextSession(Protocol):
 
 class TableReading(Protocol):
     """Reading whole tables. It may be given to several threads."""
+
+    @property
+    def shares_snapshots(self) -> bool:
+        """Whether all that is read under a snapshot shows one moment. If not, each chunk shows its own, which
+        is later than the snapshot's position (correctness 54)."""
 
     def tables(self, streams: Sequence[StreamId]) -> Sequence[SourceTable]:
         """As they are where they are read."""

@@ -55,7 +55,7 @@ class MysqlOptions(Protocol):
     def name(self) -> str: ...
 
     @property
-    def server_id(self) -> int | None: ...
+    def replica_id(self) -> int: ...
 
 
 SourceOptions = PostgresOptions | MysqlOptions
@@ -90,14 +90,9 @@ def _postgres(options: PostgresOptions, application_name: str) -> Source:
 
 def _mysql(options: MysqlOptions, application_name: str) -> Source:
     _require_driver("pymysql", "mysql")
-    from penstock.sources.mysql.source import MysqlSource, server_id_of
+    from penstock.sources.mysql.source import MysqlSource
 
-    return MysqlSource(
-        options.url.get_secret_value(),
-        options.name,
-        options.server_id or server_id_of(options.name),
-        application_name,
-    )
+    return MysqlSource(options.url.get_secret_value(), options.name, options.replica_id, application_name)
 
 
 def _require_driver(driver: str, extra: str) -> None:

@@ -49,7 +49,7 @@ class SourceTable:
 
     @property
     def can_be_captured(self) -> bool:
-        """Whether the source logs this table's changes at all."""
+        """Whether the source logs this table's changes, and a wildcard brings it in."""
         return True
 
 

@@ -8,7 +8,8 @@ server may have logged them in another order: what was read before is left out w
 
 Rows between two statements are decoded together, table by table. Each table map is a table's version of its
 own, so pieces of one table are in their order and of one schema each. A statement that empties a table is a
-row of its own; one that alters tables has the catalog asked anew.
+row of its own; one that alters tables is noted in the step, for no row tells what became of theirs, and has
+the catalog asked anew.
 
 What cannot be told exactly ends the reading with an error before a row of it counts: transactions prepared in
 two phases (XA), whose rows would count or not by what comes later; rows of a transaction that was rolled
@@ -208,7 +209,7 @@ class BinlogDecoder:
             if told.changed:
                 self._write_changes(part, found, tx, new, begin, rare.changes_before, sink)
                 begin = rare.changes_before
-                self._mapped.forget(told.changed)
+                self._alter(told.changed, rare, tx, new, sink)
         self._write_changes(part, found, tx, new, begin, len(found.kind), sink)
 
     def _write_truncate(
@@ -221,6 +222,15 @@ class BinlogDecoder:
             int(tx[number]), 2 * rare.ordinal, int(found.number[number]), int(found.commit_ts_us[number])
         )
         sink.truncate(table, at, whole=True)
+
+    def _alter(
+        self, changed: Sequence[StreamId], rare: RareEvent, tx: Ints, new: Flags, sink: ChangeSink
+    ) -> None:
+        """Loads that are later show it; whoever followed the table must load it again."""
+        self._mapped.forget(changed)
+        if new[rare.transaction]:
+            for stream in self._mapped.among(changed):
+                sink.alter(stream, int(tx[rare.transaction]), 2 * rare.ordinal)
 
     def _write_changes(
         self,

@@ -24,16 +24,16 @@ from penstock.capture.source_spec import MysqlSpec
 from penstock.capture.spec import CaptureSpec
 from penstock.core.binlog_place import Numbering
 from penstock.core.errors import SourceError
+from penstock.core.place import Place
 from penstock.core.position import Lsn
 from penstock.core.stream import StreamId
 from penstock.sources.mysql.binlog.warming import warm_up
-from penstock.sources.mysql.connection import Connection, connect, rows
-from penstock.sources.mysql.server import read_files, visible_place
+from penstock.sources.mysql.connection import Connection, connect
+from penstock.sources.mysql.server import clock, read_files, visible_place
 
 Answer = TypeVar("Answer")
 
 _CONTROL = "penstock control"
-_CLOCK = "SELECT CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS UNSIGNED)"
 
 
 class MysqlCapture:
@@ -41,33 +41,34 @@ class MysqlCapture:
 
     def __init__(self, source: MysqlSpec, spec: CaptureSpec) -> None:
         self._source, self._spec = source, spec
-        self.snapshots = Positions(self._visible_position)
+        self.snapshots = Positions(self._visible)
         self._connection: Connection | None = None
         self._asking = threading.RLock()
         self._numbering: Numbering | None = None
+        self._server = ""
 
     def lock(self, lease_s: float) -> NamedLock:
         return NamedLock(self._source.url, self._source.name, lease_s)
 
     def new_epoch(self) -> Lsn:
-        [(now_us,)] = self._asked(lambda connection: rows(connection, _CLOCK, doing="asking the time"))
-        return Lsn(int(now_us))
+        return self._asked(clock)
 
     def position_now(self) -> Lsn:
         numbering = self._numbering
         assert numbering is not None, "asked once the log is set up"
         return self._asked(lambda connection: numbering.position(read_files(connection).last))
 
-    def _visible_position(self) -> Lsn:
+    def _visible(self) -> tuple[Lsn, Place]:
         numbering = self._numbering
         assert numbering is not None, "asked once the log is set up"
-        return numbering.position(self._asked(visible_place))
+        place = self._asked(visible_place)
+        return numbering.position(place), Place(str(place), "", self._server)
 
     def set_up(self, wanted: Wanted, take_lead: Callable[[], Lsn]) -> MysqlLog:
         warm_up()  # before the lock is ours: a compiler takes its time
         with self._asking:
             log = set_up(self._source, self._spec, wanted, self._ordinary(), take_lead)
-        self._numbering = log.numbering
+        self._numbering, self._server = log.numbering, log.server
         return log
 
     def publish(

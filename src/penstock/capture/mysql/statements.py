@@ -46,9 +46,10 @@ def read_statement(statement: Statement) -> TableStatement:
     if verb not in _LISTS:
         return _NOTHING
     word = words.word()
-    temporary = False
+    temporary = replaces = False
     while word in _FILLERS:
         temporary = temporary or word == "TEMPORARY"
+        replaces = replaces or word == "REPLACE"
         word = words.word()
     if temporary:
         return _NOTHING
@@ -60,7 +61,8 @@ def read_statement(statement: Statement) -> TableStatement:
         words.back()
     words.pass_fillers()
     names = tuple(_names(words, statement.schema, listed=_LISTS[verb]))
-    if not names:
+    # A table that can be created was not there: it was dropped or renamed before, which was told.
+    if not names or (verb == "CREATE" and not replaces):
         return _NOTHING
     if verb == "TRUNCATE":
         return TableStatement(emptied=names[0])

@@ -103,6 +103,13 @@ class MappedTables:
             if any(each.matches(stream) for each in changed):
                 self._found.pop(number, None)
 
+    def among(self, changed: Sequence[StreamId]) -> list[StreamId]:
+        """Those that are kept. Of a pattern, by name: streams that are patterns themselves are seen by what
+        was logged of them."""
+        known = {*(each for each in self._streams if not each.is_pattern), *self._names.values()}
+        kept = {stream for stream in known for each in changed if each.matches(stream)}
+        return sorted(stream for stream in {*kept, *_plain(changed)} if self.wants(stream))
+
     def current(self, stream: StreamId) -> CapturedTable | None:
         """As the catalog has it; None if it is gone."""
         with closing(self._connect()) as connection:
@@ -151,6 +158,10 @@ def mapped_table(
     back = np.full(len(described.columns), -1, np.int64)
     back[list(numbers)] = np.arange(len(numbers))
     return MappedTable(CapturedTable(schema, stream), layout, numbers, back)
+
+
+def _plain(streams: Sequence[StreamId]) -> list[StreamId]:
+    return [stream for stream in streams if not stream.is_pattern]
 
 
 def _named(described: TableMap, key: Sequence[int], names: Sequence[str]) -> tuple[str, ...]:

@@ -52,6 +52,8 @@ _KEY_KINDS: Mapping[str, KeyKind] = {
     "uuid": "uuid",
 }
 _NUMBERS = (*_INTEGERS, "decimal", "float", "double", "year")
+#: What gh-ost, pt-online-schema-change and others name the tables they work with.
+_WORKING_TABLE = re.compile(r"_.+_(gho|ghc|del|new|old)|_vt_(hld|prg|evc|drp|vrp)_.+", re.DOTALL)
 _FIRST_MEMBER = re.compile(r"enum\('((?:[^']|'')*)'")
 
 
@@ -92,7 +94,13 @@ class MysqlTable(SourceTable):
 
     @property
     def can_be_captured(self) -> bool:
-        return self.kind in ("table", "partitioned", "versioned")
+        """What a wildcard brings in: not a table that an online schema change works with."""
+        return self.kind in ("table", "partitioned", "versioned") and not is_working_table(self.stream.name)
+
+
+def is_working_table(name: str) -> bool:
+    """Whether a tool that alters tables online made it, and will drop or rename it."""
+    return _WORKING_TABLE.fullmatch(name) is not None
 
 
 def discover(connection: Connection, patterns: Sequence[StreamId] | None = None) -> list[MysqlTable]:

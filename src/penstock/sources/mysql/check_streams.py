@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -12,11 +11,9 @@ from penstock.core.held_as import HeldAs
 from penstock.core.stream import StreamId
 from penstock.sources.finding import Finding, Level, StreamNeed
 from penstock.sources.mysql.binlog.charsets import BINARY, conversion
-from penstock.sources.mysql.catalog import MysqlTable
+from penstock.sources.mysql.catalog import MysqlTable, is_working_table
 from penstock.sources.mysql.types import TYPES
 
-#: What gh-ost, pt-online-schema-change and others name the tables they work with.
-_WORKING_TABLE = re.compile(r"_.+_(gho|ghc|del|new|old)|_vt_(hld|prg|evc|drp|vrp)_.+", re.DOTALL)
 _KINDS = {"view": "a view", "sequence": "a sequence"}
 #: MariaDB's own, which the log has as bytes, in an order of their own, and does not name.
 _BYTES_IN_LOG = ("uuid", "inet4", "inet6")
@@ -43,7 +40,7 @@ def check_streams(
         if not matching:
             findings.append(_missing(need.stream, tables))
         for table in matching:
-            if need.stream.is_pattern and is_working_table(table.stream.name):
+            if (need.stream.is_pattern or need.by_pattern) and is_working_table(table.stream.name):
                 findings.append(_left_out(table, need.stream))
                 continue
             found = [
@@ -56,11 +53,6 @@ def check_streams(
                 found.insert(0, _fine(table))
             findings += found
     return findings
-
-
-def is_working_table(name: str) -> bool:
-    """Whether a tool that alters tables online made it, and will drop or rename it."""
-    return _WORKING_TABLE.fullmatch(name) is not None
 
 
 def _finding(table: MysqlTable, name: str, level: Level, message: str, remedy: str = "") -> Finding:

@@ -25,10 +25,12 @@ from penstock.core.binlog_place import BinlogPlace
 from penstock.core.errors import SourceError
 from penstock.core.failover import Server
 from penstock.core.gtid import GtidSet
+from penstock.core.position import Lsn
 from penstock.sources.mysql.connection import Connection, Row, code_of, is_mariadb, rows
 
 _READING = "reading the position of the binary log"
 _LOG_IS_OFF, _SYNTAX = 1381, 1064
+_CLOCK = "SELECT CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS UNSIGNED)"
 _VISIBLE_WITHIN_S, _LOOK_EVERY_S = 60.0, 0.01
 _BEGINNING = 4  # of a file's first event
 #: Newest first: MySQL 8.4 has no MASTER, others know nothing else.
@@ -53,6 +55,12 @@ def read_server(connection: Connection) -> Server:
     """SourceError if the server keeps no log, or the user may not ask."""
     first = BinlogPlace(_files(connection)[0][0], _BEGINNING)
     return _mariadb(connection, first) if is_mariadb(connection) else _mysql(connection, first)
+
+
+def clock(connection: Connection) -> Lsn:
+    """The server's, in microseconds: a number that grows over terms and failovers, as places do not."""
+    [(now_us,)] = rows(connection, _CLOCK, doing="asking the time")
+    return Lsn(int(now_us))
 
 
 def server_uuid(connection: Connection) -> str:

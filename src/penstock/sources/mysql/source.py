@@ -6,7 +6,6 @@ the source, to hold, to acknowledge or to drop.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -23,16 +22,9 @@ from penstock.sources.mysql.catalog import MysqlTable, discover
 from penstock.sources.mysql.check import check, read_facts
 from penstock.sources.mysql.check_streams import LogFacts, check_streams
 from penstock.sources.mysql.connection import cancel_queries, connect, parse_url, server_version
-from penstock.sources.mysql.server import read_server
+from penstock.sources.mysql.server import clock, read_server, server_uuid
 from penstock.sources.mysql.table_reading import MysqlReading
 from penstock.sources.tables import SourceLeaf, SourceTable, found_or_all
-
-_OWN_SERVER_IDS = 2**31  # ids from there on are seldom given by people
-
-
-def server_id_of(name: str) -> int:
-    """What a pipeline is called among replicas, if the file does not say."""
-    return _OWN_SERVER_IDS | zlib.crc32(name.encode()) & 0x7FFFFFFF
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +74,9 @@ class MysqlSource:
 
     def identity(self) -> Identity:
         with closing(connect(self.url)) as connection:
-            server = read_server(connection)
             major, minor, patch = server_version(connection)
-        version = 10_000 * major + 100 * minor + patch
-        return Identity(server.uuid, 0, version, Lsn(server.last.number))
+            version = 10_000 * major + 100 * minor + patch
+            return Identity(server_uuid(connection), 1, version, clock(connection))
 
     def switch_point(self, before: int, now: int) -> Lsn | None:
         return None

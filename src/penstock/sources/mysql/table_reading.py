@@ -39,6 +39,10 @@ from penstock.sources.tables import SourceLeaf, SourceTable
 class MysqlReading:
     url: str
 
+    @property
+    def shares_snapshots(self) -> bool:
+        return False
+
     def tables(self, streams: Sequence[StreamId]) -> Sequence[MysqlTable]:
         with closing(connect(self.url)) as connection:
             return discover(connection, streams)

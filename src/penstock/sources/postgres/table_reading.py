@@ -48,6 +48,10 @@ class PostgresReading:
     url: str
     version: int | None = None
 
+    @property
+    def shares_snapshots(self) -> bool:
+        return True
+
     def tables(self, streams: Sequence[StreamId]) -> Sequence[TableInfo]:
         with connect(self.url) as connection:
             return discover(connection, streams)
