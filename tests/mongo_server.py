@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
+from bson import Timestamp
 from pymongo import MongoClient
 from pymongo.errors import OperationFailure, PyMongoError
 
@@ -107,6 +108,22 @@ class MongoServer(AbstractContextManager["MongoServer"]):
 
     def restart(self) -> None:
         self.kill()
+        self.start()
+
+    def drop_oplog_before(self, time: int) -> None:
+        """As if it had become too large: entries of earlier cluster times are gone. It takes a server that
+        is of no set to write there, so it is restarted twice."""
+        assert self.replicated
+        self.client.admin.command("fsync")  # what is dropped is not needed for starting again
+        self.kill()
+        self.replicated = False
+        self.start()
+        with MongoClient[dict[str, Any]](_HOST, self.port, directConnection=True) as direct:
+            entries = direct["local"]["oplog.rs"]
+            entries.delete_many({"ts": {"$lt": Timestamp(time >> 32, time & 0xFFFFFFFF)}})
+            direct.admin.command("fsync")
+        self.kill()
+        self.replicated = True
         self.start()
 
     def _key_file(self) -> Path:

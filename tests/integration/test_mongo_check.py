@@ -44,11 +44,12 @@ def _add_users(server: MongoServer) -> None:
     for name, privileges in roles.items():
         admin.command("createRole", name, privileges=privileges, roles=[])
         admin.command("createUser", name, pwd=name, roles=[name])
-    admin.command("createUser", "reader", pwd="reader", roles=[{"role": "read", "db": "shop"}])
+    own = {"role": "readWrite", "db": "penstock"}
+    admin.command("createUser", "reader", pwd="reader", roles=[{"role": "read", "db": "shop"}, own])
 
 
 def checked(server: MongoServer, user: str, *needs: StreamNeed) -> list[Finding]:
-    findings = check(server.url_of(user, user), needs or [StreamNeed(ROWS)])
+    findings = check(server.url_of(user, user), needs or [StreamNeed(ROWS)], database="shop")
     for finding in findings:
         assert finding.remedy or finding.level == "ok", finding
         assert "s3cret" not in finding.message + finding.remedy
@@ -59,7 +60,7 @@ def problems(findings: Sequence[Finding]) -> dict[str, str]:
     return {each.name: each.message for each in findings if each.level != "ok"}
 
 
-def test_the_role_read_is_enough(secured: MongoServer) -> None:
+def test_the_role_read_and_a_collection_of_our_own_are_enough(secured: MongoServer) -> None:
     findings = checked(secured, "reader")
     assert problems(findings).keys() == {"oplog"}  # whose window it may not see
     named = {each.name: each for each in findings}
@@ -81,7 +82,7 @@ def test_an_administrator_sees_the_oplog_too(secured: MongoServer) -> None:
     ("user", "message"),
     [
         ("finder", "The user finder@admin may not follow its changes (changeStream)."),
-        ("one", "The user one@admin may follow this collection, and not its whole database"),
+        ("one", "The user one@admin may follow this collection, and not the whole database"),
         ("nobody", "The user nobody@admin may not list the collections of shop."),
     ],
 )
@@ -91,11 +92,22 @@ def test_a_right_that_is_missing_is_named_with_what_grants_it(
     found = [each for each in checked(secured, user) if each.name == "privileges"]
     assert [each.message.startswith(message) for each in found] == [True]
     assert f'grantRolesToUser("{user}", [{{role: "read", db: "shop"}}])' in found[0].remedy
-    assert found[0].level == ("warning" if user == "one" else "error")
+    assert found[0].level == "error"
+
+
+def test_a_stream_of_the_whole_cluster_takes_more_than_the_role_of_a_database(secured: MongoServer) -> None:
+    found = check(secured.url_of("reader", "reader"), [StreamNeed(ROWS)])
+    [missing] = [each for each in found if each.name == "privileges"]
+    assert "not the whole cluster" in missing.message
+    assert 'role: "readAnyDatabase", db: "admin"' in missing.remedy
 
 
 def test_a_full_refresh_asks_for_no_change_stream(secured: MongoServer) -> None:
-    assert problems(checked(secured, "finder", StreamNeed(ROWS, mode="full_refresh"))) == {}
+    found = checked(secured, "finder", StreamNeed(ROWS, mode="full_refresh"))
+    assert problems(found).keys() == {"control"}
+    [missing] = [each for each in found if each.name == "control"]
+    assert "(find, insert, update, remove)" in missing.message
+    assert 'grantRolesToUser("finder", [{role: "readWrite", db: "penstock"}])' in missing.remedy
 
 
 def test_wrong_passwords_and_missing_names_are_findings(secured: MongoServer) -> None:

@@ -22,8 +22,10 @@ from typing import Any, Literal
 from penstock.core.errors import TooManyFieldsError
 from penstock.core.schema import SourceColumn, TableSchema
 from penstock.core.stream import StreamId
+from penstock.sources.mongodb import control
 from penstock.sources.mongodb.connection import Client, query_errors
 from penstock.sources.mongodb.fields import Column, Fields
+from penstock.sources.mongodb.remembered import RememberedFields
 from penstock.sources.mongodb.replies import RawCursor, Source
 from penstock.sources.mongodb.types import ID, Layout, document_columns, field_columns
 from penstock.sources.tables import SourceLeaf, SourceTable
@@ -37,6 +39,7 @@ _SYSTEM_DATABASES = frozenset({"admin", "config", "local"})
 _SYSTEM_PREFIXES = ("system.", "enxcol_.")  # the latter belong to encrypted collections
 _BUCKETS = "system.buckets."  # and the name of the time series whose measurements it holds
 _COMMITTED = {"level": "majority"}
+_OWN = StreamId(control.DATABASE, control.COLLECTION)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,21 +73,24 @@ def discover(
     database: str = "",
     layout: Layout = "document",
     with_fields: bool = False,
+    remembered: RememberedFields | None = None,
 ) -> list[CollectionInfo]:
     """Collections that match a pattern (`None`: all), ordered by name.
 
     `database`: only of this one; empty: of all that the user may see. A wildcard matches no views; those of
-    the system are never found. `with_fields`: sample fields in the layout `document` too.
+    the system are never found. `with_fields`: sample fields in the layout `document` too. `remembered`: where
+    fields were seen before, those are the fields.
     """
+    sampling = _Sampling(layout, with_fields, remembered)
     found = []
     for name in _databases(client, patterns, database):
         with query_errors(f"listing the collections of {name}"):
             listed = {str(each["name"]): each for each in client[name].list_collections()}
         for collection, each in sorted(listed.items()):
             stream = StreamId(name, collection)
-            if _is_wanted(stream, each["type"], patterns):
+            if is_wanted(stream, each["type"], patterns):
                 number = _number([each, listed.get(f"{_BUCKETS}{collection}", {})])
-                found.append(_describe(client[name], stream, each, number, layout, with_fields))
+                found.append(_describe(client[name], stream, each, number, sampling))
     return found
 
 
@@ -94,7 +100,26 @@ def collection_number(database: Source, collection: str) -> int:
     return _number(list(database.list_collections(filter={"name": {"$in": names}})))
 
 
+@dataclass(frozen=True, slots=True)
+class _Sampling:
+    """Of which collections fields are looked at, and whether that was done before."""
+
+    layout: Layout
+    with_fields: bool
+    remembered: RememberedFields | None
+
+    def fields(
+        self, database: Source, stream: StreamId, kind: CollectionKind, number: int
+    ) -> tuple[Column, ...]:
+        if self.layout == "fields" and self.remembered is not None:
+            key = str(number or stream)  # a view has no number, and is what its name says
+            return self.remembered.of(key, lambda: _sample(database, stream, kind))
+        return _sample(database, stream, kind) if self.with_fields or self.layout == "fields" else ()
+
+
 def _databases(client: Client, patterns: Sequence[StreamId] | None, database: str) -> list[str]:
+    if patterns is not None and not patterns:
+        return []
     if database:
         return [database]
     if patterns is not None and not any("*" in pattern.namespace for pattern in patterns):
@@ -104,8 +129,9 @@ def _databases(client: Client, patterns: Sequence[StreamId] | None, database: st
     return sorted(set(names) - _SYSTEM_DATABASES)
 
 
-def _is_wanted(stream: StreamId, kind: str, patterns: Sequence[StreamId] | None) -> bool:
-    if stream.name.startswith(_SYSTEM_PREFIXES):
+def is_wanted(stream: StreamId, kind: str, patterns: Sequence[StreamId] | None) -> bool:
+    """Whether something of this name and kind is meant; neither the system's collections nor our own are."""
+    if stream.name.startswith(_SYSTEM_PREFIXES) or stream == _OWN:
         return False
     if patterns is None:
         return True
@@ -119,14 +145,13 @@ def _describe(
     stream: StreamId,
     listed: Mapping[str, Any],
     number: int,
-    layout: Layout,
-    with_fields: bool,
+    sampling: _Sampling,
 ) -> CollectionInfo:
     options = listed.get("options", {})
     kind = _kind(listed)
-    count, size = (0, 0) if kind == "view" else _measure(database, stream)
-    fields = _sample(database, stream, kind) if with_fields or layout == "fields" else ()
-    columns = field_columns(fields) if layout == "fields" else document_columns()
+    count, size = (0, 0) if kind == "view" else measure(database, stream)
+    fields = sampling.fields(database, stream, kind, number)
+    columns = field_columns(fields) if sampling.layout == "fields" else document_columns()
     key = (ID,) if kind in ("collection", "capped collection") else ()
     collated = "collation" in options
     leaf = CollectionLeaf(
@@ -173,7 +198,7 @@ def _number(listed: Sequence[Mapping[str, Any]]) -> int:
     return 0
 
 
-def _measure(database: Source, stream: StreamId) -> tuple[int, int]:
+def measure(database: Source, stream: StreamId) -> tuple[int, int]:
     """About how many documents, and their bytes; of a sharded collection over all shards.
 
     The number is that of the collection's statistics, which can be off after a crash; nothing rests on it.

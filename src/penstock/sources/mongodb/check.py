@@ -16,13 +16,15 @@ from pymongo.errors import OperationFailure
 
 from penstock.core.errors import PenstockError
 from penstock.sources.finding import Finding, StreamNeed, findings_of
+from penstock.sources.mongodb import control
 from penstock.sources.mongodb.catalog import discover
-from penstock.sources.mongodb.check_streams import Server, check_streams
+from penstock.sources.mongodb.check_streams import Server, check_streams, grant
 from penstock.sources.mongodb.connection import Client, connect, query_errors, safe_url
+from penstock.sources.mongodb.remembered import RememberedFields
 from penstock.sources.mongodb.rights import Rights, read_rights
 from penstock.sources.mongodb.types import Layout
 
-SERVER_VERSION_MIN = (4, 4)
+SERVER_VERSION_MIN = (5, 0)  # from which on a load can be read as of a time, on any connection
 OPLOG_HOURS_MIN = 24
 _FULL_SHARE = 0.9  # of its size, from which on the oplog drops what is old
 
@@ -51,6 +53,7 @@ class _Asked:
     url: str
     database: str
     layout: Layout
+    remembered: RememberedFields | None
     needs: Sequence[StreamNeed]
     rights: Rights
     hello: Mapping[str, Any]
@@ -70,7 +73,12 @@ class _Asked:
 
 
 def check(
-    url: str, streams: Sequence[StreamNeed], *, database: str = "", layout: Layout = "document"
+    url: str,
+    streams: Sequence[StreamNeed],
+    *,
+    database: str = "",
+    layout: Layout = "document",
+    remembered: RememberedFields | None = None,
 ) -> list[Finding]:
     """All findings, in the order in which a person would mend them."""
     try:
@@ -81,7 +89,7 @@ def check(
         try:
             with query_errors("asking what the server is"):
                 hello = client.admin.command("hello")
-            asked = _Asked(client, url, database, layout, streams, read_rights(client), hello)
+            asked = _Asked(client, url, database, layout, remembered, streams, read_rights(client), hello)
         except PenstockError as error:
             return [Finding.of_error("connection", error)]
         connected = Finding("connection", "ok", f"Connected to {safe_url(url)}.")
@@ -92,7 +100,7 @@ _Step = Callable[[_Asked], Iterator[Finding]]
 
 
 def _steps(asked: _Asked) -> list[tuple[str, _Step]]:
-    steps: list[tuple[str, _Step]] = [("server version", _check_version)]
+    steps: list[tuple[str, _Step]] = [("server version", _check_version), ("control", _check_control)]
     if any(need.reads_log for need in asked.needs):
         steps += [
             ("replica set", _check_replica_set),
@@ -157,7 +165,7 @@ def _check_oplog(asked: _Asked) -> Iterator[Finding]:
         )
     elif asked.has_oplog:
         try:
-            yield judge_oplog(_read_oplog(asked.client))
+            yield judge_oplog(read_oplog(asked.client))
         except OperationFailure:
             yield Finding(
                 "oplog",
@@ -169,7 +177,8 @@ def _check_oplog(asked: _Asked) -> Iterator[Finding]:
             )
 
 
-def _read_oplog(client: Client) -> Oplog:
+def read_oplog(client: Client) -> Oplog:
+    """Raises what the driver does: not every user may."""
     entries = client["local"]["oplog.rs"]
     ends = (entries.find({}, {"ts": 1}).sort("$natural", order).limit(1) for order in (1, -1))
     first, last = (next(iter(end))["ts"].time for end in ends)
@@ -193,6 +202,24 @@ def judge_oplog(oplog: Oplog) -> Finding:
     )
 
 
+def _check_control(asked: _Asked) -> Iterator[Finding]:
+    """No write is tried: what the user may do is said by its rights."""
+    rights, name = asked.rights, f"{control.DATABASE}.{control.COLLECTION}"
+    lacking = [
+        action for action in control.ACTIONS if not rights.may(action, control.DATABASE, control.COLLECTION)
+    ]
+    if lacking:
+        yield Finding(
+            "control",
+            "error",
+            f"Penstock keeps a small collection at the source, {name}, and the user {rights.user} may not "
+            f"use it ({', '.join(lacking)}).",
+            grant(rights, control.DATABASE, "readWrite"),
+        )
+    else:
+        yield Finding("control", "ok", f"Penstock can keep its collection {name}.")
+
+
 def _may_list(asked: _Asked, database: str) -> bool:
     return asked.rights.may("listCollections", database)
 
@@ -200,6 +227,11 @@ def _may_list(asked: _Asked, database: str) -> bool:
 def _check_streams(asked: _Asked) -> Iterator[Finding]:
     streams = [need.stream for need in asked.needs]
     patterns = [each for each in streams if "*" in each.namespace or _may_list(asked, each.namespace)]
-    tables = discover(asked.client, patterns, database=asked.database, layout=asked.layout)
-    server = Server(asked.version, asked.has_oplog or asked.is_sharded, asked.rights)
-    yield from check_streams(asked.needs, tables, server)
+    tables = discover(
+        asked.client,
+        patterns,
+        database=asked.database,
+        layout=asked.layout,
+        remembered=asked.remembered,
+    )
+    yield from check_streams(asked.needs, tables, Server(asked.version, asked.rights, asked.database))

@@ -20,9 +20,11 @@ _FULL_REFRESH = "Set `mode: full_refresh` for it, or leave it out."
 
 @dataclass(frozen=True, slots=True)
 class Server:
+    """`database`: whose changes are read; empty: those of the whole cluster."""
+
     version: tuple[int, ...]
-    has_changes: bool  # a replica set or a sharded cluster
     rights: Rights
+    database: str = ""
 
 
 def check_streams(
@@ -39,7 +41,7 @@ def check_streams(
                 findings.append(_left_out(table, need.stream))
                 continue
             found = [
-                *_check_reading(table, need, server.rights),
+                *_check_reading(table, need, server),
                 *_check_columns(table, need),
                 *_check_selection(table, need),
                 *_check_cursor(table, need),
@@ -57,7 +59,7 @@ def _missing(stream: StreamId, rights: Rights) -> Finding:
             "privileges",
             "error",
             f"The user {rights.user} may not list the collections of {stream.namespace}.",
-            _grant(rights, stream.namespace),
+            grant(rights, stream.namespace),
             str(stream),
         )
     what = "No collection matches this pattern." if stream.is_pattern else "There is no such collection."
@@ -81,29 +83,38 @@ def _finding(table: CollectionInfo, name: str, level: Level) -> Callable[[str, s
     return lambda message, remedy: Finding(name, level, message, remedy, str(table.stream))
 
 
-def _grant(rights: Rights, database: str) -> str:
+def grant(rights: Rights, database: str, role: str = "read") -> str:
+    """What an administrator runs, for the user to have a role in a database."""
     user, _, made_in = rights.user.rpartition("@")
     return (
         f'As an administrator run in the database {made_in}: db.grantRolesToUser("{user}", '
-        f'[{{role: "read", db: "{database}"}}]).'
+        f'[{{role: "{role}", db: "{database}"}}]).'
     )
 
 
-def _check_reading(table: CollectionInfo, need: StreamNeed, rights: Rights) -> Iterator[Finding]:
-    actions = ["find", *(["changeStream"] if need.reads_log and table.can_be_captured else [])]
-    for action in actions:
-        if not rights.may(action, table.stream.namespace, table.stream.name):
-            yield _finding(table, "privileges", "error")(
-                f"The user {rights.user} may not {'read it' if action == 'find' else 'follow its changes'} "
-                f"({action}).",
-                _grant(rights, table.stream.namespace),
-            )
-    whole = table.can_be_captured and rights.may("changeStream", table.stream.namespace)
-    if need.reads_log and not whole and rights.may("changeStream", table.stream.namespace, table.stream.name):
-        yield _finding(table, "privileges", "warning")(
-            f"The user {rights.user} may follow this collection, and not its whole database: "
-            "each such collection takes a change stream of its own, which reads the whole oplog.",
-            _grant(rights, table.stream.namespace),
+def _grant_all(rights: Rights) -> str:
+    return f"{grant(rights, 'admin', 'readAnyDatabase')} Or name the streams' `database` in the source."
+
+
+def _check_reading(table: CollectionInfo, need: StreamNeed, server: Server) -> Iterator[Finding]:
+    rights, follows = server.rights, need.reads_log and table.can_be_captured
+    missing = [
+        action
+        for action in ["find", *(["changeStream"] if follows else [])]
+        if not rights.may(action, table.stream.namespace, table.stream.name)
+    ]
+    for action in missing:
+        yield _finding(table, "privileges", "error")(
+            f"The user {rights.user} may not {'read it' if action == 'find' else 'follow its changes'} "
+            f"({action}).",
+            grant(rights, table.stream.namespace),
+        )
+    if follows and not missing and not rights.may("changeStream", server.database):
+        whole = "database" if server.database else "cluster"
+        yield _finding(table, "privileges", "error")(
+            f"The user {rights.user} may follow this collection, and not the whole {whole}: there is one "
+            "change stream for all collections.",
+            grant(rights, server.database) if server.database else _grant_all(rights),
         )
 
 
@@ -179,6 +190,12 @@ def _check_log(table: CollectionInfo, need: StreamNeed, server: Server) -> Itera
             "stay in the table.",
             "If that is not wanted, set `mode: full_refresh` for it.",
         )
+        if need.write == "append":
+            yield _finding(table, "table kind", "error")(
+                "A capped collection cannot be read as of one time: a document that comes while the table is "
+                "loaded could be in an append table twice.",
+                "Set `write: upsert` or `mode: full_refresh` for it.",
+            )
     yield from _check_images(table, need, server)
 
 

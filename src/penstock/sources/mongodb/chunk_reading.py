@@ -15,7 +15,7 @@ A filter is judged here, by the same code and on the same text as for changes of
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
@@ -30,7 +30,8 @@ from penstock.core.where import Condition
 from penstock.sources.chunk import Block, PlannedChunk, TableRewrittenError
 from penstock.sources.mongodb.catalog import collection_number
 from penstock.sources.mongodb.chunks import range_of
-from penstock.sources.mongodb.connection import connect, query_errors
+from penstock.sources.mongodb.connection import Client, connect, query_errors
+from penstock.sources.mongodb.cursor_windows import parse_condition
 from penstock.sources.mongodb.documents import Documents
 from penstock.sources.mongodb.ids import read_chunk
 from penstock.sources.mongodb.replies import Source
@@ -59,6 +60,7 @@ class MongoChunk:
     snapshot: str  # empty: none
     chunk: PlannedChunk
     columns: tuple[SourceColumn, ...]  # of the whole table: `_rest` is what none of them has
+    condition: str = ""  # a filter of the server's own (`cursor_windows`); empty: every document of the chunk
 
     def __repr__(self) -> str:
         return repr(self.chunk)
@@ -71,29 +73,52 @@ class MongoChunk:
         outside: Condition | None = None,
         as_text: bool = False,
     ) -> Generator[Block]:
-        reader = RowReader(self._read_columns(schema))
-        with closing(self._documents(schema, reader.columns)) as batches:
-            for documents in batches:
-                for rows in reader.read(documents):
-                    yield _block(rows, schema, _kept(rows, schema, where, outside), as_text=as_text)
-
-    def _documents(self, schema: TableSchema, columns: Sequence[SourceColumn]) -> Generator[Documents]:
-        leaf = StreamId.parse(self.chunk.leaf)
+        wanted = (*schema.columns, *schema.hidden)
         errors = query_errors("reading a chunk of the collection", stream=str(schema.stream))
         with errors, connect(self.url, application_name=self.application_name) as client:
-            database: Source = client[leaf.namespace]
-            wanted = range_of(self.chunk), read_concern(self.snapshot)
-            with closing(read_chunk(database, leaf.name, *wanted, **_projection(columns))) as batches:
-                yield from batches
-            if collection_number(database, leaf.name) != self.chunk.filenode:
-                raise TableRewrittenError(str(schema.stream))
+            for rows in self.rows(client, wanted):
+                kept = kept_rows(rows, wanted, where, outside)
+                yield _block(rows, schema, kept, as_text=as_text)
 
-    def _read_columns(self, schema: TableSchema) -> tuple[SourceColumn, ...]:
+    def rows(
+        self, client: Client, wanted: Sequence[SourceColumn], *, batch_bytes: int | None = None
+    ) -> Generator[Rows]:
+        """All documents of the chunk, of which these columns may be asked for. Raises what the driver does.
+
+        `batch_bytes`: how much to hand out at a time; a single document may be more.
+        """
+        leaf = StreamId.parse(self.chunk.leaf)
+        database: Source = client[leaf.namespace]
+        reader = RowReader(self._read_columns(wanted))
+        options = {"comment": self.application_name, **_projection(reader.columns)}
+        if self.condition:
+            options["filter"] = parse_condition(self.condition)
+        read = read_chunk(database, leaf.name, range_of(self.chunk), read_concern(self.snapshot), **options)
+        with closing(read) as batches:
+            for documents in batches:
+                for part in _parts(documents, batch_bytes):
+                    yield from reader.read(part)
+        if collection_number(database, leaf.name) != self.chunk.filenode:
+            raise TableRewrittenError(str(leaf))
+
+    def _read_columns(self, wanted: Sequence[SourceColumn]) -> tuple[SourceColumn, ...]:
         """Those that are held or filtered by; with `_rest`, all of the table."""
-        wanted = {column.name: column for column in (*schema.columns, *schema.hidden)}
-        if any(content_of(column) is Whole.REST for column in wanted.values()):
-            wanted = {column.name: column for column in self.columns} | wanted
-        return tuple(wanted.values())
+        read = {column.name: column for column in wanted}
+        if any(content_of(column) is Whole.REST for column in wanted):
+            read = {column.name: column for column in self.columns} | read
+        return tuple(read.values())
+
+
+def _parts(documents: Documents, bytes_max: int | None) -> Iterator[Documents]:
+    if bytes_max is None:
+        yield documents
+        return
+    first = 0
+    while first < documents.rows:
+        end = int(documents.starts[first]) + bytes_max
+        last = max(first + 1, int(np.searchsorted(documents.ends, end, side="right")))
+        yield documents.part(first, last)
+        first = last
 
 
 def _projection(columns: Sequence[SourceColumn]) -> Mapping[str, Any]:
@@ -108,19 +133,15 @@ def _projection(columns: Sequence[SourceColumn]) -> Mapping[str, Any]:
     return {"projection": {"_id": 0} | dict.fromkeys(names, 1)}
 
 
-def _kept(
-    rows: Rows, schema: TableSchema, where: Condition | None, outside: Condition | None
+def kept_rows(
+    rows: Rows, columns: Sequence[SourceColumn], where: Condition | None, outside: Condition | None = None
 ) -> pa.Array | None:
     """A mask of the rows that are wanted; None: all."""
     kept: Flags | None = None
     for condition, wanted in ((where, True), (outside, False)):
         if condition is None:
             continue
-        texts = {
-            column.name: rows.text(column)
-            for column in (*schema.columns, *schema.hidden)
-            if column.name in condition.columns
-        }
+        texts = {column.name: rows.text(column) for column in columns if column.name in condition.columns}
         answer = condition.evaluate(texts, rows.count).fill_null(False).to_numpy(zero_copy_only=False)
         mask: Flags = answer if wanted else ~answer
         kept = mask if kept is None else kept & mask
@@ -132,19 +153,19 @@ def _block(rows: Rows, schema: TableSchema, kept: pa.Array | None, *, as_text: b
     bad: dict[str, Flags] = {}
     for column in schema.columns:
         found = rows.values(column)
-        arrays.append(_filtered(found.values, kept))
+        arrays.append(filtered(found.values, kept))
         if found.bad is not None:
-            marked: Flags = _filtered(found.bad, kept).to_numpy(zero_copy_only=False)
+            marked: Flags = filtered(found.bad, kept).to_numpy(zero_copy_only=False)
             if np.any(marked):
                 bad[column.name] = marked
 
     def printed() -> pa.RecordBatch:
-        texts = [_filtered(rows.text(column), kept) for column in schema.columns]
+        texts = [filtered(rows.text(column), kept) for column in schema.columns]
         return pa.RecordBatch.from_arrays(texts, list(schema.names))
 
     count = rows.count if kept is None else int(kept.true_count)
     return Block(count, arrays, bad or None, printed if as_text else None)
 
 
-def _filtered(array: pa.Array, kept: pa.Array | None) -> pa.Array:
+def filtered(array: pa.Array, kept: pa.Array | None) -> pa.Array:
     return array if kept is None else array.filter(kept)

@@ -9,6 +9,8 @@ them.
 from __future__ import annotations
 
 import re
+import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TypeAlias
@@ -30,6 +32,8 @@ from penstock.core.errors import ConfigError, SnapshotLostError, SourceError
 Client: TypeAlias = MongoClient[dict[str, Any]]
 
 CONNECT_TIMEOUT_MS = 10_000
+_opened: weakref.WeakSet[Client] = weakref.WeakSet()
+_opening = threading.Lock()
 _URL = re.compile(r"(mongodb(?:\+srv)?)://(?:([^@/]*)@)?([^/?@]+)(?:/([^?]*))?(?:\?.*)?", re.DOTALL)
 _UNAUTHORIZED, _NAMESPACE_NOT_FOUND, _PLAN_KILLED = 13, 26, 175
 _AUTHENTICATION_FAILED = frozenset({18, 8000, 11})
@@ -55,7 +59,21 @@ def connect(url: str, *, application_name: str = "penstock") -> Client:
     except PyMongoError as error:
         client.close()
         raise connection_error(error, url) from error
+    with _opening:
+        _opened.add(client)
     return client
+
+
+def cancel_queries() -> None:
+    """Have what other threads of this process ask for end with an error: at their next command.
+
+    A command that runs is answered first. Those that read are short, a batch each.
+    """
+    with _opening:
+        clients = list(_opened)
+        _opened.clear()
+    for client in clients:
+        client.close()
 
 
 def _options(url: str, application_name: str) -> dict[str, Any]:

@@ -171,6 +171,10 @@ class MongoTypes(TypeRules):
         return content_of(column) not in _ORDERED_OTHERWISE
 
     def cursor_kind(self, column: SourceColumn) -> CursorKind | None:
+        """A name with a dot would mean a field inside of another to the server, one with a dollar sign
+        something else."""
+        if "." in column.name or "$" in column.name:
+            return None
         return _CURSOR_KINDS.get(content_of(column))
 
     def cursor_types(self) -> tuple[str, ...]:

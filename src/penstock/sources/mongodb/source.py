@@ -1,0 +1,160 @@
+"""MongoDB as a source: collections and their changes behind the interface that all sources share.
+
+A position is a cluster time of 64 bits (`core.resume_token`). Where a pipeline reads one `database`, its
+streams are of that one; without, of the whole cluster. Elections fork nothing: what a majority holds is never
+taken back, and nothing else is read. So there is one timeline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+
+from penstock.core.errors import PositionGoneError, SourceError
+from penstock.core.position import Lsn
+from penstock.core.stream import StreamId
+from penstock.sources.base import Identity, LogHold
+from penstock.sources.finding import Finding, StreamNeed
+from penstock.sources.mongodb.catalog import CollectionInfo, discover
+from penstock.sources.mongodb.change_stream import ChangeStream, Place, StreamOptions
+from penstock.sources.mongodb.check import check
+from penstock.sources.mongodb.check_streams import Server, check_streams
+from penstock.sources.mongodb.connection import Client, cancel_queries, connect, query_errors
+from penstock.sources.mongodb.control import COLLECTION, DATABASE, Control, position_now
+from penstock.sources.mongodb.remembered import RememberedFields
+from penstock.sources.mongodb.rights import read_rights
+from penstock.sources.mongodb.table_reading import MongoReading
+from penstock.sources.mongodb.types import Layout
+from penstock.sources.tables import SourceLeaf, SourceTable
+
+TIMELINE = 1
+_VERSION_PARTS = 100
+_AT_ONCE_MS = 1
+
+
+@dataclass(frozen=True, slots=True)
+class MongoCatalog:
+    tables: Sequence[CollectionInfo]
+    server: Server
+
+    def check(self, needs: Sequence[StreamNeed]) -> list[Finding]:
+        return check_streams(needs, self.tables, self.server)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class MongoSource:
+    """`name` tells pipelines of one cluster apart; `database` empty: all that the user may see.
+
+    `remembered`: in the layout `fields`, what decides which columns there are.
+    """
+
+    url: str
+    name: str
+    database: str = ""
+    layout: Layout = "document"
+    remembered: RememberedFields | None = None
+    application_name: str = "penstock"
+
+    def catalog(
+        self, patterns: Sequence[StreamId] | None = None, *, at_replica: bool = False
+    ) -> MongoCatalog:
+        with self._connect() as client:
+            tables = self._discover(client, patterns)
+            named = {name for name in patterns or () if not name.is_pattern}
+            if not named <= {table.stream for table in tables}:
+                known = {table.stream for table in tables}
+                tables += [table for table in self._discover(client) if table.stream not in known]
+            return MongoCatalog(tables, Server(read_version(client), read_rights(client), self.database))
+
+    def tables(self, patterns: Sequence[StreamId] | None = None) -> Sequence[CollectionInfo]:
+        with self._connect() as client:
+            return self._discover(client, patterns)
+
+    def check(self, needs: Sequence[StreamNeed]) -> list[Finding]:
+        return check(self.url, needs, database=self.database, layout=self.layout, remembered=self.remembered)
+
+    def check_kept(self, position: Lsn) -> Finding | None:
+        try:
+            with self._connect() as client:
+                require_kept(client, self.database, position)
+        except PositionGoneError as error:
+            return Finding.of_error("state", error)
+        return None
+
+    def is_captured(self, table: SourceTable) -> bool:
+        """A stream brings the changes of all collections that have some."""
+        return table.can_be_captured
+
+    def identity(self) -> Identity:
+        with self._connect() as client:
+            version = version_number(read_version(client))
+            return Identity(Control(client).cluster_id(), TIMELINE, version, position_now(client))
+
+    def switch_point(self, before: int, now: int) -> Lsn | None:
+        return None
+
+    def hold(self) -> LogHold | None:
+        with self._connect() as client:
+            held = Control(client).held_from(self.name)
+        return None if held is None else LogHold(self.name, held, None)
+
+    def drop_hold(self) -> bool:
+        with self._connect() as client:
+            return Control(client).drop(self.name)
+
+    def teardown(self) -> list[str]:
+        return [f"{self.name} in {DATABASE}.{COLLECTION}"] if self.drop_hold() else []
+
+    def require_log_of(self, tables: Sequence[tuple[SourceTable, Lsn]]) -> None:
+        for table, _ in tables:
+            if not table.can_be_captured:
+                raise SourceError(
+                    f"There is no change stream of a {table.kind}.",
+                    remedy="Set `mode: full_refresh` for it, or leave it out.",
+                    stream=str(table.stream),
+                )
+        with self._connect() as client:
+            require_kept(client, self.database, min(position for _, position in tables))
+
+    def attached_leaves(self, leaves: Sequence[SourceLeaf]) -> list[SourceLeaf]:
+        """A collection has no parts that could come from elsewhere."""
+        return []
+
+    def reading(self, version: int | None = None) -> MongoReading:
+        return MongoReading(self.url, self.database, self.layout, self.remembered)
+
+    def cancel_queries(self) -> None:
+        cancel_queries()
+
+    def _connect(self) -> Client:
+        return connect(self.url, application_name=self.application_name)
+
+    def _discover(self, client: Client, patterns: Sequence[StreamId] | None = None) -> list[CollectionInfo]:
+        return discover(
+            client, patterns, database=self.database, layout=self.layout, remembered=self.remembered
+        )
+
+
+def require_kept(client: Client, database: str, position: Lsn) -> None:
+    """That the server has everything from there on, of all shards; else `PositionGoneError`.
+
+    It says so itself, when it looks for the first event: of any collection, so that this is no long search.
+    """
+    options = StreamOptions(whole_cluster=not database, batch_rows=1)
+    with closing(ChangeStream(client[database or "admin"], options, Place(at=int(position)))) as log:
+        log.open()
+        if not log.read(_AT_ONCE_MS).rows:  # what came with its opening, for which it need not have looked
+            log.read(_AT_ONCE_MS)
+
+
+def read_version(client: Client) -> tuple[int, int, int]:
+    with query_errors("asking for the server's version"):
+        major, minor, patch = client.admin.command("buildInfo")["versionArray"][:3]
+    return major, minor, patch
+
+
+def version_number(version: tuple[int, int, int]) -> int:
+    """6.0.5 as 60005."""
+    major, minor, patch = version
+    return (major * _VERSION_PARTS + minor) * _VERSION_PARTS + patch
