@@ -88,6 +88,9 @@ def test_a_token_says_its_time_and_its_kind() -> None:
     assert mark.position_behind == mark.time
     assert event.position_behind == event.time + 1
     assert ResumeToken(MARK.lower()).kind == "mark"
+    made = ResumeToken.before(Lsn(0x6AFAA23800000007))
+    assert made.data == "826AFAA238000000072B0229296E04"  # as a server wrote it
+    assert (made.kind, made.position_behind) == ("mark", made.time)
     assert ResumeToken("82612E851300000001").kind is None
     assert ResumeToken("82612E85130000000146645F6964").kind is None
 

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from penstock.capture.source import CaptureSource
+from penstock.capture.source_spec import MongoSpec, MysqlSpec
 from penstock.capture.spec import CaptureSpec
 
 
 def open_source(spec: CaptureSpec) -> CaptureSource:
     """Nothing is asked of the server yet."""
-    if spec.source.type == "mysql":
+    if isinstance(spec.source, MongoSpec):
+        from penstock.capture.mongodb.source import MongoCapture
+
+        return MongoCapture(spec.source, spec)
+    if isinstance(spec.source, MysqlSpec):
         from penstock.capture.mysql.source import MysqlCapture
 
         return MysqlCapture(spec.source, spec)

@@ -50,9 +50,29 @@ class MysqlSpec:
         return cls(**fields)
 
 
-SourceSpec: TypeAlias = PostgresSpec | MysqlSpec
-_KINDS: dict[str, type[PostgresSpec] | type[MysqlSpec]] = {
-    kind.type: kind for kind in (PostgresSpec, MysqlSpec)
+@dataclass(frozen=True, slots=True)
+class MongoSpec:
+    """`name` tells pipelines of one cluster apart; `database` empty: streams are of the whole cluster."""
+
+    url: str = field(repr=False)
+    name: str
+    database: str = ""
+    layout: Literal["document", "fields"] = "document"
+    fields_path: str | None = None  # where the fields that collections were found to have are kept
+
+    type: ClassVar[Literal["mongodb"]] = "mongodb"
+
+    def to_json(self) -> dict[str, Any]:
+        return {"type": self.type, **asdict(self)}
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> MongoSpec:
+        return cls(**fields)
+
+
+SourceSpec: TypeAlias = PostgresSpec | MysqlSpec | MongoSpec
+_KINDS: dict[str, type[PostgresSpec] | type[MysqlSpec] | type[MongoSpec]] = {
+    kind.type: kind for kind in (PostgresSpec, MysqlSpec, MongoSpec)
 }
 
 

@@ -21,6 +21,8 @@ from penstock.core.position import Lsn
 _DATA = re.compile(r"\A82[0-9A-Fa-f]{16}(?:[0-9A-Fa-f]{2})*\Z")
 _TIME = slice(2, 18)
 _KINDS: dict[int, Literal["mark", "event"]] = {0: "mark", 128: "event"}
+#: Version 1, of the kind mark, the first operation, of no invalidation, and of no document.
+_MARK = "2B0229296E04"
 # How small numbers are written in a token: 0 is a byte of its own, others say how many bytes follow.
 _ZERO, _ONE_BYTE, _TWO_BYTES = "29", "2B", "2C"
 
@@ -32,6 +34,11 @@ class ResumeToken:
     def __post_init__(self) -> None:
         if _DATA.match(self.data) is None:
             raise ValueError("not a resume token (expected hexadecimal text that begins with 82)")
+
+    @classmethod
+    def before(cls, position: Lsn) -> ResumeToken:
+        """The high water mark of a time, as servers write it: everything earlier is held, and no more."""
+        return cls(f"82{int(position):016X}{_MARK}")
 
     @property
     def time(self) -> Lsn:

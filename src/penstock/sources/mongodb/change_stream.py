@@ -35,6 +35,7 @@ _GONE = {
     260: "The place to go on from is not one that this server knows.",
     50811: "The place to go on from is not one that this server knows.",
     136: "The oplog was overwritten faster than it was read.",
+    47: "The server does not have a document as it was after a change, which is asked for.",
 }
 _TOO_LARGE = {10334, 17280}
 _TOKEN_TIME = 0x82  # how a token's text begins, before the cluster time

@@ -97,19 +97,39 @@ class Events:
         """The number of each event's transaction in its session; -1: it is of none."""
         return change_kernels.read_longs(*self._field("txnNumber"))
 
-    @property
+    @cached_property
     def after(self) -> Images:
         return self._images("fullDocument")
 
-    @property
+    @cached_property
     def before(self) -> Images:
         """Of collections that keep pre-images, the document as it was."""
         return self._images("fullDocumentBeforeChange")
 
     @cached_property
+    def committed_us(self) -> Ints:
+        """When each was committed, in microseconds since 1970: by the server's clock, to the millisecond
+        where it says so (from 6.0 on), else to the second of its cluster time."""
+        _, kinds, positions = self._field("wallTime")
+        seconds = (self.times >> np.uint64(32)).astype(np.int64)
+        told = np.flatnonzero(kinds == bson_kernels.DATE)
+        if not len(told):
+            return seconds * 1_000_000
+        places = positions[told].astype(np.int64)[:, np.newaxis] + np.arange(8)
+        milliseconds = np.ascontiguousarray(self.documents.raw[places]).view("<i8").ravel()
+        found = seconds * 1_000_000
+        found[told] = milliseconds * 1000
+        return found
+
+    @cached_property
+    def document_keys(self) -> Images:
+        """Documents of `_id` and, of a sharded collection, the shard key."""
+        return self._images("documentKey")
+
+    @cached_property
     def keys(self) -> pa.Array:
         """The key of each event's document (`json_kernels`); null if it is about none."""
-        found = self._images("documentKey")
+        found = self.document_keys
         texts = json_values(find_ids(found.documents), as_key=True)
         if len(found.rows) == self.rows:
             return texts
