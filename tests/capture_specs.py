@@ -22,8 +22,3 @@ def capture_spec(**values: Any) -> CaptureSpec:
     source = {name: value for name, value in values.items() if name in _OF_SOURCE}
     common = {name: value for name, value in values.items() if name not in _OF_SOURCE}
     return CaptureSpec(source=PostgresSpec(**source), **common)
-
-
-def slot_of(spec: CaptureSpec) -> str:
-    assert isinstance(spec.source, PostgresSpec)
-    return spec.source.slot

@@ -5,8 +5,8 @@ as the server keeps its states (five minutes, unless it is set up to keep more).
 is gone the reading ends with `SnapshotLostError`, and goes on under a later one. Capped collections, views
 and time series have no such states: they are read as they are, each chunk at a time of its own.
 
-Nothing at a MongoDB keeps others from dropping a collection, so `keeping` keeps none; that one was dropped
-or made anew is told by its number (`chunk_reading`).
+Nothing at a MongoDB keeps others from dropping a collection: that one was dropped or made anew is told by
+its number (`chunk_reading`).
 
 Live figures come from the server, which counts the documents of each open cursor and shows a user their own.
 """
@@ -49,6 +49,10 @@ class MongoReading:
     layout: Layout = "document"
     remembered: RememberedFields | None = None
 
+    @property
+    def shares_snapshots(self) -> bool:
+        return True
+
     def tables(self, streams: Sequence[StreamId]) -> Sequence[CollectionInfo]:
         with connect(self.url) as client:
             return discover(
@@ -82,10 +86,6 @@ class MongoReading:
     def method_for(self, table: SourceTable, wanted: ChunkMethod) -> ChunkMethod:
         """Ranges of `_id`; what has no index of them is one chunk, in the order in which it lies."""
         return "key" if table.schema.key else "ctid"
-
-    @contextmanager
-    def keeping(self, tables: Sequence[SourceTable]) -> Iterator[None]:
-        yield
 
     @contextmanager
     def watching(self) -> Iterator[Callable[[], Sequence[RunningRead]]]:
