@@ -63,7 +63,12 @@ def new_shop(mongo: MongoServer) -> Iterator[Shop]:
 
 
 def pipeline(
-    mongo: MongoServer, shop: Shop, directory: Path, layout: str = "document", **settings: Any
+    mongo: MongoServer,
+    shop: Shop,
+    directory: Path,
+    layout: str = "document",
+    streams: list[Any] | None = None,
+    **settings: Any,
 ) -> PipelineUnderTest:
     source = {
         "type": "mongodb",
@@ -76,7 +81,7 @@ def pipeline(
     return PipelineUnderTest(
         directory,
         "",
-        [*followed, {"table": f"{shop.name}.notes", "mode": "full_refresh"}],
+        streams or [*followed, {"table": f"{shop.name}.notes", "mode": "full_refresh"}],
         {
             **{"source": source, "destination": {"type": "parquet", "path": "./lake"}},
             **{"load": {"rows_per_chunk": 200}, **settings},
@@ -99,8 +104,76 @@ def assert_same(synced: PipelineUnderTest, shop: Shop, *names: str) -> None:
         assert len({row["_id"] for row in rows}) == len(rows)
 
 
+_LETTERS = {"insert": "i", "update": "u", "replace": "u", "delete": "d"}
+
+
+class Watched:
+    """What the server tells of a database from now on, by the driver's own change stream."""
+
+    def __init__(self, shop: Shop) -> None:
+        self._shop = shop
+        self._from = shop.client.admin.command("hello")["operationTime"]
+
+    def changes(self, name: str) -> list[dict[str, Any]]:
+        """The collection's until now, in order."""
+        last = self._shop["watched"].insert_one({}).inserted_id
+        found: list[dict[str, Any]] = []
+        with self._shop.watch(start_at_operation_time=self._from) as events:
+            for event in events:
+                if event["documentKey"]["_id"] == last:
+                    return found
+                if event["ns"]["coll"] == name:
+                    found.append(event)
+        raise AssertionError
+
+
+def assert_history(
+    synced: PipelineUnderTest, shop: Shop, name: str, watched: Watched, *, exact: bool = False
+) -> None:
+    """An append table has the loaded documents, then each change behind them once: exactly those that the
+    server tells, and applied in order they end in what the collection is."""
+    rows = sorted(rows_of(synced, shop, name), key=lambda row: (row["_tx"], row["_op_index"]))
+    changes = [row for row in rows if row["_op"] != "r"]
+    expected = watched.changes(name)[-len(changes) :]
+    told = [
+        (_LETTERS[each["operationType"]], each["clusterTime"].time << 32 | each["clusterTime"].inc)
+        for each in expected
+    ]
+    assert [(row["_op"], row["_tx"]) for row in changes] == told
+    held: dict[str, bytes] = {}
+    for row in rows[: len(rows) - len(changes)]:
+        assert row["_id"] not in held
+        held[row["_id"]] = _encoded(row)
+    for row, event in zip(changes, expected, strict=True):
+        key, is_update = row["_id"], event["operationType"] == "update"
+        assert (key in held) == (row["_op"] != "i"), (row, event)
+        if row["_op"] == "d":
+            del held[key]
+            continue
+        is_exact = exact or not is_update
+        assert (row["_unchanged"] is None) == is_exact, row
+        if not row["_unchanged"]:
+            held[key] = _encoded(row)
+        if not is_update:
+            assert held[key] == bson.encode(event["fullDocument"])
+        elif exact:
+            changed = loads(row["document"])
+            assert all(changed[field] == value for field, value in _set_by(event).items()), (row, event)
+    assert sorted(held.values()) == sorted(bson.encode(each) for each in shop[name].find())
+
+
+def _set_by(event: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: value for name, value in event["updateDescription"]["updatedFields"].items() if "." not in name
+    }
+
+
+def _encoded(row: dict[str, Any]) -> bytes:
+    return bson.encode(loads(row["document"]))
+
+
 @contextmanager
-def writing(mongo: MongoServer, shop: Shop) -> Iterator[Callable[[int], None]]:
+def writing(mongo: MongoServer, shop: Shop, *, pause_s: float = 0.0) -> Iterator[Callable[[int], None]]:
     """Changes of all kinds, in transactions over several collections, until the block ends.
 
     What is yielded waits for so many more of them.
@@ -114,7 +187,7 @@ def writing(mongo: MongoServer, shop: Shop) -> Iterator[Callable[[int], None]]:
                 database = client[shop.name]
                 newest = database["ring"].find_one(sort=[("_id", -1)])
                 number = max(10 * ROWS, 0 if newest is None else newest["_id"] + 10)
-                while not ended.is_set():
+                while not ended.wait(pause_s):
                     number += 1
                     some = chance.randrange(ROWS)
                     session.start_transaction()

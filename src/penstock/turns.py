@@ -243,10 +243,10 @@ class Turns:
         else:
             load()
         if follows:
-            shows_one_moment = lane.shares_snapshots(followed)
-            if not shows_one_moment and not self._stays:
+            is_one_moment = lane.shows_one_moment(followed)
+            if not is_one_moment and not self._stays:
                 self._reached(lane)
-            if followed and (self._stays or not shows_one_moment):
+            if followed and (self._stays or not is_one_moment):
                 self._capture.read_to(self._capture.note_target())  # past what was read: they become level
             end = self._reached(lane)
             self._listener.stream_finished("change log", "capture", self._rows_captured())

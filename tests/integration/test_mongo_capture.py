@@ -124,7 +124,7 @@ def applied(rows: list[dict[str, Any]], before: dict[str, str] | None = None) ->
             held.clear()
         elif row["_op"] == "d":
             held.pop(row["_old"]["__id"], None)
-        elif row["_unchanged"] is None:
+        elif not row["_unchanged"]:
             held[row["__id"]] = row["document"]
     return {key: canonical(loads(document)) for key, document in held.items()}
 

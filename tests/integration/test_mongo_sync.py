@@ -18,6 +18,8 @@ from tests.mongo_server import MongoServer
 from tests.mongo_shop import (
     FOLLOWED,
     Shop,
+    Watched,
+    assert_history,
     assert_same,
     new_shop,
     order,
@@ -26,7 +28,7 @@ from tests.mongo_shop import (
     states,
     writing,
 )
-from tests.pipelines import PipelineUnderTest
+from tests.pipelines import DESTINATIONS, PipelineUnderTest
 
 pytestmark = pytest.mark.integration
 
@@ -111,16 +113,46 @@ def test_fields_are_columns_and_what_has_no_place_in_them_is_in_the_rest(
             held = row.pop(name, None)
             if name in rest:
                 assert bson.encode({"v": rest.pop(name)}) == bson.encode({"v": value})
+            elif name == "mixed" and value is not None:
+                assert bson.encode({"v": loads(f"[{held}]")[0]}) == bson.encode({"v": value})
             elif isinstance(value, Decimal128):
                 assert held == value.to_decimal()
             elif isinstance(value, datetime):
                 assert held == value.replace(tzinfo=UTC)
-            elif name == "mixed" and value is not None:
-                assert bson.encode({"v": loads(f"[{held}]")[0]}) == bson.encode({"v": value})
             else:
                 assert held == value
         assert rest == {}
         assert not any(value is not None for value in row.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("destination", "exact"), [("parquet", False), ("parquet", True), ("iceberg", False)]
+)
+def test_append_tables_are_the_history_and_upsert_tables_the_collections(
+    mongo: MongoServer, shop: Shop, tmp_path: Path, destination: str, exact: bool
+) -> None:
+    """`exact`: with post-images, each update has the document as it was; without, its row is marked."""
+    identity = {"replica_identity": "full"} if exact else {}
+    for name in ("orders", "words"):
+        shop.command("collMod", name, changeStreamPreAndPostImages={"enabled": exact})
+    streams = [
+        {"table": f"{shop.name}.orders", "write": "append", **identity},
+        {"table": f"{shop.name}.words", **identity},
+    ]
+    synced = pipeline(
+        mongo, shop, tmp_path / "pipeline", streams=streams, destination=DESTINATIONS[destination]
+    )
+    watched = Watched(shop)
+    with writing(mongo, shop) as written:
+        synced.sync()
+        written(20)
+        synced.sync()
+    shop["orders"].update_one({"number": 7}, {"$set": {"name": "gone soon"}})
+    shop["orders"].delete_one({"number": 7})
+    synced.sync()
+    assert_same(synced, shop, "words")
+    assert_history(synced, shop, "orders", watched, exact=exact)
 
 
 @pytest.mark.slow
@@ -139,6 +171,21 @@ def test_a_collection_that_was_made_anew_or_took_a_name_is_loaded_again(
     shop["orders"].delete_one({"number": 3})
     synced.sync()
     assert_same(synced, shop)
+
+
+@pytest.mark.slow
+def test_a_load_that_outlives_its_snapshot_goes_on_under_another(tmp_path: Path) -> None:
+    with MongoServer(tmp_path / "server") as mongo, new_shop(mongo) as shop:
+        mongo.client.admin.command("setParameter", 1, minSnapshotHistoryWindowInSeconds=1)
+        limits = {"rows_per_chunk": 100, "rows_per_second": 200, "parallel": 2}
+        synced = pipeline(mongo, shop, tmp_path / "pipeline", load=limits)
+        synced.streams.pop()  # a full refresh must be read within the window
+        synced.write_file()
+        with writing(mongo, shop, pause_s=0.01):
+            synced.sync()
+        synced.sync()
+        assert any("snapshot of the load was lost" in note for note in synced.notes)
+        assert_same(synced, shop, *FOLLOWED)
 
 
 @pytest.mark.slow

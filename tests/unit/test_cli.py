@@ -511,13 +511,19 @@ class TestInit:
         for wrong in (["--slot", "s"], ["--url", "postgresql://app@db/shop"]):
             assert run("init", "--force", "--type", "mysql", *wrong)[0] == 2
 
-    def test_what_is_not_there_for_a_source_is_refused(self, run: Run, tmp_path: Path) -> None:
-        for kind in ("mysql", "mongodb"):
-            run("init", "--force", "--url", f"{kind}://app@db/shop")
-            for command in (["run"], ["state", "migrate", "--from", "olake.json"]):
-                code, _, err = run(*command)
-                said = f"not available yet for a source of type {kind}" in " ".join(err.split())
-                assert (code, said) == (2, True), command
+    @pytest.mark.parametrize(
+        ("kind", "command"),
+        [
+            ("mysql", ["run"]),
+            ("mysql", ["state", "migrate", "--from", "olake.json"]),
+            ("mongodb", ["state", "migrate", "--from", "olake.json"]),
+        ],
+    )
+    def test_what_is_not_there_for_a_source_is_refused(self, run: Run, kind: str, command: list[str]) -> None:
+        run("init", "--url", f"{kind}://app@db/shop")
+        code, _, err = run(*command)
+        assert code == 2
+        assert f"not available yet for a source of type {kind}" in " ".join(err.split())
 
     @given(st.text(min_size=6))
     def test_no_password_survives_whatever_it_holds(self, password: str) -> None:

@@ -177,7 +177,7 @@ def test_every_kind_of_change_has_its_row(tmp_path: Path) -> None:
         None,
         None,
     ]
-    assert [row["_unchanged"] for row in rows] == [None, None, ["document"], None, None, None]
+    assert [row["_unchanged"] for row in rows] == [None, [], ["document"], None, None, None]
     assert [row["_old_kind"] for row in rows] == ["n", "n", "n", "f", "k", "f"]
     assert rows[4]["_old"] == {"__id": "1", "document": None}
     assert rows[5]["_old"] == {"__id": "1", "document": '{"_id":{"$numberInt":"1"},"v":"before"}'}

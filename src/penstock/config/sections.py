@@ -103,8 +103,7 @@ class MysqlSourceConfig(Section):
 
 
 class MongoSourceConfig(Section):
-    """A MongoDB replica set or sharded cluster. Its collections are synced to Parquet; see [what is not there
-    yet](#not-there-yet)."""
+    """A MongoDB replica set or sharded cluster. See [what is not there yet](#not-there-yet)."""
 
     type: Literal["mongodb"]
     """The kind of database."""

@@ -28,14 +28,12 @@ LATER_STREAM_KEYS: dict[str, tuple[tuple[str, str | None], ...]] = {
     "mongodb": (
         ("mode", "incremental"),
         ("mode", "strict_cdc"),
-        ("write", "append"),
         ("deletes", "soft"),
         ("where", None),
-        ("replica_identity", "full"),
     ),
 }
 #: By `source.type`: where its tables cannot go.
-LATER_DESTINATIONS_OF: dict[str, tuple[str, ...]] = {"mysql": ("iceberg",), "mongodb": ("iceberg",)}
+LATER_DESTINATIONS_OF: dict[str, tuple[str, ...]] = {"mysql": ("iceberg",)}
 LATER_LANES: dict[str, tuple[str, ...]] = {
     "mysql": ("shapes", "kafka", "kinesis", "file"),
     "mongodb": ("shapes", "kafka", "kinesis", "file"),

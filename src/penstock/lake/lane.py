@@ -54,10 +54,10 @@ class LakeLane:
     def streams(self) -> Mapping[StreamId, LaneStream]:
         return self._lane.streams
 
-    def shares_snapshots(self, streams: Iterable[StreamId]) -> bool:
+    def shows_one_moment(self, streams: Iterable[StreamId]) -> bool:
         """Whether each of their loads shows one moment; if not, it does once the log has passed its end."""
         reading = self._lane.settings.reading
-        return all(reading.shares_snapshots(self._lane.streams[stream].info) for stream in streams)
+        return all(reading.shows_one_moment(self._lane.streams[stream].info) for stream in streams)
 
     @property
     def ledger(self) -> Ledger:

@@ -23,7 +23,7 @@ A load that was cut short goes on under a new snapshot with a later point P', if
 - *ctid ranges, append*: applying again would double; the load starts again;
 - *no log* (`full_refresh`, `incremental`): nothing would repair rows that moved; the load starts again.
 
-A source that exports no snapshots (`TableReading.shares_snapshots`) is read in the same way: P is noted
+A source that exports no snapshots (`TableReading.shows_one_moment`) is read in the same way: P is noted
 before the first chunk, P' after the last one, and each chunk shows a moment between them. Every change since
 P is applied in order, which ends in the right state for each key that changed, and rows that were not changed
 were read as they are. That needs a key and `write: upsert`; what no log follows is read in one chunk.

@@ -135,7 +135,7 @@ class TextSession(Protocol):
 class TableReading(Protocol):
     """Reading whole tables. It may be given to several threads."""
 
-    def shares_snapshots(self, table: SourceTable) -> bool:
+    def shows_one_moment(self, table: SourceTable) -> bool:
         """Whether all that is read of this table under a snapshot shows one moment. If not, each chunk shows
         its own, which is later than the snapshot's position (correctness 54)."""
 

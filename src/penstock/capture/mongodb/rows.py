@@ -9,7 +9,9 @@
 | delete | d | nothing | its `_id`, or the document before |
 
 The last but one says of its other columns that they are not known (`_unchanged`), and a delete of the same
-document follows. The text of a value is that which a load prints (`sources.mongodb.rows`).
+document follows. An update whose document was looked up has none such, and a list all the same, `[]`: so
+that a history tells rows that may show a later state from those that show their own (correctness 55). The
+text of a value is that which a load prints (`sources.mongodb.rows`).
 """
 
 from __future__ import annotations
@@ -73,7 +75,7 @@ def change_rows(
         columns=columns,
         old=_old(before, keys, key_at, old_kind),
         old_kind=old_kind,
-        unchanged=_absent(~is_delete & ~after.has, len(columns), key_at),
+        unchanged=_absent(~is_delete & ~after.has, _looked_up(events, chosen), len(columns), key_at),
     )
     return log_rows(changes, schema, arrow_schema)
 
@@ -87,13 +89,19 @@ def _old(before: _Texts, keys: pa.Array, key_at: int, old_kind: npt.NDArray[np.u
     return columns
 
 
-def _absent(gone: Flags, columns: int, key_at: int) -> Absent | None:
-    """All columns but the key's, where there is no document."""
-    if not gone.any():
+def _looked_up(events: Events, chosen: Ints) -> Flags:
+    is_update: Flags = events.operations[chosen] == Operation.UPDATE
+    return np.zeros(len(chosen), np.bool_) if events.exact else is_update
+
+
+def _absent(gone: Flags, looked_up: Flags, columns: int, key_at: int) -> Absent | None:
+    """All columns but the key's, where there is no document; of one that was looked up none."""
+    told = gone | looked_up
+    if not told.any():
         return None
     others = np.array([number for number in range(columns) if number != key_at], np.int32)
     offsets = np.concatenate([[0], np.cumsum(gone * len(others))]).astype(np.int32)
-    return offsets, np.tile(others, int(gone.sum())), np.packbits(gone, bitorder="little")
+    return offsets, np.tile(others, int(gone.sum())), np.packbits(told, bitorder="little")
 
 
 def _texts(images: Images, chosen: Ints, columns: tuple[SourceColumn, ...]) -> _Texts:

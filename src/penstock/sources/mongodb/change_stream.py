@@ -125,7 +125,7 @@ class ChangeStream:
             self._cursor = None
 
     def _take(self, reply: Reply) -> ChangeBatch:
-        events = read_events(reply.documents)
+        events = read_events(reply.documents, exact=self._options.images == "required")
         parts = self._fragments.join(events) if events.rows else []
         self.place = self._place_behind(parts, reply)
         if not reply.cursor_id:

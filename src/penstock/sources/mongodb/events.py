@@ -72,11 +72,15 @@ class Images:
 
 @dataclass(frozen=True)
 class Events:
-    """Events in their order. A type (0: absent) and a position for each field of `_FIELDS` and event."""
+    """Events in their order. A type (0: absent) and a position for each field of `_FIELDS` and event.
+
+    `exact`: an update has the document as it was right after it, and not as it was found later.
+    """
 
     documents: Documents
     kinds: npt.NDArray[np.uint8]
     positions: npt.NDArray[np.int32]
+    exact: bool = False
 
     @property
     def rows(self) -> int:
@@ -169,9 +173,8 @@ class Events:
         return told["fragment"], told["of"]
 
     def part(self, first: int, last: int) -> Events:
-        return Events(
-            self.documents.part(first, last), self.kinds[:, first:last], self.positions[:, first:last]
-        )
+        documents = self.documents.part(first, last)
+        return Events(documents, self.kinds[:, first:last], self.positions[:, first:last], self.exact)
 
     @property
     def fragments(self) -> Ints:
@@ -197,7 +200,7 @@ class Events:
         return documents.raw[documents.starts[row] : documents.ends[row]].tobytes()
 
 
-def read_events(documents: Documents) -> Events:
+def read_events(documents: Documents, *, exact: bool = False) -> Events:
     kinds = np.empty((len(_FIELDS), documents.rows), np.uint8)
     positions = np.empty((len(_FIELDS), documents.rows), np.int32)
     row, why, _, _ = kernels.locate(
@@ -205,7 +208,7 @@ def read_events(documents: Documents) -> Events:
     )
     if why == kernels.BROKEN:
         raise malformed(row, bson_kernels.MALFORMED)
-    return Events(documents, kinds, positions)
+    return Events(documents, kinds, positions, exact)
 
 
 @dataclass(slots=True)
@@ -227,7 +230,7 @@ class Fragments:
                 raise _torn()
             self.held.append(events._bytes(events.documents, int(row)))
             if number == of:
-                whole.append(read_events(parse(assemble(self.held))))
+                whole.append(read_events(parse(assemble(self.held)), exact=events.exact))
                 self.held = []
         if first < events.rows:
             if self.held:

@@ -50,7 +50,7 @@ class MongoReading:
     layout: Layout = "document"
     remembered: RememberedFields | None = None
 
-    def shares_snapshots(self, table: SourceTable) -> bool:
+    def shows_one_moment(self, table: SourceTable) -> bool:
         return table.kind == _WITH_STATES
 
     def tables(self, streams: Sequence[StreamId]) -> Sequence[CollectionInfo]:

@@ -39,7 +39,7 @@ from penstock.sources.tables import SourceLeaf, SourceTable
 class MysqlReading:
     url: str
 
-    def shares_snapshots(self, table: SourceTable) -> bool:
+    def shows_one_moment(self, table: SourceTable) -> bool:
         return False
 
     def tables(self, streams: Sequence[StreamId]) -> Sequence[MysqlTable]:

@@ -48,7 +48,7 @@ class PostgresReading:
     url: str
     version: int | None = None
 
-    def shares_snapshots(self, table: SourceTable) -> bool:
+    def shows_one_moment(self, table: SourceTable) -> bool:
         return True
 
     def tables(self, streams: Sequence[StreamId]) -> Sequence[TableInfo]:
