@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from bson.json_util import loads
 from penstock.core.errors import PositionGoneError
 from penstock.log.manifest import newest_manifest
 from penstock.sources.mongodb.warming import warm_up
+from tests.conftest import wait_until
 from tests.mongo_server import MongoServer
 from tests.mongo_shop import (
     FOLLOWED,
@@ -174,17 +176,65 @@ def test_a_collection_that_was_made_anew_or_took_a_name_is_loaded_again(
 
 
 @pytest.mark.slow
+def test_filters_cursors_soft_deletes_and_streams_without_their_documents(
+    mongo: MongoServer, shop: Shop, tmp_path: Path
+) -> None:
+    shop["ticks"].insert_many([{"_id": n, "at": datetime(2026, 1, 1, 0, n, tzinfo=UTC)} for n in range(50)])
+    shop["late"].insert_many([{"_id": n, "v": n} for n in range(10)])
+    streams = [
+        {"table": f"{shop.name}.orders", "where": "number < 300"},
+        {"table": f"{shop.name}.words", "deletes": "soft"},
+        {"table": f"{shop.name}.late", "mode": "strict_cdc"},
+        {"table": f"{shop.name}.ticks", "mode": "incremental", "cursor": "at", "lookback": "0"},
+    ]
+    synced = pipeline(mongo, shop, tmp_path / "pipeline", "fields", streams)
+    synced.sync()
+    shop["orders"].update_many({"number": {"$in": [1, 2]}}, {"$inc": {"number": 1000}})
+    shop["orders"].update_many({"number": {"$in": [501, 502]}}, {"$inc": {"number": -500}})
+    shop["orders"].delete_many({"number": {"$in": [5, 505]}})
+    shop["words"].delete_many({"n": {"$in": [11, 12]}})
+    shop["words"].update_one({"n": 13}, {"$set": {"n": 1013}})
+    shop["late"].insert_many([{"_id": n, "v": n} for n in range(20, 25)])
+    shop["late"].update_one({"_id": 3}, {"$set": {"v": 33}})
+    shop["late"].delete_many({"_id": {"$in": [4, 21]}})
+    shop["ticks"].insert_one({"_id": 100, "at": datetime(2026, 1, 2, tzinfo=UTC)})
+    shop["ticks"].update_one({"_id": 7}, {"$set": {"at": datetime(2026, 1, 3, tzinfo=UTC)}})
+    synced.sync()
+
+    numbers = sorted(row["number"] for row in rows_of(synced, shop, "orders"))
+    assert numbers == sorted(each["number"] for each in shop["orders"].find({"number": {"$lt": 300}}))
+    words = rows_of(synced, shop, "words")
+    present = sorted(row["n"] for row in words if row["_deleted_at"] is None)
+    assert present == sorted(each["n"] for each in shop["words"].find())
+    assert sorted(row["n"] for row in words if row["_deleted_at"] is not None) == [11, 12]
+    late = {int(row["_id"]): row["v"] for row in rows_of(synced, shop, "late")}
+    assert late == {3: 33, 20: 20, 22: 22, 23: 23, 24: 24}
+    ticks = {row["_id"]: row["at"] for row in rows_of(synced, shop, "ticks")}
+    assert ticks == {each["_id"]: each["at"].replace(tzinfo=UTC) for each in shop["ticks"].find()}
+    assert states(synced)["ticks"]["at"] == "2026-01-03T00:00:00Z"
+
+
+@pytest.mark.slow
 def test_a_load_that_outlives_its_snapshot_goes_on_under_another(tmp_path: Path) -> None:
     with MongoServer(tmp_path / "server") as mongo, new_shop(mongo) as shop:
-        mongo.client.admin.command("setParameter", 1, minSnapshotHistoryWindowInSeconds=1)
-        limits = {"rows_per_chunk": 100, "rows_per_second": 200, "parallel": 2}
-        synced = pipeline(mongo, shop, tmp_path / "pipeline", load=limits)
-        synced.streams.pop()  # a full refresh must be read within the window
-        synced.write_file()
-        with writing(mongo, shop, pause_s=0.01):
-            synced.sync()
+        limits = {"rows_per_chunk": 100, "rows_per_second": 300}
+        streams = [f"{shop.name}.{name}" for name in FOLLOWED]
+        synced = pipeline(mongo, shop, tmp_path / "pipeline", streams=streams, load=limits)
+
+        def keep_states_for(seconds: int) -> None:
+            mongo.client.admin.command("setParameter", 1, minSnapshotHistoryWindowInSeconds=seconds)
+
+        def is_lost() -> bool:
+            return any("snapshot of the load was lost" in note for note in synced.notes)
+
+        keep_states_for(1)
+        with ThreadPoolExecutor(1) as other, writing(mongo, shop, pause_s=0.01):
+            syncing = other.submit(synced.sync)
+            wait_until(lambda: is_lost() or syncing.done(), "the snapshot to be lost", timeout_s=120)
+            keep_states_for(300)
+            syncing.result()
+        assert is_lost()
         synced.sync()
-        assert any("snapshot of the load was lost" in note for note in synced.notes)
         assert_same(synced, shop, *FOLLOWED)
 
 

@@ -13,14 +13,16 @@ from bson.datetime_ms import DatetimeMS
 from bson.decimal128 import Decimal128
 
 from penstock.core.errors import StateError
-from penstock.core.schema import SourceColumn
+from penstock.core.schema import SourceColumn, TableSchema
+from penstock.core.stream import StreamId
 from penstock.sources.cursor import Cursor, Noted, Window
 from penstock.sources.mongodb import cursor_windows
+from penstock.sources.mongodb.catalog import CollectionInfo, CollectionKind
 from penstock.sources.mongodb.fields import Column, Form
 from penstock.sources.mongodb.remembered import RememberedFields
 from penstock.sources.mongodb.source import MongoSource
 from penstock.sources.mongodb.table_reading import MongoReading
-from penstock.sources.mongodb.types import TYPES, field_columns
+from penstock.sources.mongodb.types import TYPES, document_columns, field_columns
 
 FIELDS = (Column("_id", Form.OBJECT_ID), Column("n", Form.DECIMAL, 2), Column("at", Form.DATE))
 
@@ -108,3 +110,31 @@ def test_nothing_that_is_printed_has_the_password() -> None:
     source = MongoSource(url, "penstock")
     assert "hunter2" not in repr(source) + repr(source.reading())
     assert pickle.loads(pickle.dumps(source.reading())) == MongoReading(url)
+
+
+@pytest.mark.parametrize(
+    ("kind", "one_moment"),
+    [("collection", True), ("capped collection", False), ("view", False), ("time series", False)],
+)
+def test_only_collections_that_the_server_has_states_of_are_read_as_of_one_moment(
+    kind: CollectionKind, one_moment: bool
+) -> None:
+    stream = StreamId("shop", "c")
+    table = CollectionInfo(
+        stream=stream,
+        oid=1,
+        kind=kind,
+        schema=TableSchema(stream, document_columns()),
+        leaves=(),
+        primary_key=(),
+        images=False,
+        collated=False,
+        encrypted=False,
+        fields=(),
+    )
+    assert MongoReading("mongodb://db").shows_one_moment(table) is one_moment
+
+
+def test_bounds_of_chunks_are_in_no_order_that_the_held_ids_have() -> None:
+    """They are BSON: a change is not compared with them to find the chunk that it belongs to."""
+    assert not any(TYPES.orders_as_held(column(form)) for form in Form if form is not Form.NOTHING)

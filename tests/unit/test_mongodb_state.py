@@ -10,8 +10,10 @@ import pytest
 from penstock.core.errors import StateError
 from penstock.core.place import Place
 from penstock.core.position import Lsn
+from penstock.core.resume_token import ResumeToken
 from penstock.core.stream import StreamId
-from penstock.ledger import recovery, state_json, two_phase
+from penstock.lake.places import cluster_mark
+from penstock.ledger import pausing, recovery, state_json, two_phase
 from penstock.ledger.state import Chunk, StateDocument
 from penstock.ledger.state_check import problems
 from penstock.ledger.threads import cdc_thread_id
@@ -189,6 +191,21 @@ def test_streams_never_share_a_position() -> None:
     with pytest.raises(ValueError, match="global position"):
         two_phase.prepare_round(document, NEWEST, [A])
     assert two_phase.flushed_position(document, []) == TIME
+
+
+def test_streams_are_as_far_as_the_one_that_is_furthest_behind_and_not_paused() -> None:
+    document = StateDocument(file({A: STANDING, B: {"_data": mark(NEWEST).text}, C: {}}))
+    assert document.level == TIME
+    paused = pausing.paused(document, A, since="", reason="", sync_mode="cdc")
+    assert paused.level == NEWEST
+    assert StateDocument(file({C: {}})).level is None
+
+
+def test_the_words_of_a_position_are_a_mark_of_its_time() -> None:
+    document = two_phase.prepare_stream_round(StateDocument(file({A: STANDING})), A, NEWEST)
+    [written] = tokens(document.placed(cluster_mark)).values()
+    token = ResumeToken(written["next_data"])
+    assert (token.kind, token.time, token.position_behind) == ("mark", NEWEST, NEWEST)
 
 
 def test_an_idle_stream_moves_with_the_others_so_that_its_token_does_not_expire() -> None:

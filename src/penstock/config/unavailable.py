@@ -25,12 +25,6 @@ LATER_STREAM_KEYS: dict[str, tuple[tuple[str, str | None], ...]] = {
         ("where", None),
         ("replica_identity", "full"),
     ),
-    "mongodb": (
-        ("mode", "incremental"),
-        ("mode", "strict_cdc"),
-        ("deletes", "soft"),
-        ("where", None),
-    ),
 }
 #: By `source.type`: where its tables cannot go.
 LATER_DESTINATIONS_OF: dict[str, tuple[str, ...]] = {"mysql": ("iceberg",)}

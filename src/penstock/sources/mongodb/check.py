@@ -142,7 +142,12 @@ def _check_compatibility(asked: _Asked) -> Iterator[Finding]:
     try:
         answer = asked.client.admin.command("getParameter", featureCompatibilityVersion=1)
     except OperationFailure:
-        yield Finding(name, "ok", "This user may not see it; nothing but pre- and post-images depends on it.")
+        yield Finding(
+            name,
+            "ok",
+            "This user may not see the feature compatibility version; nothing but pre- and post-images "
+            "depends on it.",
+        )
         return
     found = str(answer["featureCompatibilityVersion"]["version"])
     if found == ".".join(map(str, asked.version[:2])):
