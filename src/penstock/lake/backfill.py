@@ -115,7 +115,7 @@ class Backfill:
     def _read_until_now(self, load: StreamLoad) -> LoadRecord:
         """The load's record, with the position that the log must pass before the table shows one moment."""
         settings = self._lane.settings
-        if settings.reading.shares_snapshots or not self._lane.streams[load.stream].reads_log:
+        if settings.reading.shares_snapshots(load.info) or not self._lane.streams[load.stream].reads_log:
             return load.record
         assert settings.position_now is not None, "a stream that reads the log has somebody to read it"
         record = load.record.read_until(LoadPoint(settings.position_now(), ""))
@@ -195,7 +195,7 @@ class Backfill:
 
     def _method(self, configured: LaneStream) -> ChunkMethod:
         reading, info = self._lane.settings.reading, configured.info
-        if reading.shares_snapshots:
+        if reading.shares_snapshots(info):
             return self._lane.settings.method if info.schema.key else "ctid"
         # One query shows one moment. Several do so together with the log, by the key that it names rows by.
         return reading.method_for(info, "key") if configured.reads_log and info.schema.key else "ctid"

@@ -135,10 +135,9 @@ class TextSession(Protocol):
 class TableReading(Protocol):
     """Reading whole tables. It may be given to several threads."""
 
-    @property
-    def shares_snapshots(self) -> bool:
-        """Whether all that is read under a snapshot shows one moment. If not, each chunk shows its own, which
-        is later than the snapshot's position (correctness 54)."""
+    def shares_snapshots(self, table: SourceTable) -> bool:
+        """Whether all that is read of this table under a snapshot shows one moment. If not, each chunk shows
+        its own, which is later than the snapshot's position (correctness 54)."""
 
     def tables(self, streams: Sequence[StreamId]) -> Sequence[SourceTable]:
         """As they are where they are read."""

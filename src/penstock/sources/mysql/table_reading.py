@@ -39,8 +39,7 @@ from penstock.sources.tables import SourceLeaf, SourceTable
 class MysqlReading:
     url: str
 
-    @property
-    def shares_snapshots(self) -> bool:
+    def shares_snapshots(self, table: SourceTable) -> bool:
         return False
 
     def tables(self, streams: Sequence[StreamId]) -> Sequence[MysqlTable]:

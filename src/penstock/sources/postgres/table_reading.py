@@ -48,8 +48,7 @@ class PostgresReading:
     url: str
     version: int | None = None
 
-    @property
-    def shares_snapshots(self) -> bool:
+    def shares_snapshots(self, table: SourceTable) -> bool:
         return True
 
     def tables(self, streams: Sequence[StreamId]) -> Sequence[TableInfo]:
