@@ -1,10 +1,14 @@
 """From a spec to a server whose log can be read: each step in its order, each with its own error.
 
 settings of the log → the lock → where to go on. The change log decides where: by the place and the GTID set
-of its newest manifest (`core.failover`), else reading begins where the server is now. On the server that was
-read last, positions go on as its places do. On another one, or one that began to count anew, they go on
-behind the last position: the place that is numbered so is the beginning of the file from which the server
-sends what our set lacks, which it is asked for here.
+of its newest manifest (`core.failover`). On the server that was read last, positions go on as its places do.
+On another one, or one that began to count anew, they go on behind the last position: the place that is
+numbered so is the beginning of the file from which the server sends what our set lacks, which it is asked for
+here.
+
+The server holds nothing for us and knows nothing of us, so only the change log can say where it begins. It
+does from its first moment on: an empty step is sealed where the server is now (`beginning`), before a lane
+hears of any position. Whoever is killed after that finds it, and what was written meanwhile is read.
 
 The source's identity is that of the server with which the change log began. Each time that reading goes on by
 GTID, the timeline is the next one.
@@ -16,6 +20,7 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 
+from penstock.capture.mysql.beginning import begin
 from penstock.capture.mysql.log import CAPTURE_PROGRAM, MysqlLog
 from penstock.capture.source import Wanted
 from penstock.capture.source_spec import MysqlSpec
@@ -28,11 +33,10 @@ from penstock.log.manifest import Manifest, newest_manifest
 from penstock.sources.mysql.binlog.events import Carry, Rotation, Tables, scan
 from penstock.sources.mysql.binlog.stream import BinlogStream, FilePosition, GtidPosition
 from penstock.sources.mysql.connection import Connection, connect, rows, server_version
-from penstock.sources.mysql.server import logged_before, read_server
+from penstock.sources.mysql.server import read_server
 
 _RESYNC = "Run `penstock resync --yes` to load the tables again and begin a new change log."
 _FIRST_EVENT_WITHIN_S = 60.0
-_FILE_BEGINS = 4
 #: What must be so for rows to be in the log, and to be told apart; and, of MySQL, for places to be known on
 #: another server, and for knowing when what is logged can be seen.
 _SETTINGS = {"binlog_format": "ROW", "binlog_row_metadata": "FULL", "gtid_mode": "ON"}
@@ -52,34 +56,28 @@ def set_up(
     """`take_lead` returns when the lock is held, with the term's epoch."""
     _require_settings(connection)
     epoch = take_lead()
-    newest = newest_manifest(spec.log_directory)
-    server = read_server(connection)
-    if newest is None:
+    found = newest_manifest(spec.log_directory)
+    if found is None:
         _require_nothing_begun(wanted)
-        start = _beginning(server)
-        # One before, where nothing begins: so the first reading seals a step even if nothing is written, and
-        # the log's beginning is durable.
-        read_from = Lsn(start.numbering.position(server.last) - 1)
-        gtid_set = server.executed if server.flavor == "mariadb" else logged_before(connection, start.file)
-    else:
-        start = _going_on(source, newest, server)
-        assert newest.place is not None, "asked for above"
-        read_from, gtid_set = newest.end, newest.place.gtid_set
+    newest = found or begin(source, spec.log_directory, connection, epoch)
+    server = read_server(connection)
+    start = _going_on(source, newest, server)
+    assert newest.place is not None, "asked for above"
     major, minor, patch = server_version(connection)
     started = Started(
-        system_id=server.uuid if newest is None else newest.system_id,
+        system_id=newest.system_id,
         timeline=start.timeline,
         server_version=10_000 * major + 100 * minor + patch,
-        slot_created=newest is None,
-        slot_position=read_from,
-        log_end=None if newest is None else newest.end,
+        slot_created=found is None,
+        slot_position=newest.end,
+        log_end=None if found is None else found.end,
         epoch=epoch,
         published=(),
     )
     return MysqlLog(
         started=started,
         newest=newest,
-        read_from=read_from,
+        read_from=newest.end,
         source=source,
         streams=wanted.streams,
         flavor=server.flavor,
@@ -87,7 +85,7 @@ def set_up(
         numbering=start.numbering,
         start=start.place,
         file=start.file,
-        gtid_set=gtid_set,
+        gtid_set=newest.place.gtid_set,
     )
 
 
@@ -113,14 +111,6 @@ def _require_nothing_begun(wanted: Wanted) -> None:
             f"The change log is gone, and a lane goes on from {min(held)}: its places went with it.",
             remedy=_RESYNC,
         )
-
-
-def _beginning(server: Server) -> _Start:
-    """Of MySQL the set of a place is known where a file begins: from there on transactions are counted, and
-    their rows left out, up to where the log begins."""
-    last = server.last
-    offset = last.pos if server.flavor == "mariadb" else _FILE_BEGINS
-    return _Start(Numbering.beginning_at(last), FilePosition(last.name, offset), last.name, 1)
 
 
 def _going_on(source: MysqlSpec, newest: Manifest, server: Server) -> _Start:
