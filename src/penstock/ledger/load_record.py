@@ -101,6 +101,11 @@ class LoadRecord:
         """The record of a load whose chunks were all read before `point`, each at a moment of its own."""
         return replace(self, points=(*self.points, point))
 
+    def seen_at(self, point: LoadPoint) -> LoadRecord:
+        """The record of a load of one chunk, which was read under a snapshot that it took itself."""
+        assert len(self.chunks) == 1, "several chunks would have a moment each"
+        return replace(self, points=(point,), chunks=(replace(self.chunks[0], point=0),))
+
     def resumed(self, point: LoadPoint, to_read: frozenset[LoadChunk]) -> LoadRecord:
         """The record of the same load going on under another snapshot, for the chunks still to read."""
         points = (*self.points, point)
