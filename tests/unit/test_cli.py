@@ -490,7 +490,7 @@ class TestInit:
 
     def test_what_is_not_there_for_a_source_is_refused(self, run: Run, tmp_path: Path) -> None:
         run("init", "--url", "mysql://app@db/shop")
-        for command in (["run"], ["state", "migrate", "olake.json"]):
+        for command in (["run"], ["state", "migrate", "--from", "olake.json"]):
             code, _, err = run(*command)
             assert (code, "not available yet for a source of type mysql" in err) == (2, True), command
 

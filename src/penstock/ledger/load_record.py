@@ -86,6 +86,13 @@ class LoadRecord:
     def newest_point(self) -> Lsn:
         return max(point.consistent_point for point in self.points)
 
+    @property
+    def newest_read(self) -> Lsn:
+        """The newest point that a chunk was read under. A load whose chunks each have a moment of their own
+        has a later one, before which it is shown to nobody (`read_until`)."""
+        read = (self.point_of(chunk).consistent_point for chunk in self.chunks)
+        return max(read, default=self.newest_point)
+
     def chunk(self, chunk: Chunk) -> LoadChunk:
         """The record's chunk for the state's; a state without leaves has one leaf, the stream."""
         leaf = chunk.leaf or str(self.stream)
