@@ -8,6 +8,8 @@ from decimal import Decimal
 import pyarrow as pa
 import pytest
 
+from penstock.capture.mysql.monitor import LogHealth
+from penstock.core.binlog_place import BinlogPlace, Numbering
 from penstock.core.errors import StateError
 from penstock.core.place import Place
 from penstock.core.position import Lsn
@@ -18,6 +20,7 @@ from penstock.lake.places import position_at
 from penstock.ledger.load_record import LoadChunk, LoadPoint, LoadRecord
 from penstock.sources.cursor import Cursor, Noted, Window
 from penstock.sources.mysql import cursor_windows
+from penstock.sources.mysql.server import LogFiles
 from penstock.sources.mysql.types import FAMILY
 
 pytestmark = pytest.mark.unit
@@ -124,3 +127,16 @@ def test_a_condition_reads_columns_of_mysql_by_what_they_print() -> None:
     assert answer("day > '2026-01-15'") == [True, None, False]
     with pytest.raises(WhereError):
         Condition.compile("j = 'x'", [column("j", "json")])
+
+
+def test_lag_is_counted_in_bytes_of_files_and_not_in_their_numbers() -> None:
+    last = BinlogPlace("binlog.000005", 300)
+    sizes = (("binlog.000003", 1000), ("binlog.000004", 2000), ("binlog.000005", 300))
+    health = LogHealth(LogFiles(sizes, last), Numbering.going_on(Lsn(99), BinlogPlace("binlog.000003", 4)))
+    at = health.numbering.position
+    assert health.lag_bytes(at(last)) == 0
+    assert health.lag_bytes(at(BinlogPlace("binlog.000005", 100))) == 200
+    assert health.lag_bytes(at(BinlogPlace("binlog.000003", 900))) == 100 + 2000 + 300
+    assert health.lag_bytes(Lsn(5)) == 1000 + 2000 + 300, "from before this server took over"
+    later = LogHealth(health.files, Numbering.going_on(Lsn(99), BinlogPlace("binlog.000004", 4)))
+    assert later.lag_bytes(later.numbering.position(BinlogPlace("binlog.000004", 4))) == 1996 + 300

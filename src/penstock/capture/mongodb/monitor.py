@@ -15,6 +15,7 @@ from typing import Any
 from pymongo.errors import OperationFailure, PyMongoError
 
 from penstock import metrics
+from penstock.capture.source import distance
 from penstock.core.errors import SourceError
 from penstock.core.position import Lsn
 from penstock.metrics import Sample
@@ -68,6 +69,9 @@ class OplogMonitor:
     @property
     def log_end(self) -> Lsn | None:
         return None if self._latest is None else self._latest.end
+
+    def lag_bytes(self, position: Lsn, received: Lsn | None) -> int | None:
+        return distance(position, self.log_end, received)
 
     def status(self) -> dict[str, Any]:
         return {} if self._latest is None else self._latest.status()
