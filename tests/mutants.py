@@ -45,6 +45,9 @@ STREAMED = "tests/integration/test_streamed.py::"
 KILLED = "tests/chaos/test_kill.py::test_killed_while_following_it_ends_with_every_value_right"
 COMMIT_PUBLISHER = "tests/unit/test_commit_publisher.py::test_each_event_is_there_once_and_in_order"
 RECORD_PUBLISHER = "tests/unit/test_record_publisher.py::test_each_event_is_there_once_and_in_order"
+MYSQL_SNAPSHOTS = (
+    "tests/integration/test_mysql_snapshots.py::test_a_snapshot_shows_what_was_logged_before_its_place"
+)
 STREAMS_KILLED = "tests/chaos/test_streams.py::test_killed_while_following_each_change_is_there_once"
 
 COMMIT = "            if not self._commit(work, outcome):\n                continue\n"
@@ -366,6 +369,33 @@ MUTANTS = (
         "                found = _NO_ROWS\n",
         (STREAMS_KILLED,),
         "record_sent",
+    ),
+    Mutant(
+        "MySQL: nobody looks whether the log went on while a snapshot was taken",
+        "sources/mysql/snapshots.py",
+        "    if log_end(connection) == place:\n",
+        "    if log_end(connection) != place or True:\n",
+        (MYSQL_SNAPSHOTS,),
+        "looking and not mariadb",
+    ),
+    Mutant(
+        "MySQL: a snapshot and its place are asked for without the lock",
+        "sources/mysql/snapshots.py",
+        " as other, _locked(other, table):\n",
+        ":\n",
+        (MYSQL_SNAPSHOTS,),
+        "lock and not looking",
+    ),
+    Mutant(
+        "MySQL: an append table takes the log from before its load was read",
+        "lake/load.py",
+        '            self._records.save(load.record.seen_at(LoadPoint(position, "", result.place)))\n',
+        "            pass\n",
+        (
+            "tests/integration/test_mysql_modes.py::test_append_tables_have_the_rows_of_one_moment_and_each_change_"
+            "since_once",
+        ),
+        "mysql-parquet",
     ),
 )
 

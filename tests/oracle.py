@@ -150,8 +150,8 @@ def _printer(kind: pa.DataType) -> Callable[[Any], str]:
         (pa.types.is_boolean, lambda value: "t" if value else "f"),
         (pa.types.is_integer, str),
         (pa.types.is_decimal, _print_decimal),
-        (pa.types.is_float64, lambda value: _print_float(np.float64(value), 15)),
-        (pa.types.is_float32, lambda value: _print_float(np.float32(value), 6)),
+        (pa.types.is_float64, lambda value: print_float(np.float64(value), 15)),
+        (pa.types.is_float32, lambda value: print_float(np.float32(value), 6)),
         (pa.types.is_date, _print_date),
         (pa.types.is_time, _print_time),
         (pa.types.is_binary, lambda value: "\\x" + value.hex()),
@@ -170,7 +170,7 @@ def _print_decimal(value: decimal.Decimal) -> str:
     return text.removeprefix("-") if value == 0 else text  # numeric knows no negative zero
 
 
-def _print_float(value: np.floating[Any], digits: int) -> str:
+def print_float(value: np.floating[Any], digits: int) -> str:
     """The shortest text that reads back as the same number; scientific below 1e-4 and from 1e`digits` on."""
     if np.isnan(value):
         return "NaN"

@@ -134,7 +134,14 @@ def assert_append_is_history(url: str, table: str, path: Path | str, *, one_mome
     Returns the number of changes.
     """
     layout, audit = audited(url, table)
-    loaded, changes = _appended(Path(path), layout)
+    return assert_is_history(table, layout, audit, source_rows(url, table), Path(path), one_moment=one_moment)
+
+
+def assert_is_history(
+    table: str, layout: Layout, audit: list[Change], source: Table, path: Path, *, one_moment: bool = True
+) -> int:
+    """The same of any source: `audit` is what it wrote down, `source` the rows that it has now."""
+    loaded, changes = _appended(path, layout)
     expected, found = layout.by_key(audit), layout.by_key(changes)
     found_truncates = [change for change in changes if change.op == "t"]
     problems: list[str] = []
@@ -156,7 +163,7 @@ def assert_append_is_history(url: str, table: str, path: Path | str, *, one_mome
             f"{table}: {len(problems)} keys or transactions are not as they happened:\n  {shown}"
         )
     replayed = Table(layout.columns, _replay(layout, loaded, changes), layout.key)
-    assert_equal_rows(f"{table}, replayed,", source_rows(url, table), replayed)
+    assert_equal_rows(f"{table}, replayed,", source, replayed)
     return len(changes)
 
 
@@ -179,6 +186,11 @@ def _audited(connection: psycopg.Connection[Any], table: str, layout: Layout) ->
     rows = connection.execute(
         "SELECT op, old, new, xid, at, seq FROM oracle.audit WHERE relation = %s ORDER BY seq", (table,)
     ).fetchall()
+    return changes_of(layout, rows)
+
+
+def changes_of(layout: Layout, rows: Iterable[tuple[Any, ...]]) -> list[Change]:
+    """As an append table has what was written down: (op, old row, new row, transaction, time, number)."""
     changes: list[Change] = []
     for op, old, new, xid, at, number in rows:
         if op == "t":

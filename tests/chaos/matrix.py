@@ -150,7 +150,20 @@ LOADING_TO_READ_ON = Scenario(
     first=1,
     times=2,
 )
+#: The same of a pipeline that reads MySQL. What destinations do of their own is struck above.
+FOLLOWING_MYSQL = Scenario(
+    turns=tuple(name for name in FOLLOWING.names if name not in OF_PARQUET + OF_ICEBERG),
+    short=(("parquet", "log.manifest_written"),),
+    nth={name: nth for name, nth in FOLLOWING.nth.items() if name not in OF_PARQUET + OF_ICEBERG},
+)
+LOADING_MYSQL = Scenario(
+    turns=("capture.slot_created", "destination.file_write", *LOAD),
+    first=1,
+    short=(("parquet", "load.committed"),),
+    nth=LOADING.nth,
+)
 SCENARIOS = (FOLLOWING, LOADING, REFRESHING, READING_ON, LOADING_TO_READ_ON)
+SCENARIOS_MYSQL = (FOLLOWING_MYSQL, LOADING_MYSQL)
 #: Killed at the first, and killed again at the second while it recovers.
 _PAIRS_IN_FULL = 40
 

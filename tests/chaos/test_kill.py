@@ -25,32 +25,22 @@ import pytest
 from penstock.sources.postgres.embedded import EmbeddedPostgres
 from tests.chaos.chain import Chain
 from tests.chaos.databases import new_database
+from tests.chaos.killing import assert_struck, kill_and_recover
 from tests.chaos.matrix import (
     ASKED,
     FOLLOWING,
     FULL,
     LOADING,
-    ONCE,
     REFRESHING,
     SEED,
     pairs,
 )
 from tests.conftest import wait_until
-from tests.pipelines import DESTINATIONS, Ended, PipelineUnderTest, streams_of
+from tests.pipelines import DESTINATIONS, PipelineUnderTest, streams_of
 from tests.workload import APPEND, UPSERT, Workload
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600)]
 
-#: Reached by Spark tasks, each in a process of its own, or by the sync itself in a round that is small.
-IN_A_TASK = {"destination.file_write"}
-#: Reached by capture or by a Spark task: the sync's own process lives on, and must say what happened.
-IN_ANOTHER_PROCESS = IN_A_TASK | {
-    "capture.slot_created",
-    "log.file_write",
-    "log.files_written",
-    "log.manifest_written",
-    "checkpoint.write",
-}
 FOLLOWED = streams_of(UPSERT, APPEND)
 Pipelines = Chain[PipelineUnderTest]
 REFRESHED = [{"table": stream, "mode": "full_refresh"} for stream in (*UPSERT, *APPEND)]
@@ -79,6 +69,23 @@ class Source:
     def wait_for_writes(self) -> None:
         enough = self.workload.transactions + 30
         wait_until(lambda: self.workload.transactions > enough, "the writers to go on")
+
+    def assert_acknowledged_no_more_than_committed(self, pipeline: PipelineUnderTest) -> None:
+        """What Postgres may forget, the state says is in the tables."""
+        file = pipeline.state / "state.json"
+        if not file.exists():
+            return
+        state = json.loads(file.read_text())
+        positions = [state.get("global", {}).get("state", {}).get("lsn")]
+        positions += [stream["state"].get("cdc_from") for stream in state["streams"]]
+        with psycopg.connect(pipeline.url, autocommit=True) as connection:
+            rows = connection.execute(
+                "SELECT confirmed_flush_lsn, least FROM pg_replication_slots, "
+                "(SELECT min(p::pg_lsn) AS least FROM unnest(%s::text[]) p) WHERE slot_name = %s "
+                "AND confirmed_flush_lsn > least",
+                (positions, pipeline.name),
+            ).fetchall()
+        assert rows == [], "acknowledged, and where the state is"
 
 
 @pytest.fixture(scope="module", params=["upsert_heavy", "append_heavy"] if FULL else ["mixed"])
@@ -148,77 +155,30 @@ def _pipeline(source: Source, streams: list[Any], directory: Path, destination: 
 def test_killed_while_following_it_ends_with_every_value_right(
     source: Source, following: PipelineUnderTest, rule: str
 ) -> None:
-    _kill_and_recover(source, following, rule)
+    kill_and_recover(source, following, rule)
 
 
 @pytest.mark.parametrize(("loading", "rule"), LOADING.cases(), indirect=["loading"])
 def test_killed_while_loading_it_ends_with_every_value_right(
     source: Source, loading: PipelineUnderTest, rule: str
 ) -> None:
-    _kill_and_recover(source, loading, rule)
+    kill_and_recover(source, loading, rule)
 
 
 @pytest.mark.parametrize(("refreshing", "rule"), REFRESHING.cases(), indirect=["refreshing"])
 def test_killed_during_a_full_refresh_it_ends_with_every_value_right(
     source: Source, refreshing: PipelineUnderTest, rule: str
 ) -> None:
-    _kill_and_recover(source, refreshing, rule)
+    kill_and_recover(source, refreshing, rule)
 
 
 @pytest.mark.parametrize(("following", "first", "second"), pairs(), indirect=["following"])
 def test_killed_again_while_recovering_it_ends_with_every_value_right(
     source: Source, following: PipelineUnderTest, first: str, second: str
 ) -> None:
-    _assert_struck(following.sync_apart(f"{first}=kill"), f"{first}=kill")
+    assert_struck(following.sync_apart(f"{first}=kill"), f"{first}=kill")
     source.wait_for_writes()
-    _kill_and_recover(source, following, f"{second}=kill", beside_writers=True)
-
-
-def _kill_and_recover(
-    source: Source, pipeline: PipelineUnderTest, rule: str, *, beside_writers: bool = not ONCE
-) -> None:
-    ended = pipeline.sync_apart(rule)
-    nth = int(rule.partition("@")[2] or 1)
-    if not (FULL and nth > 1 and not ended.struck):  # the matrix asks for more times than some places have
-        _assert_struck(ended, rule)
-    _assert_acknowledged_no_more_than_committed(pipeline)
-    source.wait_for_writes()
-    if beside_writers:
-        pipeline.sync()
-    source.compare(pipeline)
-    assert pipeline.running() == []
-
-
-def _assert_acknowledged_no_more_than_committed(pipeline: PipelineUnderTest) -> None:
-    """What Postgres may forget, the state says is in the tables."""
-    file = pipeline.state / "state.json"
-    if not file.exists():
-        return
-    state = json.loads(file.read_text())
-    positions = [state.get("global", {}).get("state", {}).get("lsn")]
-    positions += [stream["state"].get("cdc_from") for stream in state["streams"]]
-    with psycopg.connect(pipeline.url, autocommit=True) as connection:
-        rows = connection.execute(
-            "SELECT confirmed_flush_lsn, least FROM pg_replication_slots, "
-            "(SELECT min(p::pg_lsn) AS least FROM unnest(%s::text[]) p) WHERE slot_name = %s "
-            "AND confirmed_flush_lsn > least",
-            (positions, pipeline.name),
-        ).fetchall()
-    assert rows == [], "acknowledged, and where the state is"
-
-
-def _assert_struck(ended: Ended, rule: str) -> None:
-    name = rule.partition("=")[0]
-    times = len(ended.struck) if name in IN_A_TASK else 1  # several tasks may come there at once
-    assert ended.struck == (f"{name}=kill",) * max(times, 1), f"{name} did not strike, or not once: {ended}"
-    if name not in IN_ANOTHER_PROCESS or (name in IN_A_TASK and ended.killed):
-        assert ended.killed, f"the process that reached {name} should be gone: {ended}"
-        return
-    assert not ended.killed, f"the sync should have survived: {ended}"
-    if ended.status != 0:
-        error = ended.answer["error"]
-        assert error["message"], f"it should say what happened: {ended}"
-        assert error["remedy"], f"it should say what to do: {ended}"
+    kill_and_recover(source, following, f"{second}=kill", beside_writers=True)
 
 
 @pytest.mark.parametrize(
@@ -247,7 +207,7 @@ def test_the_command_itself_recovers_and_leaves_nothing_running(
     source: Source, following: PipelineUnderTest
 ) -> None:
     """The other tests recover in this process, to save Spark starts."""
-    _assert_struck(following.sync_apart("cdc.committed=kill"), "cdc.committed=kill")
+    assert_struck(following.sync_apart("cdc.committed=kill"), "cdc.committed=kill")
     source.wait_for_writes()
     ended = following.sync_apart()
     assert ended.status == 0, str(ended)

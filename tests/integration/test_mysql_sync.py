@@ -205,6 +205,25 @@ def test_a_sync_that_is_killed_goes_on(shop: MysqlServer, tmp_path: Path, failpo
 
 
 @pytest.mark.slow
+def test_a_table_that_is_emptied_while_it_is_loaded_need_not_be_loaded_again(
+    shop: MysqlServer, tmp_path: Path
+) -> None:
+    synced = pipeline(shop, tmp_path / "pipeline")
+    running = synced.start_sync("load.written=pause")
+    running.wait_until_paused("load.written")
+    shop.execute(
+        "TRUNCATE TABLE shop.orders",
+        "INSERT INTO shop.orders (id, name) VALUES (1, 'after'), (9, 'new')",
+        "TRUNCATE TABLE shop.words",
+    )
+    running.go_on()
+    ended = running.wait()
+    assert ended.status == 0, str(ended)
+    assert "loaded again" not in ended.out + ended.err
+    assert_same(shop, synced, "orders", "words", "notes")
+
+
+@pytest.mark.slow
 def test_a_log_that_was_purged_between_two_syncs_is_an_error(shop: MysqlServer, tmp_path: Path) -> None:
     synced = pipeline(shop, tmp_path / "pipeline")
     synced.sync()

@@ -18,6 +18,7 @@ from penstock.core.errors import ConfigError, StateError
 from penstock.core.held_as import HeldAs
 from penstock.core.schema import SourceColumn, TableSchema
 from penstock.core.stream import StreamId
+from penstock.sources.cursor import CursorChoice
 from penstock.sources.finding import StreamNeed
 from penstock.sources.mysql import result_kernels
 from penstock.sources.mysql.catalog import Cascade, KeyPart, MysqlTable, is_working_table
@@ -296,6 +297,14 @@ def test_what_is_wrong_with_a_table_is_said() -> None:
     assert _found(keyless) == {("primary key", "error")}
     assert _found(keyless, append) == {fine}
     assert _found(keyless, append, may_lock=False) == {fine, ("lock privilege", "warning")}
+    assert _found(table, append, may_lock=False) == {fine, ("lock privilege", "warning")}
+    assert _found(table, may_lock=False) == {fine}
+    assert _found(_table(engine="MyISAM"), append) == {("storage engine", "error")}
+    assert _found(table, StreamNeed(table.stream, where="c > 1")) == {fine}
+    assert _found(table, StreamNeed(table.stream, where="d > 1")) == {("selection", "error")}
+    by_cursor = StreamNeed(table.stream, mode="incremental", cursor=CursorChoice(("c",)))
+    assert _found(table, by_cursor) == {fine, ("cursor", "warning")}
+    assert _found(table, replace(by_cursor, cursor=CursorChoice(("d",)))) == {("cursor", "error")}
     assert _found(cascading) == {fine, ("foreign key cascades", "warning")}
     assert _found(cascading, logs_cascades=True) == {fine}
     assert _found(_table(engine="MyISAM")) == {fine, ("storage engine", "warning")}

@@ -63,6 +63,10 @@ class Monitor(Protocol):
     def log_end(self) -> Lsn | None:
         """Where the source's log ended when it was looked at; None: it was not yet."""
 
+    def lag_bytes(self, position: Lsn, received: Lsn | None) -> int | None:
+        """How much the source has logged after `position`, as far as is known: by what was seen of it, or by
+        what was `received`."""
+
     @property
     def is_pressed(self) -> bool:
         """Whether the source keeps so much for us that it may forget whatever the change log holds."""
@@ -71,6 +75,12 @@ class Monitor(Protocol):
         """What people are shown."""
 
     def samples(self, received: Lsn) -> list[Sample]: ...
+
+
+def distance(position: Lsn, *ends: Lsn | None) -> int | None:
+    """From `position` to the last of the ends that are known, where positions count bytes."""
+    known = [end for end in ends if end is not None]
+    return max(0, max(known) - position) if known else None
 
 
 class CaptureSource(Protocol):

@@ -140,13 +140,12 @@ class Term:
         reading, written = self.server.reading, self._registry().lanes()
         known = {lane: each.position for lane, each in written.items()}
         positions = self._spec.lanes | (known if reading is None else reading.tracker.lanes())
-        end = self._source_end()
         return [
             {
                 "lane": lane,
                 "position": None if position is None else str(position),
                 "configured": lane in self._spec.lanes,
-                "lag_bytes": None if position is None or end is None else max(0, end - position),
+                "lag_bytes": None if position is None else self._lag_bytes(position),
                 "since": written[lane].since if lane in written else None,
             }
             for lane, position in sorted(positions.items())
@@ -238,24 +237,19 @@ class Term:
         return self.server.lanes or LaneRegistry(self._lanes_path)
 
     def _lane_samples(self, reading: Reading[Any]) -> list[Sample]:
-        end = self._source_end()
         found: list[Sample] = []
         for lane, position in reading.tracker.lanes().items():
             label = {"lane": lane}
             found.append((metrics.LANE_KNOWN.name, label, float(position is not None)))
             if position is not None:
                 found.append((metrics.LANE_LAG_SECONDS.name, label, reading.age_s(position)))
-                if end is not None:
-                    found.append((metrics.LANE_LAG_BYTES.name, label, max(0, end - position)))
+                if (lag_bytes := self._lag_bytes(position)) is not None:
+                    found.append((metrics.LANE_LAG_BYTES.name, label, lag_bytes))
         return found
 
-    def _source_end(self) -> Lsn | None:
-        reading, end = self.server.reading, self._monitor.log_end
-        ends = [
-            *([reading.position] if reading is not None else []),
-            *([end] if end is not None else []),
-        ]
-        return max(ends, default=None)
+    def _lag_bytes(self, position: Lsn) -> int | None:
+        reading = self.server.reading
+        return self._monitor.lag_bytes(position, None if reading is None else reading.position)
 
 
 def _unless_storage_fails(work: Callable[[], None]) -> None:

@@ -17,17 +17,10 @@ LATER_SOURCES: tuple[str, ...] = ()
 LATER_DESTINATIONS: tuple[str, ...] = ()
 #: By `source.type`: what its streams cannot have (key, value; None: any), and lanes that cannot follow it.
 LATER_STREAM_KEYS: dict[str, tuple[tuple[str, str | None], ...]] = {
-    "mysql": (
-        ("mode", "incremental"),
-        ("mode", "strict_cdc"),
-        ("write", "append"),
-        ("deletes", "soft"),
-        ("where", None),
-        ("replica_identity", "full"),
-    ),
+    "mysql": (("replica_identity", "full"),),
 }
 #: By `source.type`: where its tables cannot go.
-LATER_DESTINATIONS_OF: dict[str, tuple[str, ...]] = {"mysql": ("iceberg",)}
+LATER_DESTINATIONS_OF: dict[str, tuple[str, ...]] = {}
 LATER_LANES: dict[str, tuple[str, ...]] = {
     "mysql": ("shapes", "kafka", "kinesis", "file"),
     "mongodb": ("shapes", "kafka", "kinesis", "file"),

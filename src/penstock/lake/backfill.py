@@ -16,7 +16,15 @@ from penstock.core.stream import StreamId
 from penstock.lake.joining import Joining
 from penstock.lake.lane_state import LaneState, LaneStream
 from penstock.lake.leaves import with_leaves
-from penstock.lake.load import Loader, LoadOutcome, StreamLoad, can_resume, columns_of, is_as_planned
+from penstock.lake.load import (
+    Loader,
+    LoadOutcome,
+    StreamLoad,
+    can_resume,
+    columns_of,
+    is_as_planned,
+    takes_own_snapshot,
+)
 from penstock.lake.load_progress import LoadProgress
 from penstock.ledger import incremental, two_phase
 from penstock.ledger.load_record import LoadPoint, LoadRecord
@@ -117,6 +125,10 @@ class Backfill:
         settings = self._lane.settings
         if settings.reading.shows_one_moment(load.info) or not self._lane.streams[load.stream].reads_log:
             return load.record
+        if takes_own_snapshot(settings.reading, load.info, load.sync_mode, load.target):
+            record = self._lane.records.load(load.stream)
+            assert record is not None, "what a chunk found out was made durable before it was committed"
+            return record
         assert settings.position_now is not None, "a stream that reads the log has somebody to read it"
         record = load.record.read_until(LoadPoint(settings.position_now(), ""))
         self._lane.records.save(record)
@@ -197,6 +209,8 @@ class Backfill:
         reading, info = self._lane.settings.reading, configured.info
         if reading.shows_one_moment(info):
             return self._lane.settings.method if info.schema.key else "ctid"
+        if takes_own_snapshot(reading, info, configured.mode, configured.target()):
+            return "ctid"
         # One query shows one moment. Several do so together with the log, by the key that it names rows by.
         return reading.method_for(info, "key") if configured.reads_log and info.schema.key else "ctid"
 

@@ -326,7 +326,7 @@ class Following:
         skip = None
         if load is not None and len(load.points) > 1 and owns_keys(load):
             skip = skip_rule(load, self._lane.streams[stream].target())
-            if changes.truncates and start < load.newest_point:
+            if changes.truncates and start < load.newest_read:
                 return MustReload("the table was truncated while it was being loaded", by_schema=False)
         if truncated_in_part(changes) and stream not in self._lane.kept_up:
             self._lane.reload(stream, "a single partition was truncated")

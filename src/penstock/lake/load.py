@@ -26,7 +26,10 @@ A load that was cut short goes on under a new snapshot with a later point P', if
 A source that exports no snapshots (`TableReading.shows_one_moment`) is read in the same way: P is noted
 before the first chunk, P' after the last one, and each chunk shows a moment between them. Every change since
 P is applied in order, which ends in the right state for each key that changed, and rows that were not changed
-were read as they are. That needs a key and `write: upsert`; what no log follows is read in one chunk.
+were read as they are. That needs a key and `write: upsert`; what no log follows is read in one chunk. Where
+each change counts once (`write: append`, rows that are kept when they are deleted), the table is read in one
+chunk as well, under a snapshot that the chunk takes itself and whose place it says. That is the load's P
+then, durable in the load's record before the chunk is committed.
 
 A resumed table mixes two moments until the log has passed P', so it is shown to readers after that. A load
 whose snapshot has been held for `snapshot_age_max` goes on in the same way, in the same sync.
@@ -52,6 +55,7 @@ from penstock.destinations.parquet_files import new_file_name
 from penstock.destinations.records import TableRecord
 from penstock.lake.load_progress import LoadProgress
 from penstock.lake.load_task import LoadResult, LoadTask, load_chunk
+from penstock.lake.places import position_at
 from penstock.lake.session import run_tasks
 from penstock.lake.target import Target
 from penstock.ledger import incremental, two_phase
@@ -60,7 +64,7 @@ from penstock.ledger.load_record import LoadChunk, LoadPoint, LoadRecord, LoadRe
 from penstock.ledger.state import Chunk, ChunkBound, SyncMode
 from penstock.ledger.threads import chunk_thread_id, new_generation, new_load_id
 from penstock.sources.base import ReadingSession, TableReading
-from penstock.sources.chunk import ChunkMethod, PlannedChunk
+from penstock.sources.chunk import OWN_SNAPSHOT, ChunkMethod, PlannedChunk
 from penstock.sources.cursor import Cursor, Noted
 from penstock.sources.pace import share
 from penstock.sources.tables import SourceTable
@@ -153,6 +157,7 @@ class Loader:
     ) -> StreamLoad:
         """A new load: its record is durable, then the destination knows it; `run` writes the state."""
         planned = session.plan_chunks(info, method, rows_per_chunk=rows)
+        assert len(planned) == 1 or not self._takes_own_snapshot(info, sync_mode, target)
         nodes = {str(leaf.stream): leaf.filenode for leaf in info.leaves}
         record = LoadRecord(
             load_id=new_load_id(),
@@ -218,7 +223,7 @@ class Loader:
                     by_load.setdefault(load.stream, (load, []))[1].append((chunk, result))
                 document = self._ledger.document
                 for load, done in by_load.values():
-                    if any(result.table_rewritten for _, result in done):
+                    if any(result.table_rewritten or not self._noted(load, result) for _, result in done):
                         rewritten.add(load.stream)
                     if load.stream in rewritten:
                         continue
@@ -295,7 +300,7 @@ class Loader:
             PlannedChunk(chunk.leaf, _bound(chunk.min), _bound(chunk.max), chunk.filenode, 0),
             leaf,
             load.record.method,
-            self._point.snapshot,
+            self._snapshot_for(load),
             reader=self._progress.reader(load.stream),
             condition="" if load.noted is None else self._reading.within(load.noted),
         )
@@ -308,6 +313,22 @@ class Loader:
             rows_per_second=self._rows_per_second,
         )
 
+    def _snapshot_for(self, load: StreamLoad) -> str:
+        takes_own = self._takes_own_snapshot(load.info, load.sync_mode, load.target)
+        return OWN_SNAPSHOT if takes_own else self._point.snapshot
+
+    def _takes_own_snapshot(self, info: SourceTable, sync_mode: SyncMode, target: Target) -> bool:
+        return takes_own_snapshot(self._reading, info, sync_mode, target)
+
+    def _noted(self, load: StreamLoad, result: LoadResult) -> bool:
+        """Make durable at which point a chunk was read that found it out itself; False: nobody can tell."""
+        if result.place is None:
+            return True
+        position = position_at(result.place, self._point)
+        if position is not None:
+            self._records.save(load.record.seen_at(LoadPoint(position, "", result.place)))
+        return position is not None
+
     def _commit(self, load: StreamLoad, done: Sequence[tuple[LoadChunk, LoadResult]]) -> None:
         load.table.commit_chunks(
             load.record.load_id,
@@ -317,6 +338,12 @@ class Loader:
             [result.dead_letters for _, result in done if result.dead_letters is not None],
         )
         failpoints.reach("load.committed")
+
+
+def takes_own_snapshot(reading: TableReading, info: SourceTable, sync_mode: SyncMode, target: Target) -> bool:
+    """Whether a load must know exactly which changes it has, and nobody can tell it beforehand."""
+    exact = target.write == "append" or target.soft_deletes
+    return sync_mode == "cdc" and exact and not reading.shows_one_moment(info)
 
 
 def _groups(loads: Sequence[StreamLoad]) -> list[list[tuple[StreamLoad, LoadChunk]]]:

@@ -19,6 +19,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
+from penstock.core.place import Place
 from penstock.core.where import Condition
 from penstock.destinations.records import DataFile
 from penstock.lake.change_set import Flags
@@ -52,6 +53,7 @@ class LoadResult:
     dead_letters: DataFile | None
     rows: int
     table_rewritten: bool = False  # the leaf's file node changed: the load must start again
+    place: Place | None = None  # in the source's log, of a chunk that took a snapshot of its own
 
 
 class Sieve(Protocol):
@@ -86,8 +88,10 @@ def _load(task: LoadTask, sieve: Sieve | None, *, as_text: bool) -> LoadResult:
     output = TableOutput(task.path, target, even_if_empty=task.is_first and sieve is None)
     pace = Pace(task.rows_per_second)
     blocks = task.reading.blocks(target.schema, target.condition, outside=task.outside, as_text=as_text)
+    place = None
     with output, dead_letters, closing(blocks):
         for block in blocks:
+            place = block.place
             pace.read(block.rows)
             arrays, bad = block.values, block.bad
             if bad is not None:
@@ -104,7 +108,7 @@ def _load(task: LoadTask, sieve: Sieve | None, *, as_text: bool) -> LoadResult:
             elif target.soft_deletes:
                 arrays = [*arrays, pa.nulls(len(arrays[0]), DELETED_AT.type)]
             output.write_batch(pa.RecordBatch.from_arrays(arrays, schema=schema))
-    return LoadResult(output.files, dead_letters.data_file, output.rows)
+    return LoadResult(output.files, dead_letters.data_file, output.rows, place=place)
 
 
 def _marks(task: LoadTask, rows: int) -> dict[str, pa.Array]:

@@ -14,8 +14,17 @@ from penstock.core.errors import StateError
 from penstock.core.place import Place
 from penstock.core.position import Lsn
 from penstock.core.resume_token import ResumeToken
-from penstock.ledger.load_record import LoadRecords
+from penstock.ledger.load_record import LoadPoint, LoadRecords
 from penstock.log.reader import ChangeLog
+
+
+def position_at(place: Place, known: LoadPoint) -> Lsn | None:
+    """The number of a place, by a point that is known; None if they are not of one server's counting."""
+    assert known.place is not None, "positions of such a source have places"
+    at, counted = BinlogPlace.parse(place.text), BinlogPlace.parse(known.place.text)
+    if place.server != known.place.server or at.base != counted.base or at.number < counted.number:
+        return None
+    return Numbering(counted.base, int(known.consistent_point) - counted.number).position(at)
 
 
 def cluster_mark(position: Lsn) -> Place:

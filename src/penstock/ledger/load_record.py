@@ -86,6 +86,13 @@ class LoadRecord:
     def newest_point(self) -> Lsn:
         return max(point.consistent_point for point in self.points)
 
+    @property
+    def newest_read(self) -> Lsn:
+        """The newest point that a chunk was read under. A load whose chunks each have a moment of their own
+        has a later one, before which it is shown to nobody (`read_until`)."""
+        read = (self.point_of(chunk).consistent_point for chunk in self.chunks)
+        return max(read, default=self.newest_point)
+
     def chunk(self, chunk: Chunk) -> LoadChunk:
         """The record's chunk for the state's; a state without leaves has one leaf, the stream."""
         leaf = chunk.leaf or str(self.stream)
@@ -100,6 +107,11 @@ class LoadRecord:
     def read_until(self, point: LoadPoint) -> LoadRecord:
         """The record of a load whose chunks were all read before `point`, each at a moment of its own."""
         return replace(self, points=(*self.points, point))
+
+    def seen_at(self, point: LoadPoint) -> LoadRecord:
+        """The record of a load of one chunk, which was read under a snapshot that it took itself."""
+        assert len(self.chunks) == 1, "several chunks would have a moment each"
+        return replace(self, points=(point,), chunks=(replace(self.chunks[0], point=0),))
 
     def resumed(self, point: LoadPoint, to_read: frozenset[LoadChunk]) -> LoadRecord:
         """The record of the same load going on under another snapshot, for the chunks still to read."""

@@ -23,7 +23,8 @@ _CORES_MIN = 5  # for `execution: auto`: below that the core that sends waits fo
 
 def programs_of(config: Config, config_path: Path, service: ServiceSpec, admin: Path) -> tuple[Program, ...]:
     """Capture, which answers at `service`, then its lanes; the live one takes orders at `admin`."""
-    require_postgres(config, "`penstock run`")
+    if config.source.type != "mongodb":
+        require_postgres(config, "`penstock run`")
     capture = spec_of(config, service=service)
     lanes = [_lake(config, config_path, service)]
     if config.lanes.shapes is not None:

@@ -69,6 +69,10 @@ class OplogMonitor:
     def log_end(self) -> Lsn | None:
         return None if self._latest is None else self._latest.end
 
+    def lag_bytes(self, position: Lsn, received: Lsn | None) -> int | None:
+        """Positions are times."""
+        return None
+
     def status(self) -> dict[str, Any]:
         return {} if self._latest is None else self._latest.status()
 

@@ -33,8 +33,10 @@ class LogHealth:
         return self.numbering.position(self.files.last)
 
     def lag_bytes(self, received: Lsn) -> int:
-        """Of the log's files, not of their numbers."""
-        place = self.numbering.place(received)
+        """Of the log's files, not of their numbers. From before another server took over: all that it has."""
+        first = BinlogPlace(self.files.sizes[0][0], 0)
+        is_older = int(received) - self.numbering.offset < first.number
+        place = first if is_older else self.numbering.place(received)
         if place.number >= self.files.last.number:
             return 0
         between = sum(size for name, size in self.files.sizes if place.name <= name < self.files.last.name)
@@ -60,6 +62,9 @@ class BinlogMonitor:
     @property
     def log_end(self) -> Lsn | None:
         return None if self._latest is None else self._latest.end
+
+    def lag_bytes(self, position: Lsn, received: Lsn | None) -> int | None:
+        return None if self._latest is None else self._latest.lag_bytes(position)
 
     @property
     def is_pressed(self) -> bool:

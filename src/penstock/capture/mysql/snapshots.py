@@ -17,16 +17,16 @@ from penstock.core.position import Lsn
 class Positions:
     """A `Snapshots`."""
 
-    def __init__(self, visible: Callable[[], tuple[Lsn, Place]]) -> None:
-        self._visible = visible
+    def __init__(self, visible: Callable[[], tuple[Lsn, Place]], clock: Callable[[], Lsn]) -> None:
+        self._visible, self._clock = visible, clock
 
     def take(self, lane: str) -> ExportedSnapshot:
         position, place = self._visible()
         return ExportedSnapshot("", position, 0, place)
 
     def take_plain(self, lane: str) -> ExportedSnapshot:
-        """Of a load that no changes follow nobody asks at which position it began."""
-        return ExportedSnapshot("", Lsn(0), 0)
+        """What is read by a cursor knows rounds by a number that grows: the server's clock."""
+        return ExportedSnapshot("", self._clock(), 0)
 
     def release(self, lane: str) -> None:
         return None

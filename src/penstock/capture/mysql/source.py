@@ -41,7 +41,7 @@ class MysqlCapture:
 
     def __init__(self, source: MysqlSpec, spec: CaptureSpec) -> None:
         self._source, self._spec = source, spec
-        self.snapshots = Positions(self._visible)
+        self.snapshots = Positions(self._visible, self.new_epoch)
         self._connection: Connection | None = None
         self._asking = threading.RLock()
         self._numbering: Numbering | None = None

@@ -15,6 +15,7 @@ import psycopg
 
 from penstock import metrics
 from penstock.capture.postgres.pressure import WalPressure
+from penstock.capture.source import distance
 from penstock.core.errors import SourceError
 from penstock.core.position import Lsn
 from penstock.metrics import Sample
@@ -90,6 +91,9 @@ class SlotMonitor:
     @property
     def log_end(self) -> Lsn | None:
         return None if self._latest is None else self._latest.wal_end
+
+    def lag_bytes(self, position: Lsn, received: Lsn | None) -> int | None:
+        return distance(position, self.log_end, received)
 
     @property
     def is_pressed(self) -> bool:

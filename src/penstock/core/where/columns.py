@@ -60,7 +60,7 @@ def _doubles(text: pa.StringArray) -> pa.DoubleArray:
 def _dates(text: pa.StringArray) -> pa.Int64Array:
     """Days. Years of five digits, BC and the infinities are told by their length, and read one by one."""
     plain = pc.fill_null(pc.equal(pc.binary_length(text), 10), True)
-    days = _only(text, plain).cast(pa.date32())
+    days = _possible(_only(text, plain), pa.date32())
     numbers = pc.subtract(days.cast(pa.int32()).cast(pa.int64()), calendar.DAYS_FROM_1970)
     return _with_odd_ones(numbers, text, plain, calendar.date_number)
 
@@ -73,9 +73,24 @@ def _timestamps(text: pa.StringArray) -> pa.Int64Array:
     in_utc = pc.ends_with(plain_text, "+00")
     if pc.any(in_utc).as_py():
         plain_text = pc.if_else(in_utc, pc.utf8_slice_codeunits(plain_text, 0, -3), plain_text)
-    moments = plain_text.cast(pa.timestamp("us")).cast(pa.int64())
+    moments = _possible(plain_text, pa.timestamp("us")).cast(pa.int64())
     numbers = pc.subtract(moments, calendar.DAYS_FROM_1970 * calendar.DAY_US)
     return _with_odd_ones(numbers, text, plain, calendar.timestamp_number)
+
+
+def _possible(text: pa.StringArray, kind: pa.DataType) -> pa.Array:
+    """Dates that are in no calendar, of which MySQL has some, are null."""
+    try:
+        return text.cast(kind)
+    except pa.ArrowInvalid:
+        return pa.concat_arrays([_one(text[place : place + 1], kind) for place in range(len(text))])
+
+
+def _one(text: pa.StringArray, kind: pa.DataType) -> pa.Array:
+    try:
+        return text.cast(kind)
+    except pa.ArrowInvalid:
+        return pa.nulls(1, kind)
 
 
 def _only(text: pa.StringArray, chosen: pa.BooleanArray) -> pa.StringArray:

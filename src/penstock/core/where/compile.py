@@ -22,7 +22,7 @@ from penstock.core.where.comparing import negated_if
 from penstock.core.where.condition import Condition, Subquery, SubqueryResolver, SubqueryTable
 from penstock.core.where.convert import alike, cast, known, type_of
 from penstock.core.where.errors import WhereError
-from penstock.core.where.kinds import KIND_OF_CAST, KIND_OF_TYPE, ArrayOf, Kind, kind_of
+from penstock.core.where.kinds import KIND_OF_CAST, KIND_OF_TYPE, ArrayOf, Kind, kind_of, type_like
 from penstock.core.where.literals import LiteralError, printed
 from penstock.core.where.single import is_listed
 from penstock.core.where.syntax import parse, position_of
@@ -175,7 +175,7 @@ class Compiler:
             raise refused("column type", type=column.type_text, name=column.name)
         if column.name in self.table.nondeterministic:
             raise RefusedError(f"the collation of the column {column.name} is nondeterministic")
-        return tree.Column(column.name, column.type_name, kind)
+        return tree.Column(column.name, type_like(column), kind)
 
     def _nearest(self, name: str) -> str:
         by_lower = {column.name.lower(): column.name for column in self.table.columns}

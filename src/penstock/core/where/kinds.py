@@ -99,12 +99,32 @@ _BUILT_IN_OTHERS = frozenset(
 )
 # fmt: on
 _FIRST_USER_OID = 16384
+#: By family and type of a column that is not Postgres': the type whose values print and compare like its own.
+#: Texts compare by their characters, whatever collation the source has; moments of MySQL are in UTC.
+_LIKE = {
+    "mysql": {
+        **dict.fromkeys(("tinyint", "tinyint unsigned", "smallint", "year"), "int2"),
+        **dict.fromkeys(("smallint unsigned", "mediumint", "mediumint unsigned", "int"), "int4"),
+        **dict.fromkeys(("int unsigned", "bigint"), "int8"),
+        **dict.fromkeys(("bigint unsigned", "decimal"), "numeric"),
+        "float": "float4",
+        "double": "float8",
+        **dict.fromkeys(("char", "varchar", "tinytext", "text", "mediumtext", "longtext", "enum"), "text"),
+        "date": "date",
+        **dict.fromkeys(("datetime", "timestamp"), "timestamp"),
+    }
+}
+
+
+def type_like(column: SourceColumn) -> str:
+    """The type, by its name in pg_type, that the column's values are compared as; empty: as none."""
+    return _LIKE.get(column.family, {}).get(column.type_name, "") if column.family else column.type_name
 
 
 def kind_of(column: SourceColumn, labels: Sequence[str] = (), *, total: bool = True) -> ValueKind | None:
     """None: a condition cannot use the column at all. `total`: only kinds whose every value is read."""
-    kind = KIND_OF_TYPE.get(column.type_name)
-    if kind is not None:
+    kind = KIND_OF_TYPE.get(type_like(column))
+    if kind is not None or column.family:
         return kind
     if labels:
         return EnumOf(column.type_name, tuple(labels))

@@ -190,11 +190,11 @@ def _check_log(table: CollectionInfo, need: StreamNeed, server: Server) -> Itera
             "stay in the table.",
             "If that is not wanted, set `mode: full_refresh` for it.",
         )
-        if need.write == "append":
+        if need.write == "append" or need.deletes == "soft":
             yield _finding(table, "table kind", "error")(
-                "A capped collection cannot be read as of one time: a document that comes while the table is "
-                "loaded could be in an append table twice.",
-                "Set `write: upsert` or `mode: full_refresh` for it.",
+                "A capped collection cannot be read as of one time: a change that comes while the table is "
+                "loaded could be in an append table twice, or be undone in one that keeps deleted rows.",
+                "Set `write: upsert` and `deletes: hard`, or `mode: full_refresh` for it.",
             )
     yield from _check_images(table, need, server)
 

@@ -6,9 +6,11 @@ import difflib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from penstock.core.cursor import RESERVED_NAMES
 from penstock.core.errors import SourceError
 from penstock.core.held_as import HeldAs
 from penstock.core.stream import StreamId
+from penstock.core.where import Condition, WhereError
 from penstock.sources.finding import Finding, Level, StreamNeed
 from penstock.sources.mysql.binlog.charsets import BINARY, conversion
 from penstock.sources.mysql.catalog import MysqlTable, is_working_table
@@ -26,7 +28,7 @@ class LogFacts:
 
     logs_cascades: bool  # rows that foreign keys change are in the log
     readable: frozenset[StreamId]
-    may_lock: bool  # for the moment in which a table without a key is read with its position
+    may_lock: bool  # for the moment in which a table is read with its place in the log, if that needs it
     user: str
 
 
@@ -47,6 +49,7 @@ def check_streams(
                 *_check_kind(table),
                 *_check_reading(table, facts),
                 *_check_columns(table, need),
+                *_check_cursor(table, need),
                 *(_check_log(table, need, facts) if need.reads_log else ()),
             ]
             if not any(finding.level == "error" for finding in found):
@@ -134,6 +137,7 @@ def _check_columns(table: MysqlTable, need: StreamNeed) -> Iterator[Finding]:
             "Compute them where the table is read.",
         )
     yield from _check_selection(table, need)
+    yield from _check_filter(table, need)
     for column in need.columns or table.schema.names:
         if need.rename.get(column, column) in need.added_columns:
             yield _finding(
@@ -166,6 +170,55 @@ def _check_selection(table: MysqlTable, need: StreamNeed) -> Iterator[Finding]:
             "error",
             f"`columns` lacks {', '.join(lacking)} of the key, by which changes find their rows.",
             f"Add {', '.join(lacking)} to `columns`, or set `mode: full_refresh`.",
+        )
+
+
+def _check_filter(table: MysqlTable, need: StreamNeed) -> Iterator[Finding]:
+    if need.where is None:
+        return
+    try:
+        Condition.compile(need.where, table.schema.columns)
+    except WhereError as error:
+        yield _finding(
+            table,
+            "selection",
+            "error",
+            f"`where`, {error}.",
+            "Correct the condition; docs/guides/filter.md says what can be written.",
+        )
+
+
+def _check_cursor(table: MysqlTable, need: StreamNeed) -> Iterator[Finding]:
+    if need.mode != "incremental" or need.cursor is None:
+        return
+    problem = need.cursor.problem(table.schema)
+    clash = [name for name in need.cursor.names if name in RESERVED_NAMES]
+    lacking = [name for name in need.cursor.names if need.columns and name not in need.columns]
+    if problem is not None:
+        yield _finding(table, "cursor", "error", *problem)
+    elif clash:
+        yield _finding(
+            table,
+            "cursor",
+            "error",
+            f"The cursor {clash[0]} has the name of another field in the state file.",
+            "Choose another cursor for this stream.",
+        )
+    elif lacking:
+        yield _finding(
+            table,
+            "cursor",
+            "error",
+            f"`columns` lacks the cursor {lacking[0]}, by which rows that were read are known again.",
+            f"Add {lacking[0]} to `columns`.",
+        )
+    elif all(table.schema.column(name).nullable for name in need.cursor.names):
+        yield _finding(
+            table,
+            "cursor",
+            "warning",
+            "The cursor may be null: such rows are not read.",
+            f'Name a second cursor that is never null: `cursor: "{need.cursor.names[0]}:id"`.',
         )
 
 
@@ -212,16 +265,26 @@ def _check_log(table: MysqlTable, need: StreamNeed, facts: LogFacts) -> Iterator
             "`write: upsert` needs one to tell rows apart.",
             "Add a primary key, or set `write: append` for this stream.",
         )
-    elif not table.schema.key and not facts.may_lock:
+    exact = need.mode == "cdc" and (need.write == "append" or need.deletes == "soft")
+    if exact and not facts.may_lock:
         yield _finding(
             table,
             "lock privilege",
             "warning",
-            "The table has no key, so it is read as a whole at one position of the log, for which the server "
-            "must stand still for a moment; the user may not have it do so.",
-            f"Run: GRANT RELOAD ON *.* TO {facts.user} (managed services: GRANT LOCK TABLES), or add a key.",
+            "The table is loaded at an exact place of the log. If it is written to without a pause, it must "
+            "be locked for that moment, and the user may not do so.",
+            f"Run: GRANT LOCK TABLES ON `{table.stream.namespace}`.* TO {facts.user}.",
         )
-    if not table.is_transactional:
+    if exact and not table.is_transactional:
+        yield _finding(
+            table,
+            "storage engine",
+            "error",
+            f"The engine {table.engine or 'of the table'} has no snapshots: nobody could tell which changes "
+            "a load has, and each must count once.",
+            f"Run: ALTER TABLE `{table.stream.name}` ENGINE = InnoDB, or set `write: upsert`.",
+        )
+    elif not table.is_transactional:
         yield _finding(
             table,
             "storage engine",

@@ -3,8 +3,9 @@
 Promise: the blocks hold exactly the chunk's rows at one moment, that of the query. It holds because one
 SELECT of a transactional engine reads one snapshot, and one of another engine holds a lock on the table
 while it reads. Which moment that was, whoever asks for the chunk finds out by the log's position before
-and after it (correctness 54): this server exports no snapshots. A table that was altered since it was
-looked at, so that a column is missing, is a `TableRewrittenError`.
+and after it (correctness 54): this server exports no snapshots. Or the chunk finds the place itself, by a
+snapshot of its own (`snapshots`), and its blocks say it. A table that was altered since it was looked at, so
+that a column is missing, is a `TableRewrittenError`.
 
 A stream's filter is evaluated here, on the text of the rows, by the function that evaluates it for changes:
 the server would compare by its own rules.
@@ -20,12 +21,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.core.errors import TableChangedError
+from penstock.core.place import Place
 from penstock.core.schema import SourceColumn, TableSchema
 from penstock.core.where import Condition
 from penstock.sources.chunk import Block, PlannedChunk, TableRewrittenError
 from penstock.sources.mysql.chunks import chunk_query
 from penstock.sources.mysql.connection import connect
 from penstock.sources.mysql.results import BLOCK_BYTES, TextBlock, read_texts
+from penstock.sources.mysql.snapshots import begin_snapshot
 from penstock.sources.mysql.types import TYPES
 from penstock.values.parse import Flags
 
@@ -37,6 +40,7 @@ class MysqlChunk:
     chunk: PlannedChunk
     condition: str = ""  # SQL; empty: every row of the chunk
     block_bytes: int = BLOCK_BYTES
+    own_snapshot: bool = False
 
     def __repr__(self) -> str:
         return repr(self.chunk)
@@ -55,10 +59,16 @@ class MysqlChunk:
         query = chunk_query(schema, self.chunk, columns, self.condition)
         try:
             with closing(connect(self.url, program_name=self.program_name)) as connection:
+                place = None
+                if self.own_snapshot:
+                    place = begin_snapshot(connection, self.url, schema.stream)
+                    nothing = TextBlock(0, [pa.array([], pa.string()) for _ in columns])
+                    yield _converted(nothing, schema.columns, place, as_text=as_text)
                 for block in read_texts(
                     connection, query, asked, stream=str(schema.stream), block_bytes=self.block_bytes
                 ):
-                    yield _converted(kept(block, columns, where, outside), schema.columns, as_text=as_text)
+                    left = kept(block, columns, where, outside)
+                    yield _converted(left, schema.columns, place, as_text=as_text)
         except TableChangedError as error:
             raise TableRewrittenError(str(schema.stream)) from error
 
@@ -84,7 +94,9 @@ def kept(
     return TextBlock(int(pc.sum(kept).as_py() or 0), remaining)
 
 
-def _converted(block: TextBlock, columns: Sequence[SourceColumn], *, as_text: bool) -> Block:
+def _converted(
+    block: TextBlock, columns: Sequence[SourceColumn], place: Place | None, *, as_text: bool
+) -> Block:
     arrays: list[pa.Array] = []
     bad: dict[str, Flags] = {}
     texts = block.columns[: len(columns)]
@@ -97,4 +109,4 @@ def _converted(block: TextBlock, columns: Sequence[SourceColumn], *, as_text: bo
     def printed() -> pa.RecordBatch:
         return pa.RecordBatch.from_arrays(texts, [column.name for column in columns])
 
-    return Block(block.rows, arrays, bad or None, printed if as_text else None)
+    return Block(block.rows, arrays, bad or None, printed if as_text else None, place)

@@ -89,6 +89,12 @@ def visible_place(connection: Connection) -> BinlogPlace:
     return BinlogPlace(str(status[0]), int(status[1]))
 
 
+def log_end(connection: Connection) -> BinlogPlace:
+    """Where the next event will be written."""
+    status = _status(connection)
+    return BinlogPlace(str(status[0]), int(status[1]))
+
+
 def logged_before(connection: Connection, file: str) -> str:
     """MySQL's set of all transactions of earlier files."""
     events = rows(connection, "SHOW BINLOG EVENTS IN %s LIMIT 5", (file,), doing=_READING)

@@ -3,7 +3,8 @@
 These servers share no snapshot between connections. A chunk shows the moment of its own query
 (`chunk_reading`), whatever snapshot it is asked for under, so a table is read
 
-- in one chunk (`ctid`, which here is the table from its beginning to its end): exact by itself;
+- in one chunk (`ctid`, which here is the table from its beginning to its end): exact by itself, and with its
+  place in the log if it is asked to take a snapshot of its own (`snapshots`);
 - by ranges of its key: exact together with the log, whose changes between the positions noted before and
   after each chunk come over its rows (correctness 54).
 
@@ -20,14 +21,14 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from penstock.core.cursor import Cursors
-from penstock.core.errors import ConfigError, TableChangedError
+from penstock.core.errors import TableChangedError
 from penstock.core.schema import SourceColumn
 from penstock.core.stream import StreamId
 from penstock.core.where import Condition
 from penstock.sources.base import RunningRead
-from penstock.sources.chunk import ChunkMethod, PlannedChunk, TableRewrittenError
+from penstock.sources.chunk import OWN_SNAPSHOT, ChunkMethod, PlannedChunk, TableRewrittenError
 from penstock.sources.cursor import Cursor, CursorChunk, Noted, Window
-from penstock.sources.mysql import chunks
+from penstock.sources.mysql import chunks, cursor_windows
 from penstock.sources.mysql.catalog import MysqlTable, discover
 from penstock.sources.mysql.chunk_reading import NOTHING, MysqlChunk, kept
 from penstock.sources.mysql.connection import Connection, cancel, connect
@@ -64,10 +65,10 @@ class MysqlReading:
         reader: str,
         condition: str = "",
     ) -> MysqlChunk:
-        return MysqlChunk(self.url, reader, chunk, condition)
+        return MysqlChunk(self.url, reader, chunk, condition, own_snapshot=snapshot == OWN_SNAPSHOT)
 
     def within(self, noted: Noted) -> str:
-        raise _no_cursor(noted.windows[0].cursor)
+        return cursor_windows.within_any(noted)
 
     def method_for(self, table: SourceTable, wanted: ChunkMethod) -> ChunkMethod:
         return wanted if _of_mysql(table).range_key else "ctid"
@@ -103,10 +104,10 @@ class MysqlSession:
         return chunks.bounds_after(self._connection, bounds, low)
 
     def note(self, table: SourceTable, cursors: Sequence[Cursor], start: Cursors) -> Noted:
-        raise _no_cursor(cursors[0])
+        return cursor_windows.note(self._connection, table, cursors, start)
 
     def cut(self, leaf: SourceLeaf, window: Window, rows_max: int) -> list[CursorChunk]:
-        raise _no_cursor(window.cursor)
+        return cursor_windows.cut(self._connection, leaf, window)
 
 
 class MysqlTextSession:
@@ -152,10 +153,3 @@ class MysqlTextSession:
 def _of_mysql(table: SourceTable) -> MysqlTable:
     assert isinstance(table, MysqlTable), "tables come from the source that reads them"
     return table
-
-
-def _no_cursor(cursor: Cursor) -> ConfigError:
-    return ConfigError(
-        f"A table of this source cannot be read on by a cursor ({cursor.column.name}).",
-        remedy="Set `mode: full_refresh` for the stream.",
-    )

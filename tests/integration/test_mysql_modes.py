@@ -1,0 +1,192 @@
+"""What streams of MySQL and MariaDB may ask for beside the defaults: each change once, parts, cursors.
+
+Tables are compared with what the server says of itself (`tests.oracle_mysql`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from penstock.sources.mysql.binlog.warming import warm_up
+from tests.mysql_server import MARIADB, MYSQL, MysqlServer
+from tests.mysql_workload import APPEND, UPSERT, MysqlWorkload
+from tests.oracle_mysql import assert_history, assert_same
+from tests.pipelines import DESTINATIONS, PipelineUnderTest, streams_of
+
+pytestmark = pytest.mark.integration
+
+ROWS = 600
+
+
+@pytest.fixture(
+    scope="module",
+    params=[MYSQL, pytest.param(MARIADB, marks=pytest.mark.slow)],
+    ids=lambda kind: str(kind.name),
+)
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[MysqlServer]:
+    warm_up()  # no test waits for a compiler
+    with MysqlServer(tmp_path_factory.mktemp(request.param.name), request.param) as started:
+        yield started
+
+
+@pytest.fixture
+def workload(server: MysqlServer) -> MysqlWorkload:
+    server.execute("DROP DATABASE IF EXISTS oracle")
+    return MysqlWorkload(server, seed=7).setup(ROWS)
+
+
+def pipeline(
+    server: MysqlServer, directory: Path, streams: list[Any], destination: str = "parquet"
+) -> PipelineUnderTest:
+    url = f"mysql://root@127.0.0.1:{server.port}/shop"
+    settings = {
+        "source": {"type": "mysql", "url": url, "name": directory.name},
+        "destination": DESTINATIONS[destination],
+        "load": {"rows_per_chunk": 200},
+    }
+    return PipelineUnderTest(directory / "pipeline", "", streams, settings)
+
+
+def rows_of(synced: PipelineUnderTest, table: str) -> list[dict[str, Any]]:
+    files = sorted(synced.path(table).glob("*.parquet"))
+    return [row for file in files for row in pq.ParquetFile(file).read().to_pylist()]
+
+
+@pytest.mark.parametrize("destination", ["parquet", pytest.param("iceberg", marks=pytest.mark.slow)])
+def test_append_tables_have_the_rows_of_one_moment_and_each_change_since_once(
+    server: MysqlServer, workload: MysqlWorkload, tmp_path: Path, destination: str
+) -> None:
+    synced = pipeline(server, tmp_path, streams_of(UPSERT, APPEND), destination)
+    with workload.start():
+        loaded = {report.stream: report.rows_loaded for report in synced.sync().streams}
+        assert all(loaded[table] > 0 for table in APPEND)
+        synced.sync()
+    synced.sync()
+    for table in UPSERT:
+        assert_same(server, table, synced.path(table))
+    for table in APPEND:
+        assert_history(server, table, synced.path(table))
+
+
+@pytest.mark.slow
+def test_a_table_without_a_key_is_appended_to(server: MysqlServer, tmp_path: Path) -> None:
+    server.execute(
+        "DROP DATABASE IF EXISTS shop",
+        "CREATE DATABASE shop",
+        "CREATE TABLE shop.notes (n INT)",
+        "INSERT INTO shop.notes VALUES (1), (1), (2)",
+    )
+    synced = pipeline(server, tmp_path, [{"table": "shop.notes", "write": "append"}])
+    synced.sync()
+    server.execute(
+        "INSERT INTO shop.notes VALUES (3)", "DELETE FROM shop.notes WHERE n = 1", "TRUNCATE TABLE shop.notes"
+    )
+    synced.sync()
+    found = sorted((row["_op"], row["n"] or 0) for row in rows_of(synced, "shop.notes"))
+    assert found == [("d", 1), ("d", 1), ("i", 3), ("r", 1), ("r", 1), ("r", 2), ("t", 0)]
+
+
+@pytest.mark.slow
+def test_rows_that_are_deleted_while_the_table_is_loaded_stay_with_their_last_values(
+    server: MysqlServer, workload: MysqlWorkload, tmp_path: Path
+) -> None:
+    synced = pipeline(server, tmp_path, [{"table": "shop.orders", "deletes": "soft"}])
+    with workload.start():
+        synced.sync()
+        synced.sync()
+    server.execute(
+        "UPDATE shop.orders SET note = 'last' WHERE id = 3", "DELETE FROM shop.orders WHERE id = 3"
+    )
+    synced.sync()
+    found = rows_of(synced, "shop.orders")
+    keys = [int(row["id"]) for row in found]
+    assert len(keys) == len(set(keys))
+    there = {int(row["id"]): row["version"] for row in found if row["_deleted_at"] is None}
+    assert there == dict(server.rows("SELECT id, version FROM shop.orders"))
+    gone = {int(row["id"]): row for row in found if row["_deleted_at"] is not None}
+    assert gone
+    assert gone.get(3, {"note": "last"})["note"] == "last"
+
+
+@pytest.mark.slow
+def test_a_table_holds_the_rows_and_columns_that_were_asked_for(
+    server: MysqlServer, workload: MysqlWorkload, tmp_path: Path
+) -> None:
+    where = "paid = 1 OR (amount > 300.5 AND placed_at >= '2020-01-01 00:00:00') OR note LIKE 'order 1%'"
+    part = {"table": "shop.orders", "columns": ["id", "note", "version"], "where": where}
+    synced = pipeline(server, tmp_path, [part])
+    with workload.start():
+        synced.sync()
+        synced.sync()
+    synced.sync()
+    found = {(int(row["id"]), row["note"], row["version"]) for row in rows_of(synced, "shop.orders")}
+    said = where.replace("LIKE", "COLLATE utf8mb4_bin LIKE")
+    assert found == set(server.rows(f"SELECT id, note, version FROM shop.orders WHERE {said}"))
+    assert found
+
+
+@pytest.mark.slow
+def test_dates_that_are_in_no_calendar_are_outside_of_a_filter(server: MysqlServer, tmp_path: Path) -> None:
+    server.execute(
+        "DROP DATABASE IF EXISTS shop",
+        "CREATE DATABASE shop",
+        "CREATE TABLE shop.days (id INT PRIMARY KEY, day DATE)",
+        "SET SESSION sql_mode = ''",
+        "INSERT INTO shop.days VALUES (1, '2026-01-01'), (2, '0000-00-00'), (3, NULL), (4, '2025-01-01')",
+    )
+    synced = pipeline(server, tmp_path, [{"table": "shop.days", "where": "day >= '2026-01-01'"}])
+    synced.sync()
+    server.execute("INSERT INTO shop.days VALUES (5, '2026-05-05'), (6, '2020-01-01')")
+    synced.sync()
+    assert sorted(row["id"] for row in rows_of(synced, "shop.days")) == [1, 5]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cursor", ["changed_at", "number", "word", "changed_at:id"])
+def test_a_table_is_read_on_by_a_cursor(server: MysqlServer, tmp_path: Path, cursor: str) -> None:
+    server.execute(
+        "DROP DATABASE IF EXISTS shop",
+        "CREATE DATABASE shop CHARACTER SET utf8mb4",
+        "CREATE TABLE shop.items (id BIGINT UNSIGNED PRIMARY KEY, changed_at DATETIME(6), "
+        "number DECIMAL(20,4), word VARCHAR(20), note TEXT)",
+        "INSERT INTO shop.items VALUES (1, '2026-01-01 00:00:00.000001', 1.5, 'a', 'x'), "
+        "(2, '2026-01-01 00:00:00.000002', 2.5, 'B', 'y')",
+    )
+    synced = pipeline(server, tmp_path, [{"table": "shop.items", "mode": "incremental", "cursor": cursor}])
+    synced.sync()
+    assert_same(server, "shop.items", synced.path("shop.items"))
+    server.execute(
+        "INSERT INTO shop.items VALUES (3, '2026-02-01 00:00:00', 3, 'ä', NULL)",
+        "UPDATE shop.items SET note = 'z', changed_at = '2026-02-02 01:00:00', number = 4, word = 'äb' "
+        "WHERE id = 1",
+    )
+    synced.sync()
+    assert_same(server, "shop.items", synced.path("shop.items"))
+    if cursor == "changed_at:id":
+        server.execute("INSERT INTO shop.items VALUES (9, NULL, 0, '', 'without a time')")
+        synced.sync()
+        assert_same(server, "shop.items", synced.path("shop.items"))
+    assert synced.sync().streams[0].rows_loaded <= 3
+
+
+@pytest.mark.slow
+def test_a_strict_table_begins_empty_and_has_every_change_since(
+    server: MysqlServer, workload: MysqlWorkload, tmp_path: Path
+) -> None:
+    stream = {"table": "shop.orders", "mode": "strict_cdc", "write": "append"}
+    synced = pipeline(server, tmp_path, [stream])
+    synced.sync()
+    assert rows_of(synced, "shop.orders") == []
+    server.execute(
+        "UPDATE shop.orders SET note = 'one' WHERE id = 1",
+        "INSERT INTO shop.orders (id, customer, version) VALUES (999999, 1, 1)",
+        "DELETE FROM shop.orders WHERE id = 2",
+    )
+    synced.sync()
+    found = sorted((row["_op"], int(row["id"])) for row in rows_of(synced, "shop.orders"))
+    assert found == [("d", 2), ("i", 999999), ("u", 1)]

@@ -1,0 +1,134 @@
+"""A snapshot and its place in the log: what it shows is exactly what was logged before the place."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+
+import pytest
+
+from penstock.core.binlog_place import BinlogPlace
+from penstock.core.errors import SourceError
+from penstock.core.stream import StreamId
+from penstock.sources.mysql import snapshots
+from penstock.sources.mysql.connection import connect, rows
+from tests.conftest import wait_until
+from tests.mysql_server import MARIADB, MYSQL, MysqlServer
+
+pytestmark = pytest.mark.integration
+
+TABLE = StreamId("shop", "t")
+SNAPSHOTS = 25
+
+
+@pytest.fixture(scope="module", params=[MYSQL, MARIADB], ids=lambda kind: str(kind.name))
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[MysqlServer]:
+    with MysqlServer(tmp_path_factory.mktemp(request.param.name), request.param) as started:
+        yield started
+
+
+@pytest.fixture
+def shop(server: MysqlServer) -> MysqlServer:
+    server.execute(
+        "DROP DATABASE IF EXISTS shop",
+        "CREATE DATABASE shop",
+        "CREATE TABLE shop.t (id BIGINT AUTO_INCREMENT PRIMARY KEY, n INT)",
+        "CREATE TABLE shop.other (id BIGINT AUTO_INCREMENT PRIMARY KEY, n INT)",
+        "CREATE TABLE shop.plain (id INT PRIMARY KEY) ENGINE = MyISAM",
+    )
+    return server
+
+
+def url(server: MysqlServer) -> str:
+    return f"mysql://root@127.0.0.1:{server.port}/shop"
+
+
+@contextmanager
+def writing(server: MysqlServer) -> Iterator[None]:
+    """Three sessions without a pause, each transaction a row of the table, and of another one."""
+    ended, failures, written = threading.Event(), list[BaseException](), list[int]()
+
+    def write() -> None:
+        try:
+            with server.connect("shop") as connection, connection.cursor() as cursor:
+                while not ended.is_set():
+                    cursor.execute("BEGIN")
+                    cursor.execute("INSERT INTO t (n) VALUES (1)")
+                    cursor.execute("INSERT INTO other (n) VALUES (1)")
+                    cursor.execute("COMMIT")
+                    written.append(1)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=write) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        wait_until(lambda: len(written) > 30 or bool(failures), "the writers to begin")
+        yield
+    finally:
+        ended.set()
+        for thread in threads:
+            thread.join()
+    assert failures == []
+
+
+@pytest.mark.parametrize("looks", [0, 20], ids=["by a lock", "by looking twice or a lock"])
+def test_a_snapshot_shows_what_was_logged_before_its_place(
+    shop: MysqlServer, monkeypatch: pytest.MonkeyPatch, looks: int
+) -> None:
+    if shop.kind is MARIADB and not looks:
+        pytest.skip("MariaDB says the place by itself")
+    monkeypatch.setattr(snapshots, "_LOOKS", looks)
+    seen: list[tuple[BinlogPlace, int]] = []
+    begun = BinlogPlace(*shop.position())
+    with writing(shop):
+        for _ in range(SNAPSHOTS):
+            with closing(connect(url(shop))) as connection:
+                place = snapshots.begin_snapshot(connection, url(shop), TABLE)
+                [(count,)] = rows(connection, "SELECT COUNT(*) FROM t", doing="counting")
+                seen.append((BinlogPlace.parse(place.text), int(count)))
+    assert seen[-1][1] > seen[0][1] > 0
+    for at, count in seen:
+        assert count == _logged(shop, begun, at), "rows of the snapshot, and rows in the log before it"
+
+
+def _logged(server: MysqlServer, begun: BinlogPlace, end: BinlogPlace) -> int:
+    """How many rows the server itself says that it logged of the table, each an event of its own."""
+    assert begun.name == end.name
+    events = server.rows(f"SHOW BINLOG EVENTS IN '{begun.name}' FROM {begun.pos}")
+    names = [str(event[5]) for event in events if event[2] == "Table_map" and int(event[4]) <= end.pos]
+    return sum("(shop.t)" in name for name in names)
+
+
+def test_writers_do_not_wait_for_a_load_longer_than_for_its_snapshot(
+    shop: MysqlServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshots, "_LOOKS", 0)
+    with closing(connect(url(shop))) as connection:
+        snapshots.begin_snapshot(connection, url(shop), TABLE)
+        shop.execute("INSERT INTO shop.t (n) VALUES (1)")
+        assert rows(connection, "SELECT COUNT(*) FROM t", doing="counting") == [(0,)]
+    assert shop.rows("SELECT COUNT(*) FROM shop.t") == [(1,)]
+
+
+def test_a_user_who_may_not_lock_is_told_so(shop: MysqlServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    if shop.kind is MARIADB:
+        pytest.skip("MariaDB needs no lock")
+    monkeypatch.setattr(snapshots, "_LOOKS", 0)
+    shop.execute(
+        "DROP USER IF EXISTS reader",
+        "CREATE USER reader",
+        "GRANT SELECT ON shop.* TO reader",
+        "GRANT REPLICATION CLIENT ON *.* TO reader",
+    )
+    theirs = url(shop).replace("root@", "reader@")
+    with closing(connect(theirs)) as connection, pytest.raises(SourceError, match="may not lock") as error:
+        snapshots.begin_snapshot(connection, theirs, TABLE)
+    assert "GRANT LOCK TABLES" in error.value.remedy
+
+
+def test_a_table_without_transactions_has_no_snapshots(shop: MysqlServer) -> None:
+    with closing(connect(url(shop))) as connection, pytest.raises(SourceError, match="MyISAM"):
+        snapshots.begin_snapshot(connection, url(shop), StreamId("shop", "plain"))
