@@ -10,11 +10,13 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from penstock.core.errors import SourceError
+from penstock.sources.mysql.binlog import column_kernels
 from penstock.sources.mysql.binlog import table_map as types
 from penstock.sources.mysql.binlog.packets import EventBatch
 from penstock.sources.mysql.binlog.rows import RowLayout, decode_rows
@@ -215,6 +217,38 @@ def test_floats_read_back_as_the_same_number(numbers: list[float | None]) -> Non
         assert (text is None) == (number is None)
         if text is not None:
             assert np.float32(text) == np.float32(number)
+
+
+@given(st.lists(st.none() | st.floats(), min_size=1))
+@example([0.0, -0.0, 5e-324, 2.2250738585072014e-308, 1.7976931348623157e308, float("inf"), float("-inf")])
+@example([1e-7, 1e-6, 9999999999.0, 1e10, 123456.789, 9007199254740993.0, 1e22, 1e23, 2.0**-1022, 0.3])
+def test_doubles_have_the_text_that_arrow_gives_them(numbers: list[float | None]) -> None:
+    stored = [None if number is None else struct.pack("<d", number) for number in numbers]
+    expected = pc.cast(pa.array(numbers, pa.float64(), from_pandas=False), pa.string()).to_pylist()
+    assert texts(column(types.DOUBLE, 8), stored) == expected
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_doubles_of_every_size_have_the_text_that_arrow_gives_them(seed: int) -> None:
+    """Any bits, numbers of few digits, whole numbers, and the neighbours of powers of two and ten."""
+    some = np.random.default_rng(seed)
+    powers = np.concatenate([2.0 ** np.arange(-1074, 1024), 10.0 ** np.arange(-323, 309)])
+    numbers = np.concatenate(
+        [
+            some.integers(0, 2**64, 50_000, np.uint64).view(np.float64),
+            some.integers(-(10**9), 10**9, 50_000) / 10.0 ** some.integers(0, 12, 50_000),
+            some.integers(-(2**53), 2**53, 50_000).astype(np.float64),
+            powers,
+            np.nextafter(powers, 0),
+            np.nextafter(powers, np.inf),
+        ]
+    )
+    out = np.empty(32 * len(numbers) + 32, np.uint8)
+    offsets = np.empty(len(numbers) + 1, np.int32)
+    places = 8 * np.arange(len(numbers), dtype=np.int32)
+    size = column_kernels.render_doubles(numbers.view(np.uint8), places, offsets, out)
+    found = pa.StringArray.from_buffers(len(numbers), pa.py_buffer(offsets), pa.py_buffer(out[:size]))
+    assert found.equals(pc.cast(pa.array(numbers), pa.string()))
 
 
 def test_a_geometry_has_its_reference_system_and_its_wkb() -> None:

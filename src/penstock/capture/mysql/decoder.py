@@ -247,11 +247,13 @@ class BinlogDecoder:
         chosen = np.arange(begin, end)
         chosen = chosen[new[found.transaction[begin:end]]]
         tables = found.table[chosen]
-        for number in np.unique(tables).tolist():
+        numbers = np.flatnonzero(np.bincount(tables)).tolist()
+        for number in numbers:
             table = self._mapped.table(number, self._tables.maps[number])
             if table is None:
                 continue
-            changes = self._changes(part, found, tx, chosen[tables == number], table)
+            rows = chosen if len(numbers) == 1 else chosen[tables == number]
+            changes = self._changes(part, found, tx, rows, table)
             schema = table.table.schema
             sink.write(table.table, *log_rows(changes, schema, sink.schema_of(table.table)))
 

@@ -13,12 +13,13 @@ from penstock.compiling import compiled
 from penstock.sources.mysql.binlog.packet_kernels import (
     Bytes,
     Ints,
+    Lengths,
     Number,
     join_packets,
     little_endian,
     whole_packets,
 )
-from penstock.sources.mysql.binlog.row_kernels import NULL, Lengths
+from penstock.sources.mysql.binlog.row_kernels import NULL
 
 #: why `locate_rows` stopped
 MORE, FULL, END, ERROR, MALFORMED = range(5)
@@ -68,7 +69,7 @@ def _locate_row(
         first = np.int64(buffer[at])
         at += 1
         if first == _NULL:
-            lengths[column, row] = NULL
+            offsets[column, row], lengths[column, row] = NULL, 0
             continue
         length = first
         if first > _NULL:

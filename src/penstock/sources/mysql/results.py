@@ -28,9 +28,8 @@ from penstock.sources.mysql.binlog import packets
 from penstock.sources.mysql.binlog import table_map as types
 from penstock.sources.mysql.binlog import value_kernels as values
 from penstock.sources.mysql.binlog.charsets import BINARY, charset_of, conversion, read_collations
-from penstock.sources.mysql.binlog.packet_kernels import Bytes, Ints, whole_packets
-from penstock.sources.mysql.binlog.row_kernels import Lengths
-from penstock.sources.mysql.binlog.rows import VECTOR, Rendering, render
+from penstock.sources.mysql.binlog.columns import VECTOR, Rendering, render
+from penstock.sources.mysql.binlog.packet_kernels import Bytes, Ints, Lengths, whole_packets
 from penstock.sources.mysql.connection import Connection, query_error, query_errors, quoted
 
 BLOCK_BYTES = 8 << 20
@@ -231,7 +230,7 @@ def _result_column(
     if column.type_name in _FLOATS:
         return ResultColumn(Rendering(values.UTF8), _FLOATS[column.type_name])
     if code == types.BIT:
-        return ResultColumn(Rendering(values.BITS, column.type_modifier))
+        return ResultColumn(Rendering(values.BITS, length=column.type_modifier))
     if code == types.GEOMETRY:
         return ResultColumn(Rendering(values.GEOMETRY))
     if code == types.VECTOR:

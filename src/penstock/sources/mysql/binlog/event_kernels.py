@@ -26,6 +26,7 @@ from penstock.sources.mysql.binlog.packet_kernels import (
     Number,
     little_endian,
 )
+from penstock.word_kernels import address_of, load_word
 
 QUERY, STOP, ROTATE, XID, FORMAT_DESCRIPTION = 2, 3, 4, 16, 15
 INCIDENT, TABLE_MAP, HEARTBEAT, HEARTBEAT_2 = 26, 19, 27, 41
@@ -36,7 +37,7 @@ MARIADB_COMPRESSED_QUERY, MARIADB_COMPRESSED_FIRST, MARIADB_COMPRESSED_LAST = 16
 _IGNORABLE = 0x80
 _LENGTH_AT = 9
 
-#: columns of the matrix of changes
+#: rows of the matrix of changes, a column for each
 KIND, TABLE, ROW_AT, PRESENT_AT, TRANSACTION, ORDINAL = range(6)
 #: columns of the matrix of transactions; SOURCE is -1 where there is no global id, BEGINS is in its file
 SOURCE, NUMBER, COMMIT_TS, BEGINS = range(4)
@@ -95,8 +96,8 @@ def _matches(buffer: Bytes, at: Number, end: Number, word: Bytes, whole: bool) -
 
 @compiled()
 def _grown(matrix: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    larger = np.empty((2 * matrix.shape[0], matrix.shape[1]), np.int64)
-    larger[: matrix.shape[0]] = matrix
+    larger = np.empty((matrix.shape[0], 2 * matrix.shape[1]), np.int64)
+    larger[:, : matrix.shape[1]] = matrix
     return larger
 
 
@@ -143,6 +144,37 @@ def _skip_image(
         if at > end:
             return np.int64(-1)
     return at
+
+
+@compiled()
+def _skip_plain(
+    source: Number, limit: Number, at: Number, end: Number, columns: Number, step: Number, last: Number
+) -> Number:
+    """The same for an image with all columns and no null, by strides; -1 for any other, and if unsure.
+
+    By addresses of the buffer and of strides: see `row_kernels`.
+    """
+    left = columns
+    while left > 0:
+        if at > limit:
+            return np.int64(-1)
+        nulls = load_word(source + at)
+        if left < 64:
+            nulls &= (np.uint64(1) << np.uint64(left)) - np.uint64(1)
+        if nulls != np.uint64(0):
+            return np.int64(-1)
+        at += min((left + 7) >> 3, 8)
+        left -= 64
+    while step < last:
+        at += np.int64(load_word(step))
+        if at > limit:
+            return np.int64(-1)
+        size = np.int64(load_word(step + 8))
+        unused = np.uint64(64 - 8 * size)
+        at += size + np.int64(load_word(source + at) << unused >> unused)
+        step += 16
+    at += np.int64(load_word(step))
+    return at if at <= end else np.int64(-1)
 
 
 @compiled()
@@ -240,15 +272,18 @@ def scan_events(  # noqa: PLR0912, PLR0915 - one pass, one loop: cutting it up w
     maps: npt.NDArray[np.int64],
     bodies: Bytes,
     widths: Ints,
+    steps: npt.NDArray[np.int64],
     sources: Bytes,
+    changes: npt.NDArray[np.int64],
 ) -> tuple[Any, ...]:
     """Events `first` to `last` (exclusive), or to the one that stopped the pass.
 
     `carry` is the transaction that is open at `first`, and is moved on. `slots` leads from a table's id to a
-    row of `maps`: where its description is in `bodies` and how long, its first column in `widths`, how many.
+    row of `maps`: where its description is in `bodies` and how long, its first column in `widths`, how many,
+    the first and the last of its strides in `steps`: bytes of fixed width, then of a length. `changes` is the
+    matrix to fill; if it is too small there is another one.
     """
     count = last - first
-    changes = np.empty((max(1024, 2 * count), 6), np.int64)
     transactions = np.empty((count + 1, 4), np.int64)
     finished = np.empty((count, 4), np.int64)
     rare = np.empty((count, 4), np.int64)
@@ -260,6 +295,7 @@ def scan_events(  # noqa: PLR0912, PLR0915 - one pass, one loop: cutting it up w
     transactions[0, COMMIT_TS], transactions[0, BEGINS] = carry[CARRY_TS], carry[CARRY_BEGINS]
     current = 0
     state, ordinal = carry[CARRY_STATE], carry[CARRY_ORDINAL]
+    source, limit, steps_at = address_of(buffer), len(buffer) - 8, address_of(steps)
     reason, number = DONE, first
     while number < last:
         start, end = starts[number], ends[number]
@@ -290,19 +326,29 @@ def scan_events(  # noqa: PLR0912, PLR0915 - one pass, one loop: cutting it up w
             letter = 117 if is_update else (105 if kind in (WRITE_1, WRITE_2) else 100)  # u, i, d
             present, new_at = count_present(buffer, present_at, columns), present_at + bitmap
             new_present = count_present(buffer, new_at, columns) if is_update else present
+            first_step, last_step = steps_at + 16 * maps[table, 4], steps_at + 16 * maps[table, 5]
             while at < end:
-                row_at = at
-                at = _skip_image(buffer, at, end, present_at, present, columns, widths, first_column)
+                row_at, at = at, np.int64(-1)
+                if present == columns:
+                    at = _skip_plain(source, limit, row_at, end, columns, first_step, last_step)
+                if at < 0:
+                    at = _skip_image(buffer, row_at, end, present_at, present, columns, widths, first_column)
                 if at >= 0 and is_update:
-                    at = _skip_image(buffer, at, end, new_at, new_present, columns, widths, first_column)
+                    old_end, at = at, np.int64(-1)
+                    if new_present == columns:
+                        at = _skip_plain(source, limit, old_end, end, columns, first_step, last_step)
+                    if at < 0:
+                        at = _skip_image(
+                            buffer, old_end, end, new_at, new_present, columns, widths, first_column
+                        )
                 if at <= row_at:
                     reason = BAD_ROWS
                     break
-                if found == changes.shape[0]:
+                if found == changes.shape[1]:
                     changes = _grown(changes)
-                changes[found, KIND], changes[found, TABLE] = letter, table
-                changes[found, ROW_AT], changes[found, PRESENT_AT] = row_at, present_at
-                changes[found, TRANSACTION], changes[found, ORDINAL] = current, ordinal
+                changes[KIND, found], changes[TABLE, found] = letter, table
+                changes[ROW_AT, found], changes[PRESENT_AT, found] = row_at, present_at
+                changes[TRANSACTION, found], changes[ORDINAL, found] = current, ordinal
                 found += 1
                 ordinal += 1
             if reason != DONE:
@@ -324,12 +370,12 @@ def scan_events(  # noqa: PLR0912, PLR0915 - one pass, one loop: cutting it up w
                 size, sequence, commit_ts = read_tagged_gtid(buffer, at, end, name)
             else:
                 size, sequence, commit_ts = _read_gtid(buffer, at, end, name)
-            source = np.int64(-1) if kind == ANONYMOUS_GTID else _known_source(sources, name, size)
-            if source < 0 and kind != ANONYMOUS_GTID:
+            origin = np.int64(-1) if kind == ANONYMOUS_GTID else _known_source(sources, name, size)
+            if origin < 0 and kind != ANONYMOUS_GTID:
                 reason = NEW_SOURCE
                 break
             current += 1
-            transactions[current, SOURCE], transactions[current, NUMBER] = source, sequence
+            transactions[current, SOURCE], transactions[current, NUMBER] = origin, sequence
             if commit_ts == 0:
                 commit_ts = little_endian(buffer, start, 4) * 1_000_000
             transactions[current, COMMIT_TS] = commit_ts
@@ -396,7 +442,7 @@ def scan_events(  # noqa: PLR0912, PLR0915 - one pass, one loop: cutting it up w
     carry[CARRY_STATE], carry[CARRY_ORDINAL] = state, ordinal
     carry[CARRY_SOURCE], carry[CARRY_NUMBER] = transactions[current, SOURCE], transactions[current, NUMBER]
     carry[CARRY_TS], carry[CARRY_BEGINS] = transactions[current, COMMIT_TS], transactions[current, BEGINS]
-    return changes[:found], transactions[: current + 1], finished[:ended], rare[:rares], reason, number
+    return changes[:, :found], transactions[: current + 1], finished[:ended], rare[:rares], reason, number
 
 
 @compiled()

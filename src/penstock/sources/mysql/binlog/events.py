@@ -12,6 +12,7 @@ another table has after the server was started again, are noticed before their f
 from __future__ import annotations
 
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
@@ -22,11 +23,15 @@ import numpy.typing as npt
 from penstock.core.errors import SourceError
 from penstock.sources.mysql.binlog import event_kernels as kernels
 from penstock.sources.mysql.binlog.packet_kernels import HEADER, POSITION_AT, TYPE_AT, Bytes, Ints
-from penstock.sources.mysql.binlog.packets import EventBatch
+from penstock.sources.mysql.binlog.packets import MEMORY, EventBatch
 from penstock.sources.mysql.binlog.table_map import TableMap, parse_table_map
 
 _TABLE_IDS_MAX = 1 << 16
 _SOURCE_BYTES = 50  # length, UUID, tag
+_ROWS_MIN = 1024
+_CHANGE_BYTES = 6 * 8
+_Matrix = npt.NDArray[np.int64]
+_Piece = tuple[_Matrix, _Matrix, _Matrix, _Matrix]
 
 
 class Ending(IntEnum):
@@ -66,9 +71,6 @@ class FormatDescription:
     server_version: str
 
 
-_Matrix = npt.NDArray[np.int64]
-_Piece = tuple[_Matrix, _Matrix, _Matrix, _Matrix]
-
 Rare = Statement | Prepared | Rotation | FormatDescription
 
 
@@ -101,17 +103,19 @@ class Tables:
         self._mariadb = mariadb
         self.maps: list[TableMap] = []
         self.sources: list[str] = []
+        self.rows_expected = 0  # in a batch: as many as in the last, as a rule
         self._source_names: Bytes = np.zeros((0, _SOURCE_BYTES), np.uint8)
         self._numbers: dict[bytes, int] = {}
         self._slots = _empty_slots(1024)
         self._ids = 0
-        self._rows: npt.NDArray[np.int64] = np.zeros((0, 4), np.int64)
+        self._rows: npt.NDArray[np.int64] = np.zeros((0, 6), np.int64)
         self._bodies: Bytes = np.zeros(0, np.uint8)
         self._widths: Ints = np.zeros(0, np.int64)
+        self._steps: npt.NDArray[np.int64] = np.zeros((0, 2), np.int64)
 
     @property
-    def arrays(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], Bytes, Ints, Bytes]:
-        return self._slots, self._rows, self._bodies, self._widths, self._source_names
+    def arrays(self) -> tuple[_Matrix, _Matrix, Bytes, Ints, _Matrix, Bytes]:
+        return self._slots, self._rows, self._bodies, self._widths, self._steps, self._source_names
 
     def add_table(self, event: bytes) -> None:
         body = event[HEADER + 6 :]
@@ -120,11 +124,17 @@ class Tables:
             number = self._numbers[body] = len(self.maps)
             table = parse_table_map(body, self._mariadb)
             self.maps.append(table)
-            row = [len(self._bodies), len(body), len(self._widths), len(table.columns)]
+            widths = [column.width for column in table.columns]
+            steps = strides(widths)
+            first_step = len(self._steps)
+            row = [
+                len(self._bodies), len(body), len(self._widths), len(widths),
+                first_step, first_step + len(steps) - 1,
+            ]  # fmt: skip
             self._rows = np.concatenate([self._rows, np.array([row], np.int64)])
             self._bodies = np.concatenate([self._bodies, np.frombuffer(body, np.uint8)])
-            widths = np.array([column.width for column in table.columns], np.int64)
-            self._widths = np.concatenate([self._widths, widths])
+            self._widths = np.concatenate([self._widths, np.array(widths, np.int64)])
+            self._steps = np.concatenate([self._steps, np.array(steps, np.int64)])
         self._name(int.from_bytes(event[HEADER : HEADER + 6], "little"), number)
 
     def _name(self, table_id: int, number: int) -> None:
@@ -146,6 +156,18 @@ class Tables:
         row[0, 1 : 1 + len(name)] = np.frombuffer(name, np.uint8)
         self._source_names = np.concatenate([self._source_names, row])
         self.sources.append(_source_text(name))
+
+
+def strides(widths: Sequence[int]) -> list[tuple[int, int]]:
+    """A row without nulls: so many bytes of fixed width, then so many of a length; the last has none."""
+    steps, fixed = [], 0
+    for width in widths:
+        if width >= 0:
+            fixed += width
+        else:
+            steps.append((fixed, -width))
+            fixed = 0
+    return [*steps, (fixed, 0)]
 
 
 def _empty_slots(size: int) -> npt.NDArray[np.int64]:
@@ -202,7 +224,7 @@ class Scan:
     @cached_property
     def tables(self) -> Ints:
         """Those that have rows here."""
-        return np.unique(self.table)
+        return np.flatnonzero(np.bincount(self.table))
 
 
 def scan(batch: EventBatch, first: int, last: int, carry: Carry, tables: Tables) -> Scan:
@@ -211,24 +233,34 @@ def scan(batch: EventBatch, first: int, last: int, carry: Carry, tables: Tables)
     transactions = rows = 0
     while True:
         changes, identities, finished, rare, reason, stopped = kernels.scan_events(
-            batch.buffer, batch.starts, batch.ends, first, last, carry.values, *tables.arrays
-        )
+            batch.buffer, batch.starts, batch.ends, first, last, carry.values, *tables.arrays,
+            _changes(tables.rows_expected),
+        )  # fmt: skip
+        tables.rows_expected = max(changes.shape[1], tables.rows_expected // 2)
         # A piece's first transaction is the last one of the piece before.
-        changes[:, kernels.TRANSACTION] += transactions
+        changes[kernels.TRANSACTION] += transactions
         finished[:, 1] += transactions
         rare[:, 1] += rows
         rare[:, 2] += transactions
         pieces.append((changes, identities[1:] if pieces else identities, finished, rare))
         transactions += len(identities) - 1
-        rows += len(changes)
+        rows += changes.shape[1]
         if reason == kernels.DONE:
             break
         _make_known(reason, batch.event(stopped), tables)
         first = stopped
-    changes, identities, finished, rare = (
-        parts[0] if len(parts) == 1 else np.concatenate(parts) for parts in zip(*pieces, strict=True)
-    )
+    if len(pieces) == 1:
+        return _scan_of(batch, *pieces[0])
+    changes = np.concatenate([piece[0] for piece in pieces], axis=1)
+    identities, finished, rare = (np.concatenate(parts) for parts in list(zip(*pieces, strict=True))[1:])
     return _scan_of(batch, changes, identities, finished, rare)
+
+
+def _changes(rows: int) -> _Matrix:
+    """Room for so many, in memory that was used before."""
+    rows = max(_ROWS_MIN, rows + rows // 8)
+    size = _CHANGE_BYTES * rows
+    return MEMORY.take(size)[:size].view(np.int64).reshape(-1, rows)
 
 
 def _scan_of(
@@ -238,11 +270,11 @@ def _scan_of(
     finished: npt.NDArray[np.int64],
     rare: npt.NDArray[np.int64],
 ) -> Scan:
-    _, table, row_at, present_at, transaction, ordinal = changes.T.copy()
+    kind, table, row_at, present_at, transaction, ordinal = changes
     source, number, commit_ts_us, begins_at = identities.T.copy()
     end_event, end_transaction, end_position, end_how = finished.T.copy()
     return Scan(
-        kind=changes[:, kernels.KIND].astype(np.uint8),
+        kind=kind.astype(np.uint8),
         table=table,
         row_at=row_at,
         present_at=present_at,

@@ -15,8 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.compiling import compiled
-from penstock.sources.mysql.binlog.packet_kernels import Bytes, Ints, Number, little_endian
-from penstock.sources.mysql.binlog.row_kernels import Lengths
+from penstock.sources.mysql.binlog.packet_kernels import Bytes, Ints, Lengths, Number, Places, little_endian
 from penstock.sources.mysql.binlog.value_kernels import (
     write_date,
     write_decimal,
@@ -167,29 +166,26 @@ def _is_inlined(kind: Number, size: Number) -> bool:
 
 @compiled()
 def render_json(  # noqa: PLR0912, PLR0915 - one walk
-    buffer: Bytes, offsets: Ints, lengths: Lengths, double_texts: Bytes, double_ends: Ints, filling: bool
-) -> tuple[Ints, Bytes, Bytes, int, npt.NDArray[np.float64], bool]:
-    """One column: offsets of texts, their bytes, validity bits, how many are null, doubles met, all well.
+    buffer: Bytes, places: Places, lengths: Lengths, double_texts: Bytes, double_ends: Ints, filling: bool
+) -> tuple[Ints, Bytes, npt.NDArray[np.float64], bool]:
+    """One column: offsets of texts, their bytes, doubles met, whether all is well.
 
     With `filling`, the texts of doubles are those given, in the order they were met.
     """
     rows = len(lengths)
-    validity = np.zeros((rows + 7) // 8, np.uint8)
     text_offsets = np.empty(rows + 1, np.int64)
     out = np.empty(1024, np.uint8)
     doubles = np.empty(16, np.float64)
     stack = np.empty((_DEPTH_MAX, 6), np.int64)
     scratch = np.empty(1, np.float64)
     scratch_bytes = scratch.view(np.uint8)
-    nulls, met = 0, 0
+    met = 0
     to = np.int64(0)
     for row in range(rows):
         text_offsets[row] = to
-        if lengths[row] < 0:
-            nulls += 1
+        if places[row] < 0:
             continue
-        validity[row >> 3] |= np.uint8(1 << (row & 7))
-        document = offsets[row]
+        document = np.int64(places[row])
         end = document + lengths[row]
         depth = -1
         if lengths[row] == 0:  # what the server stores for a value it could not make one of
@@ -202,7 +198,7 @@ def render_json(  # noqa: PLR0912, PLR0915 - one walk
             if kind <= _LARGE_ARRAY:
                 depth += 1
                 if depth == _DEPTH_MAX:
-                    return text_offsets, out, validity, nulls, doubles, False
+                    return text_offsets, out, doubles, False
                 _push(buffer, kind, at, stack, depth)
                 out = roomy(out, to, 2)
                 out[to] = 123 if stack[depth, _IS_OBJECT] else 91  # { [
@@ -225,7 +221,7 @@ def render_json(  # noqa: PLR0912, PLR0915 - one walk
                 out = roomy(out, to, _longest_text(buffer, kind, at))
                 to = _write_scalar(buffer, kind, at, out, to)
                 if to < 0:
-                    return text_offsets, out, validity, nulls, doubles, False
+                    return text_offsets, out, doubles, False
             # Close what is complete, then go on with the next member of what is open.
             while depth >= 0 and stack[depth, _NEXT] == stack[depth, _COUNT]:
                 out = roomy(out, to, 2)
@@ -247,7 +243,7 @@ def render_json(  # noqa: PLR0912, PLR0915 - one walk
                     little_endian(buffer, entry + size, 2),
                 )
                 if key + length > end:
-                    return text_offsets, out, validity, nulls, doubles, False
+                    return text_offsets, out, doubles, False
                 out = roomy(out, to, 6 * length + 4)
                 out[to] = _QUOTE
                 to = write_escaped(buffer[key : key + length], out, to + 1)
@@ -258,9 +254,9 @@ def render_json(  # noqa: PLR0912, PLR0915 - one walk
             inlined = _is_inlined(kind, size)
             at = entry + 1 if inlined else base + little_endian(buffer, entry + 1, size)
             if at >= end:
-                return text_offsets, out, validity, nulls, doubles, False
+                return text_offsets, out, doubles, False
     text_offsets[rows] = to
-    return text_offsets, out[:to], validity, nulls, doubles[: 0 if filling else met], True
+    return text_offsets, out[:to], doubles[: 0 if filling else met], True
 
 
 @compiled()

@@ -2,22 +2,23 @@
 
 A packet is 3 bytes of length, 1 of sequence, a status byte, an event. One of 16 MiB - 1 goes on in the next
 packet, which has no status byte; its parts are moved together within the buffer. Nothing else is copied.
-
-Checksums are CRC-32 by 16 tables, 16 bytes a turn.
 """
 
 from __future__ import annotations
 
-import zlib
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from penstock.checksum_kernels import crc32
 from penstock.compiling import compiled
+from penstock.word_kernels import load_little
 
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
+Lengths = npt.NDArray[np.int32]
+Places = npt.NDArray[np.int32] | npt.NDArray[np.int64]  # in a buffer; below zero: there is no value
 Number: TypeAlias = Any  # a machine integer inside compiled code
 
 HEADER = 19  # of an event: time, type, server id, size, position, flags
@@ -32,45 +33,9 @@ _PACKET_HEADER = 4
 _LONGEST = 0xFFFFFF
 
 
-def _crc_tables() -> npt.NDArray[np.uint32]:
-    """Table t has what a byte does to the checksum when t more bytes follow it."""
-    tables = np.zeros((16, 256), np.uint32)
-    tables[0] = [zlib.crc32(bytes([value]), 0xFFFFFFFF) ^ 0xFFFFFFFF for value in range(256)]
-    tables[0] ^= tables[0, 0]
-    for number in range(1, 16):
-        before = tables[number - 1]
-        tables[number] = (before >> 8) ^ tables[0][before & 0xFF]
-    return tables
-
-
-_CRC = _crc_tables()
-
-
 @compiled()
 def little_endian(buffer: Bytes, at: Number, size: Number) -> Number:
-    value = np.int64(0)
-    for index in range(size):
-        value |= np.int64(buffer[at + index]) << (8 * index)
-    return value
-
-
-@compiled()
-def crc32(buffer: Bytes, start: Number, end: Number) -> Number:
-    value = np.uint32(0xFFFFFFFF)
-    at = start
-    while at + 16 <= end:
-        mixed = np.uint32(0)
-        for index in range(4):
-            low = np.uint8((value >> np.uint32(8 * index)) & np.uint32(0xFF))
-            mixed ^= _CRC[15 - index, buffer[at + index] ^ low]
-        for index in range(4, 16):
-            mixed ^= _CRC[15 - index, buffer[at + index]]
-        value = mixed
-        at += 16
-    while at < end:
-        value = _CRC[0, np.uint8(value & np.uint32(0xFF)) ^ buffer[at]] ^ (value >> np.uint32(8))
-        at += 1
-    return np.int64(value ^ np.uint32(0xFFFFFFFF))
+    return np.int64(load_little(buffer, at, size))
 
 
 @compiled()

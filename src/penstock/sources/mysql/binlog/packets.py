@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
 from penstock.core.errors import PenstockError, PositionGoneError, SourceBusyError, SourceError
+from penstock.recycled_memory import RecycledMemory
 from penstock.sources.mysql.binlog import packet_kernels as kernels
 from penstock.sources.mysql.binlog.packet_kernels import Bytes, Ints
 
+#: For what is made of batches: where rows and values are, texts. Two or three batches' worth.
+MEMORY: Final = RecycledMemory(64 << 20)
 _COM_REGISTER, _COM_DUMP, _COM_DUMP_GTID = b"\x15", b"\x12", b"\x1e"
 _THROUGH_GTID = 4  # a flag of COM_BINLOG_DUMP_GTID: the set counts, not file and offset
 _ERROR = 0xFF

@@ -18,10 +18,10 @@ import uuid
 from dataclasses import dataclass
 from typing import Any, cast
 
-import numpy as np
 import pymysql
 
 from penstock.core.errors import SourceError
+from penstock.recycled_memory import RecycledMemory
 from penstock.sources.mysql.binlog import packets
 from penstock.sources.mysql.binlog.gtid_set import GtidSet
 from penstock.sources.mysql.binlog.packet_kernels import CHECKSUM_CRC32, CHECKSUM_NONE
@@ -31,6 +31,7 @@ BATCH_BYTES_MAX = 8 << 20
 BATCH_EVENTS_MAX = 131_072
 _ROOM_MIN = 64 << 10
 _FULL_BYTES = BATCH_BYTES_MAX // 2
+_KEPT_BYTES_MAX = 4 * BATCH_BYTES_MAX
 _PIECE_S = 0.001
 _HEARTBEATS_MISSED_MAX = 3
 _SILENCE_S_MIN = 15.0  # a machine may be busy for some seconds
@@ -72,7 +73,8 @@ class BinlogStream:
         self._socket.setblocking(False)
         self._poll = select.poll()
         self._poll.register(self._socket, select.POLLIN)
-        self._buffer = np.empty(BATCH_BYTES_MAX, np.uint8)
+        self._memory = RecycledMemory(_KEPT_BYTES_MAX)
+        self._buffer = self._memory.take(BATCH_BYTES_MAX)
         self._used = self._rest = 0
         self._has_whole_events = False
         self._heard_at = time.monotonic()
@@ -202,7 +204,7 @@ class BinlogStream:
     def _make_room(self) -> None:
         """A single event may be larger than a batch: the buffer grows with what has come of it."""
         if len(self._buffer) - self._used < _ROOM_MIN:
-            larger = np.empty(2 * len(self._buffer), np.uint8)
+            larger = self._memory.take(2 * len(self._buffer))
             larger[: self._used] = self._buffer[: self._used]
             self._buffer = larger
 
@@ -210,7 +212,7 @@ class BinlogStream:
         batch, done, self._has_whole_events = self._framing.frame(self._buffer, self._used)
         if done:
             rest = self._used - done
-            fresh = np.empty(max(BATCH_BYTES_MAX, rest + _ROOM_MIN), np.uint8)
+            fresh = self._memory.take(max(BATCH_BYTES_MAX, rest + _ROOM_MIN))
             fresh[:rest] = self._buffer[done : self._used]
             self._buffer, self._used = fresh, rest
         return batch

@@ -1,6 +1,7 @@
 """Compiled writers: a value as it stands in a row image, to its exact text.
 
-Each returns where it ended and checks nothing: there is room before it is called (`room`, `expansion`).
+Each returns where it ended and checks nothing: there is room before it is called (`columns.room`), and
+`word_kernels.SLACK` bytes behind it.
 
 Texts are those of `SELECT CAST(… AS CHAR)` in the time zone UTC, with all fractional digits of the column.
 Other than there: a bit field is its digits; bytes are hexadecimal; a geometry is its reference system and its
@@ -14,6 +15,15 @@ import numpy as np
 from penstock.compiling import compiled
 from penstock.sources.mysql.binlog.packet_kernels import Bytes, Ints, Number, little_endian
 from penstock.text_kernels import copy_bytes
+from penstock.word_kernels import (
+    address_of,
+    load_big,
+    store_clock,
+    store_date,
+    store_digits,
+    store_fraction,
+    store_padded,
+)
 
 (
     SIGNED, UNSIGNED, DECIMAL, DATE, DATETIME2, TIMESTAMP2, TIME2, YEAR, BITS, ENUM, SET, HEX, GEOMETRY, UTF8,
@@ -22,46 +32,34 @@ from penstock.text_kernels import copy_bytes
 
 _ZERO, _MINUS, _POINT, _COLON, _SPACE, _COMMA = (ord(letter) for letter in "0-.: ,")
 _HEX = np.frombuffer(b"0123456789abcdef", np.uint8)
-_PAIRS = np.frombuffer("".join(f"{number:02d}" for number in range(100)).encode(), np.uint8)
 _SRID = np.frombuffer(b"SRID=", np.uint8)
 _DIGIT_BYTES = np.array([0, 1, 1, 2, 2, 3, 3, 4, 4, 4], np.int64)
-_POWERS = np.array([10**power for power in range(19)], np.uint64)
-_HUNDRED, _TEN = np.uint64(100), np.uint64(10)
+_TEN, _E8 = np.uint64(10), np.uint64(10**8)
 
 
 @compiled()
 def big_endian(buffer: Bytes, at: Number, size: Number) -> Number:
-    value = np.int64(0)
-    for index in range(size):
-        value = (value << 8) | np.int64(buffer[at + index])
-    return value
-
-
-@compiled()
-def _digits(number: Number) -> Number:
-    digits = 1
-    while digits < 19 and number >= _POWERS[digits]:
-        digits += 1
-    return digits + 1 if digits == 19 and number >= np.uint64(10_000_000_000_000_000_000) else digits
+    return np.int64(load_big(buffer, at, size))
 
 
 @compiled()
 def write_padded(number: Number, digits: Number, out: Bytes, at: Number) -> Number:
-    """The last `digits` digits, with zeros in front."""
-    rest, to = np.uint64(number), at + digits
-    while to - at >= 2:
-        pair = rest % _HUNDRED
-        rest //= _HUNDRED
-        to -= 2
-        out[to], out[to + 1] = _PAIRS[2 * pair], _PAIRS[2 * pair + np.uint64(1)]
-    if to > at:
-        out[at] = _ZERO + rest % _TEN
-    return at + digits
+    """The last `digits` digits, up to nine, with zeros in front."""
+    rest = np.uint64(number)
+    if digits > 8:
+        high = rest // _E8
+        rest -= high * _E8
+        out[at] = _ZERO + high % _TEN
+        at += 1
+        digits = np.int64(8)
+    base = address_of(out)
+    return store_padded(rest, np.int64(digits), base + at) - base
 
 
 @compiled()
 def write_unsigned(number: Number, out: Bytes, at: Number) -> Number:
-    return write_padded(number, _digits(np.uint64(number)), out, at)
+    base = address_of(out)
+    return store_digits(np.uint64(number), base + at) - base
 
 
 @compiled()
@@ -126,35 +124,28 @@ def _digits_of(buffer: Bytes, at: Number, digits: Number, flip: Number, is_first
 
 @compiled()
 def write_date(year: Number, month: Number, day: Number, out: Bytes, to: Number) -> Number:
-    to = write_padded(year, 4, out, to)
-    out[to] = _MINUS
-    to = write_padded(month, 2, out, to + 1)
-    out[to] = _MINUS
-    return write_padded(day, 2, out, to + 1)
+    base = address_of(out)
+    return store_date(np.uint64(year), np.uint64(month), np.uint64(day), base + to) - base
 
 
 @compiled()
 def write_clock(hours: Number, minutes: Number, seconds: Number, out: Bytes, to: Number) -> Number:
-    to = write_padded(hours, 2 if hours < 100 else 3, out, to)
-    out[to] = _COLON
-    to = write_padded(minutes, 2, out, to + 1)
-    out[to] = _COLON
-    return write_padded(seconds, 2, out, to + 1)
+    """Three digits for hours of a hundred and more, up to 999."""
+    base = address_of(out)
+    if hours >= 100:
+        out[to] = _ZERO + hours // 100
+        hours, to = hours % 100, to + 1
+    return store_clock(np.uint64(hours), np.uint64(minutes), np.uint64(seconds), base + to) - base
 
 
 @compiled()
 def write_fraction(microseconds: Number, digits: Number, out: Bytes, to: Number) -> Number:
-    if digits == 0:
-        return to
-    out[to] = _POINT
-    dropped = np.int64(1)
-    for _ in range(6 - digits):
-        dropped *= 10
-    return write_padded(microseconds // dropped, digits, out, to + 1)
+    base = address_of(out)
+    return store_fraction(np.uint64(microseconds), digits, base + to) - base
 
 
 @compiled()
-def _microseconds(value: Number, digits: Number) -> Number:
+def microseconds_of(value: Number, digits: Number) -> Number:
     """A stored fraction: hundredths in a byte, ten-thousandths in two, millionths in three."""
     size = (digits + 1) >> 1
     if size == 1:
@@ -174,20 +165,26 @@ def write_packed_datetime(
 
 
 @compiled()
+def timestamp_date(days: Number) -> tuple[Number, Number, Number]:
+    """Days since 1970 to a date of the proleptic Gregorian calendar, by eras of 400 years from March on."""
+    days += 719_468
+    era = days // 146_097
+    day_of_era = days - era * 146_097
+    year_of_era = (day_of_era - day_of_era // 1_460 + day_of_era // 36_524 - day_of_era // 146_096) // 365
+    day_of_year = day_of_era - (365 * year_of_era + year_of_era // 4 - year_of_era // 100)
+    month = (5 * day_of_year + 2) // 153
+    day = day_of_year - (153 * month + 2) // 5 + 1
+    month = month + 3 if month < 10 else month - 9
+    return year_of_era + era * 400 + (1 if month <= 2 else 0), month, day
+
+
+@compiled()
 def write_timestamp(seconds: Number, microseconds: Number, digits: Number, out: Bytes, to: Number) -> Number:
     """Seconds since 1970, in UTC. None at all is the date that is zero."""
     if seconds == 0 and microseconds == 0:
         to = write_date(0, 0, 0, out, to)
-    else:  # days to a date of the proleptic Gregorian calendar, by eras of 400 years that begin in March
-        days = seconds // 86_400 + 719_468
-        era = days // 146_097
-        day_of_era = days - era * 146_097
-        year_of_era = (day_of_era - day_of_era // 1_460 + day_of_era // 36_524 - day_of_era // 146_096) // 365
-        day_of_year = day_of_era - (365 * year_of_era + year_of_era // 4 - year_of_era // 100)
-        month = (5 * day_of_year + 2) // 153
-        day = day_of_year - (153 * month + 2) // 5 + 1
-        month = month + 3 if month < 10 else month - 9
-        year = year_of_era + era * 400 + (1 if month <= 2 else 0)
+    else:
+        year, month, day = timestamp_date(seconds // 86_400)
         to = write_date(year, month, day, out, to)
     out[to] = _SPACE
     second = seconds % 86_400
@@ -213,7 +210,7 @@ def write_time2(buffer: Bytes, at: Number, digits: Number, out: Bytes, to: Numbe
     negative = value < 0
     value = -value if negative else value
     fraction = value & ((np.int64(1) << (8 * size)) - 1)
-    return write_time(value >> (8 * size), _microseconds(fraction, digits), negative, digits, out, to)
+    return write_time(value >> (8 * size), microseconds_of(fraction, digits), negative, digits, out, to)
 
 
 @compiled()
@@ -273,33 +270,6 @@ def _write_set(mask: Number, texts: Bytes, ends: Ints, out: Bytes, to: Number) -
 
 
 @compiled()
-def room(kind: int, length: int, ends: Ints) -> Number:
-    """Bytes of text that a value takes at most, where its type says it."""
-    if kind in (SIGNED, UNSIGNED):
-        return 21
-    if kind == DECIMAL:
-        return length + 4
-    if kind == BITS:
-        return length
-    if kind == SET:
-        return len(ends) + (ends[-1] if len(ends) else 0)
-    if kind == ENUM:
-        longest = np.int64(0)
-        for member in range(len(ends)):
-            longest = max(longest, ends[member] - (ends[member - 1] if member else np.int64(0)))
-        return longest
-    return 32
-
-
-@compiled()
-def expansion(kind: int) -> int:
-    """Bytes of text that a byte becomes at most, where values have their own length."""
-    if kind == UTF8:
-        return 1
-    return 3 if kind == SINGLE_BYTE else 2
-
-
-@compiled()
 def write_value(  # noqa: PLR0912 - one branch per kind
     kind: int,
     buffer: Bytes,
@@ -322,11 +292,11 @@ def write_value(  # noqa: PLR0912 - one branch per kind
     if kind == DECIMAL:
         return write_decimal(buffer, at, length, scale, out, to)
     if kind == DATETIME2:
-        fraction = _microseconds(big_endian(buffer, at + 5, width - 5), length)
+        fraction = microseconds_of(big_endian(buffer, at + 5, width - 5), length)
         packed = big_endian(buffer, at, 5) - 0x8000000000
         return write_packed_datetime(packed, fraction, length, out, to)
     if kind == TIMESTAMP2:
-        fraction = _microseconds(big_endian(buffer, at + 4, width - 4), length)
+        fraction = microseconds_of(big_endian(buffer, at + 4, width - 4), length)
         return write_timestamp(big_endian(buffer, at, 4), fraction, length, out, to)
     if kind == DATE:
         value = little_endian(buffer, at, 3)

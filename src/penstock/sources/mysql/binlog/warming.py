@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from penstock.sources.absent_kernels import list_absent
-from penstock.sources.mysql.binlog import json_kernels, unwrapping_kernels
+from penstock.sources.mysql.binlog import column_kernels, json_kernels, unwrapping_kernels
 from penstock.sources.mysql.binlog import table_map as types
 from penstock.sources.mysql.binlog.events import Carry, Tables, scan
 from penstock.sources.mysql.binlog.packet_kernels import CHECKSUM_NONE
@@ -19,12 +19,14 @@ def warm_up() -> None:
     Framing(CHECKSUM_NONE, 1).frame(np.zeros(1, np.uint8), 0)
     nothing = EventBatch.join([])
     found = scan(nothing, 0, 0, Carry(), Tables())
-    columns = tuple(
-        Column(code, 4, 0, -4, True, unsigned=True)
-        for code in (types.LONG, types.FLOAT, types.DOUBLE, types.JSON, types.VECTOR)
-    )
-    layout = RowLayout.of(TableMap("", "", columns), {})
+    kinds = (
+        types.LONG, types.NEWDECIMAL, types.FLOAT, types.DOUBLE, types.DATE, types.DATETIME2,
+        types.TIMESTAMP2, types.VARCHAR, types.BIT, types.JSON, types.VECTOR,
+    )  # fmt: skip
+    columns = tuple(Column(code, 4, 0, 4, True, unsigned=True, collation=0) for code in kinds)
+    layout = RowLayout.of(TableMap("", "", columns), {0: "utf8mb4"})
     decode_rows(nothing, found.kind, found.row_at, found.present_at, layout)
+    column_kernels.valid_bits(np.zeros(0, np.int32))
     list_absent(np.zeros((1, 0), np.int32), 0)
     json_kernels.lay_out_doubles(np.zeros(1, np.int64), nothing.buffer)
     unwrapping_kernels.find_wrapped(nothing.buffer, nothing.starts)
