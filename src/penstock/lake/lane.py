@@ -111,6 +111,14 @@ class LakeLane:
         """Have a stream loaded anew because somebody asked for it; nothing of its table is kept."""
         self._lane.resync(stream)
 
+    def pause(self, stream: StreamId, reason: str) -> None:
+        """Let a stream stand still between rounds, because somebody asked for it."""
+        self._lane.pause(stream, reason or "somebody asked for it")
+
+    def resume(self, stream: StreamId) -> None:
+        """Let a stream that stands still go on from where it is, because somebody asked for it."""
+        self._lane.ledger.write(pausing.resumed(self._lane.ledger.document, stream))
+
     def has_begun(self, stream: StreamId) -> bool:
         """Whether the log was followed for this stream before, or is to be from a load's point on."""
         state = self._lane.ledger.document.stream(stream)
