@@ -28,8 +28,8 @@ def resync(
     """Load these streams again and go on from there; without a name, all of them under a new slot.
 
     Readers see the old tables until each new one is complete. While `penstock run` is at work, named
-    streams are loaded by it. With --lane the rows go into that lane's stream, as events with `op` `r`, while `penstock run` runs; a stream of which it sends changes alone goes
-    on from where it stands.
+    streams are loaded by it. With --lane the rows go into that lane's stream, as events with `op` `r`, while
+    `penstock run` runs; a stream of which it sends changes alone goes on from where it stands.
     """
     settings = settings_of(context)
     if lane is not None:

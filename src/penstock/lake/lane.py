@@ -17,6 +17,7 @@ from penstock.core.position import Lsn
 from penstock.core.report import ProgressListener
 from penstock.core.stream import StreamId
 from penstock.destinations.base import Destination
+from penstock.destinations.records import TableRecord
 from penstock.lake.backfill import Backfill
 from penstock.lake.following import Following, Waiting
 from penstock.lake.increments import Increments
@@ -65,10 +66,9 @@ class LakeLane:
     def tell_of_rounds(self, listener: RoundListener) -> None:
         self._lane.rounds_heard = listener
 
-    def dead_letters(self, stream: StreamId) -> int:
-        """Rows that the table could not hold, as of its newest commit."""
-        record = self._lane.table(stream).record()
-        return 0 if record is None else record.dead_letters.count
+    def record(self, stream: StreamId) -> TableRecord | None:
+        """The table's newest commit."""
+        return self._lane.table(stream).record()
 
     def positions(self) -> dict[StreamId, Lsn]:
         """Up to where the log is in each table that follows it."""
