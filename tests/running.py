@@ -156,7 +156,7 @@ class Instance:
 
     def _write_file(self) -> None:
         content = yaml.safe_load(self.pipeline.file.read_text())
-        for section, value in {"run": {}, **self.settings}.items():
+        for section, value in {"run": {}, "console": {"enabled": False}, **self.settings}.items():
             merged = isinstance(value, Mapping) and isinstance(content.get(section, {}), Mapping)
             content[section] = {**content.get(section, {}), **value} if merged else value
         content["run"]["listen"] = f"127.0.0.1:{self.port}"

@@ -4,7 +4,9 @@ It works for one term of capture's at a time. A term begins when capture leads: 
 that another instance has left behind, joins capture, has every table refuse older leaders, settles what was
 left open, and then takes turns (`turns`): when `lanes.lake.every` has passed and something has changed, or
 sooner, when `lanes.lake.max_bytes` of the log wait. Where nothing changes, nothing is asked of Spark, and the
-position moves seldom. Between turns it looks for tables that came or changed, and after its own tables.
+position moves seldom. Between turns it looks for tables that came or changed, after its own
+tables, and for orders of people (`ledger/orders.py`): streams that are to stand still, go on or be loaded
+again.
 
 A term ends with an error, and how it goes on is all that an error decides:
 
@@ -52,6 +54,7 @@ from penstock.lake.measures import LaneMeasures
 from penstock.lake.superseded import set_aside, was_left_behind
 from penstock.lake.upkeep import after_sync
 from penstock.lake.warmth import kept_warm
+from penstock.ledger import orders
 from penstock.locking import only_leader
 from penstock.resolution import resolve_from_source
 from penstock.sources.open import open_source
@@ -188,13 +191,14 @@ class LakeProcess:
         look, refresh = _Every(LOOK_EVERY_S), _Every(self._config.lanes.lake.refresh_every.total_seconds())
         sweep, upkeep = _Every(SWEEP_EVERY_S), _Every(UPKEEP_EVERY_S)
         work: Work | None = "turn"
-        is_first = True
+        accepts = True  # what somebody accepted by resuming a stream
         while work is not None:
+            accepts = self._take_orders(lane) or accepts
             self._carry_out(work, turns, lane)
             self._failures = 0
-            if is_first and not lane.streams_to_load():
+            if accepts and not lane.streams_to_load():
                 lane.carried_out()
-                is_first = False
+                accepts = False
             if look.is_due():
                 self._look_again(turns, lane)
             if refresh.is_due():
@@ -204,6 +208,22 @@ class LakeProcess:
             if upkeep.is_due() and not self._stop.is_set():
                 after_sync(self._config, self._spark, list(lane.streams), self._measures, tables_max=1)
             work = self._next(lane, (look, refresh, sweep, upkeep))
+
+    def _take_orders(self, lane: LakeLane) -> bool:
+        """Do what people want of streams; whether there was something. No round is open here."""
+        found = orders.waiting(self._config.state)
+        for path, order in found:
+            if order.stream not in lane.streams:
+                self._channel.note(f"{order.stream} is no stream of this run: {order.action} is given up.")
+            elif order.action == "pause":
+                lane.pause(order.stream, order.reason)
+            elif order.action == "resume":
+                lane.resume(order.stream)
+                self._channel.note(f"{order.stream} goes on.")
+            else:
+                lane.resync(order.stream)
+            orders.carried_out([path])
+        return bool(found)
 
     def _carry_out(self, work: Work, turns: Turns, lane: LakeLane) -> None:
         if work == "turn":
@@ -221,6 +241,8 @@ class LakeProcess:
         every_s = settings.every.total_seconds()
         is_to_read = bool(lane.streams_to_load() or lane.streams_to_advance())
         while not self._stop.wait(POLL_S):
+            if orders.any_wait(self._config.state):
+                return "turn"
             progress, waiting = self._capture.progress(), lane.waiting()
             if waiting.bytes + progress.unsealed_bytes >= settings.max_bytes:
                 return "turn"

@@ -58,6 +58,20 @@ def only_leader(state: Path, wait: Callable[[], bool]) -> Iterator[None]:
         os.close(descriptor)
 
 
+def is_locked_by_run(state: Path) -> bool:
+    """Whether the lake process of a run is at work on the state."""
+    descriptor = _locked(state)
+    if descriptor is None:
+        return is_held_by_run(state)
+    os.close(descriptor)
+    return False
+
+
+def is_held_by_run(state: Path) -> bool:
+    """Whether the lake process of a run was the last to lock the state; asked of a state that is locked."""
+    return _holder(state) == _RUN
+
+
 def _locked(state: Path) -> int | None:
     state.mkdir(parents=True, exist_ok=True)
     return lock_file(state / NAME)

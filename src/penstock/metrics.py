@@ -81,6 +81,12 @@ STREAM_LAG_SECONDS = _gauge(
 )
 ROWS_APPLIED = _counter("applied_rows", "Row changes committed to the table.", "stream", "operation")
 ROWS_LOADED = _counter("loaded_rows", "Rows read by loads.", "stream")
+LOAD_ROWS = _gauge("load_rows", "Rows that the load under way has read.", "stream")
+LOAD_ROWS_ESTIMATED = _gauge(
+    "load_rows_estimated", "Rows that it has to read, as the source guesses.", "stream"
+)
+TABLE_ROWS = _gauge("table_rows", "Rows that readers of the table see.", "stream")
+TABLE_FILES = _gauge("table_files", "Data files of the table.", "stream")
 DEAD_LETTERS = _gauge("dead_letters", "Rows that the table could not hold.", "stream")
 ROUNDS = _counter("rounds", "Rounds of the two-phase commit.")
 ROUND_SECONDS = _counter("round_seconds", "Time spent in rounds.")

@@ -14,7 +14,6 @@ import shutil
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,6 @@ from pyspark.sql import DataFrame, SparkSession
 
 from penstock.capture.from_config import require_postgres
 from penstock.config import Config, StreamConfig
-from penstock.config.problems import nearest
 from penstock.core.errors import ConfigError, DestinationError, PenstockError
 from penstock.core.offset import LogOffset
 from penstock.core.position import Lsn
@@ -37,15 +35,15 @@ from penstock.lake.dead_letters import open_letters, read_dead_letters
 from penstock.lake.destination import destination_of, session_of
 from penstock.lake.iceberg_reading import read_iceberg
 from penstock.lake.upkeep import compact
-from penstock.ledger import pausing
 from penstock.ledger.lanes import LANES_FILE, LaneRegistry
-from penstock.ledger.ledger import Ledger
 from penstock.ledger.state import StateDocument
 from penstock.ledger.store import StateStore
 from penstock.ledger.takeover import MigratedStream
 from penstock.locking import only_one
 from penstock.log.reader import ChangeLog, read_rows
 from penstock.migration import migrate
+from penstock.operations import streams as operations
+from penstock.operations.streams import Told
 from penstock.planning import plan, status
 from penstock.resolution import stream_needs
 from penstock.sources.finding import Finding
@@ -149,7 +147,7 @@ class Pipeline:
         return Sync(
             self.config,
             Silence() if listener is None else listener,
-            [_stream_id(stream) for stream in streams],
+            [operations.stream_id(stream) for stream in streams],
         ).run()
 
     def _start_over(self) -> None:
@@ -169,7 +167,7 @@ class Pipeline:
         """
         document = StateStore(self.config.state).load() or StateDocument.new()
         there = {*document.streams, *(each.id for each in self.config.streams if not each.id.is_pattern)}
-        named = self._known_streams(streams, document) or sorted(there)
+        named = operations.known_streams(self.config, streams, document) or sorted(there)
         with nullcontext() if dry_run else only_one(self.config.state):
             return compact(
                 self.config,
@@ -179,39 +177,16 @@ class Pipeline:
                 dry_run=dry_run,
             )
 
-    def pause(self, streams: Sequence[str], reason: str = "") -> None:
-        """Let these streams stand still where they are; the others go on, and nothing of theirs is lost."""
-        with only_one(self.config.state):
-            ledger = Ledger(StateStore(self.config.state), self.config.source.type)
-            document, since = ledger.document, datetime.now(UTC).isoformat(timespec="seconds")
-            for name in self._known_streams(streams, document):
-                mode = [each.mode for each in self.config.streams if each.id.matches(name)][-1:] or ["cdc"]
-                document = pausing.paused(document, name, since=since, reason=reason, sync_mode=mode[0])
-            ledger.write(document)
+    def pause(self, streams: Sequence[str], reason: str = "") -> Told:
+        """Let these streams stand still where they are; the others go on, and nothing of theirs is lost.
 
-    def resume(self, streams: Sequence[str]) -> None:
-        """Let paused streams go on; the next sync brings them up to the others."""
-        with only_one(self.config.state):
-            ledger = Ledger(StateStore(self.config.state), self.config.source.type)
-            document = ledger.document
-            for name in self._known_streams(streams, document):
-                document = pausing.resumed(document, name)
-            ledger.write(document)
+        While a run is at work on the state, it is that run which does it, between two turns.
+        """
+        return operations.pause(self.config, streams, reason)
 
-    def _known_streams(self, streams: Sequence[str], document: StateDocument) -> list[StreamId]:
-        """Stream ids that the state knows or the pipeline file names, by itself or by a pattern."""
-        names = [_stream_id(stream) for stream in streams]
-        known = {*document.streams, *(each.id for each in self.config.streams if not each.id.is_pattern)}
-        for name in names:
-            if name not in known and not any(each.id.matches(name) for each in self.config.streams):
-                close = nearest(str(name), map(str, known))
-                raise ConfigError(
-                    "This stream is not part of the pipeline.",
-                    stream=str(name),
-                    remedy=(f"Did you mean {close}? " if close else "")
-                    + "Run `penstock status` to see the streams there are.",
-                )
-        return names
+    def resume(self, streams: Sequence[str]) -> Told:
+        """Let paused streams go on; the next turn or sync brings them up to the others."""
+        return operations.resume(self.config, streams)
 
     def migrate(self, state: str | Path, streams: str | Path | None = None) -> list[MigratedStream]:
         """Take over from OLake: its state.json, its streams.json if given. What becomes of each stream."""
@@ -227,13 +202,13 @@ class Pipeline:
         return running_status(self.config.state)
 
     def table(self, stream: str) -> Table:
-        return Table(_stream_id(stream), destination_of(self.config))
+        return Table(operations.stream_id(stream), destination_of(self.config))
 
     def dead_letters(self, stream: str) -> DeadLetterTable:
-        return DeadLetterTable(_stream_id(stream), destination_of(self.config))
+        return DeadLetterTable(operations.stream_id(stream), destination_of(self.config))
 
     def log(self, stream: str) -> LogView:
-        return LogView(_stream_id(stream), ChangeLog(self.config.state / "log"))
+        return LogView(operations.stream_id(stream), ChangeLog(self.config.state / "log"))
 
     def teardown(self, *, force: bool = False) -> list[str]:
         """Drop slot and publication at the source; what was there and is gone.
@@ -339,12 +314,3 @@ def _later_than(table: pa.Table, after: LogOffset) -> pa.Table:
     tx, op = table.column("_tx"), table.column("_op_index")
     same_tx = pc.and_(pc.equal(tx, after.tx), pc.greater(op, after.op))
     return table.filter(pc.or_(pc.greater(tx, after.tx), same_tx))
-
-
-def _stream_id(text: str) -> StreamId:
-    try:
-        return StreamId.parse(text)
-    except ValueError as error:
-        raise ConfigError(
-            f"{text!r} is not a stream id.", remedy="Write schema.table, for instance public.orders."
-        ) from error

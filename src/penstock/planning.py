@@ -13,7 +13,6 @@ from penstock.core.report import (
     PausedStatus,
     PipelineStatus,
     PlannedStream,
-    StreamState,
     StreamStatus,
     TableHealth,
 )
@@ -27,6 +26,7 @@ from penstock.lake.destination import destination_of
 from penstock.lake.lane_state import LaneStream
 from penstock.ledger.lanes import LANES_FILE, notes_of_left_lanes
 from penstock.ledger.load_record import LoadRecords
+from penstock.ledger.standing import committed_to, state_of
 from penstock.ledger.state import StateDocument
 from penstock.ledger.state import StreamState as Entry
 from penstock.ledger.store import StateStore
@@ -112,10 +112,10 @@ def _stream_status(
         stream=str(name),
         mode=entry.sync_mode if entry else mode or "cdc",
         write=record.write if record is not None else "",
-        state=_state(entry, document, name),
+        state=state_of(document, name),
         rows=record.rows if record is not None and visible else None,
         files=record.file_count if record is not None and visible else None,
-        committed_to=_committed_to(entry, document, name),
+        committed_to=committed_to(document, name),
         chunks_left=len(entry.chunks or ()) if entry else 0,
         dead_letters=record.dead_letters.count if record is not None else 0,
         dead_keys=_dead_keys(table, record),
@@ -175,27 +175,6 @@ def _paused_note(stream: str, paused: PausedStatus) -> str:
         f"{stream} is paused since {paused.since}{why}: {kept} and the source's own log from there on are "
         f"kept for it until `penstock resume {stream}` and a sync."
     )
-
-
-def _committed_to(entry: Entry | None, document: StateDocument, name: StreamId) -> str | None:
-    """A stream without changes is as far as the others, whatever its last commit was."""
-    position = document.lsn if name in document.global_streams else entry.cdc_from if entry else None
-    return str(position) if position is not None else None
-
-
-def _state(entry: Entry | None, document: StateDocument, name: StreamId) -> StreamState:
-    if entry is not None and entry.paused is not None:
-        return "paused"
-    if entry is None or entry.chunks is None:
-        return "new"
-    if entry.is_loading:
-        return "loading"
-    if entry.sync_mode in ("full_refresh", "incremental"):
-        return "loaded"
-    if document.dialect.shares_position:
-        return "following" if name in document.global_streams else "catching up"
-    own = [each.cdc_from for each in document.stream_states if each.cdc_from is not None]
-    return "following" if entry.cdc_from == max(own, default=None) else "catching up"
 
 
 def _hold(config: Config, notes: list[str]) -> LogHold | None:

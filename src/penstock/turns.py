@@ -49,7 +49,7 @@ from penstock.lake.lane_state import LaneSettings, LaneStream
 from penstock.lake.partitions import reconcile_partitions
 from penstock.lake.places import BinlogPlaces, cluster_mark
 from penstock.lake.spark_starter import SparkStarter
-from penstock.ledger import two_phase
+from penstock.ledger import orders, two_phase
 from penstock.ledger.ledger import Ledger
 from penstock.ledger.load_record import LoadPoint, LoadRecords
 from penstock.ledger.state import StateDocument
@@ -114,6 +114,7 @@ class Turns:
         `fence`: have the tables refuse every older leader before anything is read of them.
         """
         ledger = self._ledger()
+        orders.settle(ledger, self._config.state)
         follows = any(stream.reads_log for stream in streams)
         # Setting up may create the slot, and with it the first snapshot.
         self._seen_before_start = fingerprints(streams)

@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 import tempfile
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -82,3 +84,33 @@ def _is_capture(process: psutil.Process) -> bool:
         return "penstock.capture" in process.cmdline()
     except psutil.Error:  # it has ended meanwhile
         return False
+
+
+@pytest.mark.slow
+def test_its_console_is_one_link_and_all_of_it_ends_with_enter(open_directory: Path) -> None:
+    command = [each for each in COMMAND if each != "--json"]
+    kept = open_directory / "shop"
+    with subprocess.Popen(
+        [*command, "--rounds", "1", "--keep", str(kept), "--console"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as demo:
+        assert demo.stdin is not None
+        assert demo.stdout is not None
+        link = next(line.strip() for line in demo.stdout if "#token=" in line)
+        url, _, token = link.partition("/#token=")
+        request = urllib.request.Request(f"{url}/api/view", headers={"Authorization": f"Bearer {token}"})
+
+        def follows() -> bool:
+            with urllib.request.urlopen(request, timeout=10) as answer:
+                view = json.load(answer)
+            return bool(view["totals"]["states"].get("following") == 5 and view["holds"]["level"] == "good")
+
+        wait_until(follows, "the console to show a pipeline that follows", 120)
+        demo.stdin.write("\n")
+        demo.stdin.close()
+        assert demo.wait(120) == 0
+    with pytest.raises(urllib.error.URLError):
+        urllib.request.urlopen(request, timeout=10)

@@ -31,6 +31,7 @@ from penstock.core.position import Lsn
 from penstock.lake_process import LakeProcess
 from penstock.ledger.store import StateStore
 from penstock.metrics import Metric, Sample
+from penstock.operations import streams as operations
 from tests.conftest import Database, wait_until
 from tests.pipelines import PipelineUnderTest, streams_of
 from tests.traps import MakePipeline, write
@@ -388,9 +389,50 @@ def test_commands_that_write_the_state_say_that_the_pipeline_runs(
     instance.start_lane()
     instance.wait_until_level(tables)
     with pytest.raises(SourceBusyError, match="`penstock run` is at work"):
-        Pipeline(instance.config).pause(["public.state"])
+        Pipeline(instance.config).compact(["public.state"])
     instance.stop()
     Pipeline(instance.config).pause(["public.state"])
+
+
+@pytest.mark.slow
+def test_a_stream_is_paused_resumed_and_loaded_again_by_orders_while_the_lane_runs(
+    tables: Database, instance: Instance
+) -> None:
+    instance.start_capture()
+    instance.start_lane()
+    instance.wait_until_level(tables)
+    pipeline = Pipeline(instance.config)
+
+    def state_of(stream: str) -> str:
+        return next(each.state for each in pipeline.status().streams if each.stream == stream)
+
+    assert pipeline.pause(["public.state"], "a migration") == "done"
+    assert state_of("public.state") == "paused"
+    paused = next(each for each in pipeline.status().streams if each.stream == "public.state").paused
+    assert paused is not None
+    assert paused.reason == "a migration"
+
+    def values(stream: str) -> set[str]:
+        return set(pipeline.table(stream).to_arrow()["v"].to_pylist())
+
+    tables.execute("UPDATE state SET v = 'while it stood still'")
+    tables.execute("UPDATE history SET v = 'while the other stood still'")
+    wait_until(lambda: "while the other stood still" in values("public.history"), "the other one to go on")
+    assert "while it stood still" not in values("public.state")
+
+    assert pipeline.resume(["public.state"]) == "done"
+    wait_until(
+        lambda: values("public.state") == {"while it stood still"}, "it to catch up, though nothing is new"
+    )
+    assert state_of("public.state") == "following"
+
+    before = pipeline.table("public.state").path
+    assert operations.resync(instance.config, ["public.state"]) == "done"
+    wait_until(lambda: pipeline.table("public.state").path != before, "the table to be loaded again")
+    tables.execute("UPDATE state SET v = 'after it was loaded again'")
+    wait_until(lambda: values("public.state") == {"after it was loaded again"}, "it to follow")
+    instance.stop()
+    instance.pipeline.assert_same("public.state")
 
 
 @pytest.mark.slow

@@ -29,6 +29,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 #: Only of a server that limits what a slot may keep (`max_slot_wal_keep_size`), of a target that has refused
 #: something, and of Kinesis.
 ONLY_OF_OTHERS = {
+    metrics.LOAD_ROWS.name,  # while a table is loaded
+    metrics.LOAD_ROWS_ESTIMATED.name,
     metrics.SAFE_WAL_BYTES.name,
     metrics.STREAM_DEAD_LETTERS.name,
     metrics.STREAM_UNPROVEN.name,

@@ -148,13 +148,13 @@ class TestPipelineFile:
     def test_a_pipeline_without_the_lane_has_none(self, tmp_path: Path) -> None:
         config = pipeline(tmp_path, "")
         names = [each.name for each in programs_of(config, tmp_path / "penstock.yaml", SERVICE, tmp_path)]
-        assert names == ["capture", "lake"]
+        assert names == ["capture", "lake", "console"]
         assert spec_of(config, service=SERVICE).lanes == {"lake": None}
 
     def test_the_lane_runs_beside_the_lake_and_the_source_waits_for_both(self, tmp_path: Path) -> None:
         config = pipeline(tmp_path, "lanes: {shapes: {port: 3001, secret: s, expire_after: never}}\n")
         names = [each.name for each in programs_of(config, tmp_path / "penstock.yaml", SERVICE, tmp_path)]
-        assert names == ["capture", "lake", "shapes"]
+        assert names == ["capture", "lake", "shapes", "console"]
         assert spec_of(config, service=SERVICE).lanes == {"lake": None, "shapes": None}
         assert spec_of(config).lanes == {"lake": None}
         settings = ShapeSettings.of_pipeline(config, {"ELECTRIC_PORT": "1", "ELECTRIC_MAX_SHAPES": "5"})

@@ -59,7 +59,7 @@ def test_each_lane_is_a_process_that_reads_the_pipeline_file_itself(tmp_path: Pa
     for execution, module in (("inline", "penstock.streams"), ("spark", "penstock.streams_process")):
         text = f'lanes: {{kafka: {{bootstrap: "b:1", execution: {execution}, mask_salt: "${{SALT}}"}}}}\n'
         config = load(tmp_path, text, SALT="hunter2")
-        *_, lane = programs_of(config, tmp_path / "penstock.yaml", SERVICE, tmp_path / "admin")
+        *_, lane, _console = programs_of(config, tmp_path / "penstock.yaml", SERVICE, tmp_path / "admin")
         assert (lane.name, lane.command[-1]) == ("kafka", module)
         assert "hunter2" not in str(lane.spec)
 

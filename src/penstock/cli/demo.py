@@ -17,9 +17,16 @@ def demo(
     keep: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Leave tables, state and pipeline file here.")
     ] = None,
+    console: Annotated[
+        bool | None,
+        typer.Option(
+            "--console/--no-console",
+            help="Go on with a run and a link to its console, until Enter; on a terminal by default.",
+        ),
+    ] = None,
 ) -> None:
-    """Start a real Postgres, load a small shop, follow its changes, compare both sides."""
+    """Start a real Postgres, load a small shop, follow its changes, compare both sides; then look at it."""
     from penstock.demo import run_demo
 
     settings = settings_of(context)
-    raise typer.Exit(run_demo(rows=rows, rounds=rounds, keep=keep, json=settings.json))
+    raise typer.Exit(run_demo(rows=rows, rounds=rounds, keep=keep, json=settings.json, console=console))

@@ -14,6 +14,7 @@ from penstock import __version__
 from penstock.cli import (
     check,
     compact,
+    console,
     demo,
     discover,
     dlq,
@@ -110,6 +111,7 @@ app.command("check")(check.check)
 app.command("discover")(discover.discover)
 app.command("sync")(sync.sync)
 app.command("run")(run.run)
+app.command("console")(console.console)
 app.command("resync")(resync.resync)
 app.command("compact")(compact.compact)
 app.command("pause")(pause.pause)

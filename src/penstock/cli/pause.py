@@ -22,22 +22,23 @@ def pause(
     the change log meanwhile.
     """
     settings = settings_of(context)
-    open_pipeline(settings).pause(streams, reason)
+    told = open_pipeline(settings).pause(streams, reason)
     if settings.json:
-        settings.emit_json({"paused": streams})
+        settings.emit_json({"paused": streams, "told": told})
         return
+    is_paused = "is paused." if told == "done" else "will be paused, when the run has ended its turn."
     for stream in streams:
-        settings.out.print(f"{stream} is paused.", markup=False, highlight=False, soft_wrap=True)
+        settings.out.print(f"{stream} {is_paused}", markup=False, highlight=False, soft_wrap=True)
 
 
 def resume(context: typer.Context, streams: _Streams) -> None:
-    """Let paused streams go on; the next sync brings them up to the others."""
+    """Let paused streams go on; the next sync, or the run that is at work, brings them up to the others."""
     settings = settings_of(context)
-    open_pipeline(settings).resume(streams)
+    told = open_pipeline(settings).resume(streams)
     if settings.json:
-        settings.emit_json({"resumed": streams})
+        settings.emit_json({"resumed": streams, "told": told})
         return
     for stream in streams:
         settings.out.print(
-            f"{stream} goes on with the next sync.", markup=False, highlight=False, soft_wrap=True
+            f"{stream} goes on with the next turn or sync.", markup=False, highlight=False, soft_wrap=True
         )

@@ -6,11 +6,12 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.lane import order_resync
 from penstock.cli.progress import progress_listener
 from penstock.cli.settings import Settings, open_pipeline, settings_of
 from penstock.cli.sync import show_report
+from penstock.config import Config
 from penstock.core.errors import ConfigError
+from penstock.locking import is_locked_by_run
 
 
 def resync(
@@ -26,9 +27,9 @@ def resync(
 ) -> None:
     """Load these streams again and go on from there; without a name, all of them under a new slot.
 
-    Readers see the old tables until each new one is complete. With --lane the rows go into that lane's
-    stream, as events with `op` `r`, while `penstock run` runs; a stream of which it sends changes alone goes
-    on from where it stands.
+    Readers see the old tables until each new one is complete. While `penstock run` is at work, named
+    streams are loaded by it. With --lane the rows go into that lane's stream, as events with `op` `r`, while
+    `penstock run` runs; a stream of which it sends changes alone goes on from where it stands.
     """
     settings = settings_of(context)
     if lane is not None:
@@ -40,9 +41,25 @@ def resync(
             "This drops the slot and the change log, and loads every stream of the pipeline again.",
             remedy="Name the streams to load again, or add --yes for all of them.",
         )
+    if streams and is_locked_by_run(pipeline.config.state):
+        _order(settings, pipeline.config, streams)
+        return
     with progress_listener(settings) as listener:
         report = pipeline.resync(streams or (), listener)
     show_report(settings, report)
+
+
+def _order(settings: Settings, config: Config, streams: list[str]) -> None:
+    """Have the run that is at work do it."""
+    from penstock.operations import streams as operations
+
+    told = operations.resync(config, streams)
+    if settings.json:
+        settings.emit_json({"resync": streams, "told": told})
+        return
+    begins = "is loaded again by the run that is at work." if told == "done" else "will be, after its turn."
+    for stream in streams:
+        settings.out.print(f"{stream} {begins}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _resync_lane(settings: Settings, lane: str, streams: tuple[str, ...], *, yes: bool) -> None:
@@ -52,7 +69,9 @@ def _resync_lane(settings: Settings, lane: str, streams: tuple[str, ...], *, yes
             "Where it sends changes alone, it goes on although some may be missing.",
             remedy="Add --yes if that is what you want.",
         )
-    order_resync(settings, lane, streams)
+    from penstock.operations import lanes
+
+    lanes.resync(Config.load(settings.config_path), lane, streams)
     what = ", ".join(streams) or "all its streams"
     if settings.json:
         settings.emit_json({"lane": lane, "resync": list(streams)})

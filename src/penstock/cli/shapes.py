@@ -12,7 +12,7 @@ import typer
 from penstock.cli.settings import Settings, settings_of
 from penstock.cli.supervising import Instance, supervise
 from penstock.cli.tables import age, count, size, table
-from penstock.core.errors import ConfigError, SourceError, StorageError
+from penstock.core.errors import ConfigError, StorageError
 
 _HELP = "Serve shapes over HTTP: filtered copies of tables, kept in sync; look at them, drop some."
 _COLUMNS = ("handle", "table", "where", "offset", "waiting", "on disk", "read")
@@ -57,12 +57,14 @@ def serve(
 @app.command("list")
 def list_shapes(context: typer.Context, storage_dir: _Directory = None) -> None:
     """Show the shapes of the running instance."""
+    from penstock.operations.shapes import shapes as found_in
+
     settings = settings_of(context)
-    shapes: list[dict[str, Any]] = _ask(settings, storage_dir, {"request": "list"})["shapes"]
+    shapes = found_in(_state(settings, storage_dir))
     if settings.json:
         settings.emit_json({"shapes": shapes})
         return
-    rows = [_row(shape) for shape in sorted(shapes, key=lambda shape: (shape["table"], shape["handle"]))]
+    rows = [_row(shape) for shape in shapes]
     settings.out.print(table(_COLUMNS, rows, right=("waiting", "on disk", "read")))
 
 
@@ -80,12 +82,10 @@ def drop(
         raise ConfigError(
             "Which shapes are to be dropped?", remedy="Give a handle, or --table and a table; not both."
         )
+    from penstock.operations import shapes
+
     settings = settings_of(context)
-    request = {"request": "drop", "handle": handle, "table": of_table}
-    dropped = _ask(settings, storage_dir, request)["dropped"]
-    if not dropped:
-        what = f"no shape with the handle {handle}" if handle else f"no shape of {of_table}"
-        raise ConfigError(f"There is {what}.", remedy="`penstock shapes list` shows those there are.")
+    dropped = shapes.drop(_state(settings, storage_dir), handle=handle, table=of_table)
     if settings.json:
         settings.emit_json({"dropped": dropped})
     else:
@@ -119,21 +119,6 @@ def _instance(settings: Settings, directory: Path, options: dict[str, Any]) -> I
         restarts_max=run.restarts_max,
         stop_timeout=run.stop_timeout,
     )
-
-
-def _ask(settings: Settings, storage_dir: Path | None, request: dict[str, Any]) -> dict[str, Any]:
-    from penstock.ledger.run_file import read_running
-    from penstock.shapes.admin import ask
-
-    state = _state(settings, storage_dir)
-    running = read_running(state)
-    if running is None or running.admin is None:
-        raise SourceError(
-            f"No instance that serves shapes leads with the state in {state}.",
-            remedy="Start `penstock shapes serve`, or `penstock run` with `lanes.shapes`; or say which one "
-            "is meant: --config, or --storage-dir.",
-        )
-    return ask(Path(running.admin), request)
 
 
 def _state(settings: Settings, storage_dir: Path | None) -> Path:

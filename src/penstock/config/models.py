@@ -14,6 +14,7 @@ from penstock.config.lanes import LanesConfig
 from penstock.config.problems import Problem, config_error, problems_of
 from penstock.config.sections import (
     CheckpointConfig,
+    ConsoleConfig,
     DestinationConfig,
     LoadConfig,
     LogConfig,
@@ -57,6 +58,7 @@ class Config(Section):
     lanes: LanesConfig = LanesConfig()
     tail: TailConfig = TailConfig()
     run: RunConfig = RunConfig()
+    console: ConsoleConfig = ConsoleConfig()
 
     @model_validator(mode="after")
     def _source_has_its_file(self) -> Config:

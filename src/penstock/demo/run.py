@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import shlex
+import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,9 @@ import pyarrow.compute as pc
 from penstock.cli.progress import progress_listener
 from penstock.cli.settings import Settings
 from penstock.cli.tables import count, table
-from penstock.core.errors import ConfigError
+from penstock.config import Config
+from penstock.console.serving import link_of_running
+from penstock.core.errors import ConfigError, SourceError
 from penstock.core.report import SyncReport
 from penstock.demo.comparison import Comparison, compare
 from penstock.demo.shop import APPEND_STREAM, UPSERT_STREAMS, Customers, make_shop
@@ -32,11 +36,24 @@ destination: {{type: parquet, path: ./lake}}
 state: ./state
 streams:
 {streams}
+# Any free port: the usual ones may be another pipeline's.
+run: {{listen: "127.0.0.1:0"}}
+console: {{listen: "127.0.0.1:0"}}
 """
+_CONSOLE_S = 60.0
 
 
-def run_demo(rows: int = 200_000, rounds: int = 3, keep: Path | None = None, json: bool = False) -> int:
-    """The exit code: 0 if both sides are equal in the end."""
+def run_demo(
+    rows: int = 200_000,
+    rounds: int = 3,
+    keep: Path | None = None,
+    json: bool = False,
+    console: bool | None = None,
+) -> int:
+    """The exit code: 0 if both sides are equal in the end.
+
+    `console`: whether to go on with a run that can be looked at, until Enter; by default on a terminal.
+    """
     settings = Settings(json=json)
     with _directory(keep) as directory, EmbeddedPostgres(directory / "postgres") as server:
         demo = _Demo(settings, directory, server)
@@ -47,8 +64,8 @@ def run_demo(rows: int = 200_000, rounds: int = 3, keep: Path | None = None, jso
             settings.emit_json(_as_json(loaded, followed, comparisons, equal))
         else:
             demo.say_what_is_next(keep)
-            if keep is not None and equal and sys.stdin.isatty():
-                _hold(settings)
+            if equal and (sys.stdin.isatty() if console is None else console):
+                demo.show()
     return 0 if equal else 1
 
 
@@ -129,6 +146,25 @@ class _Demo:
         for line in lines:
             self.settings.note(f"  {line}")
 
+    def show(self) -> None:
+        """The same shop, followed all the time while people use it, and its console: until Enter."""
+        self._heading("The same shop, followed all the time: look at it")
+        config = Config.load(self.file)
+        command = [sys.executable, "-m", "penstock", "-c", str(self.file), "run"]
+        with (
+            open(self.directory / "run.log", "wb") as log,
+            subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log) as run,
+        ):
+            try:
+                with Customers(self.server.url()):
+                    link = _console_link(config, run)
+                    self.settings.out.print(f"\n  {link}\n", markup=False, highlight=False, soft_wrap=True)
+                    self.settings.note("Shop, pipeline and console run until you press Enter.")
+                    with suppress(KeyboardInterrupt):
+                        sys.stdin.readline()
+            finally:
+                run.terminate()
+
     def _round(self, what: str) -> SyncReport:
         report = Pipeline.from_yaml(self.file).sync()
         changes = sum(stream.changes for stream in report.streams)
@@ -168,6 +204,15 @@ def _as_json(
     }
 
 
+def _console_link(config: Config, run: subprocess.Popen[bytes]) -> str:
+    ends_at = time.monotonic() + _CONSOLE_S
+    while (link := link_of_running(config)) is None:
+        if run.poll() is not None or time.monotonic() > ends_at:
+            raise SourceError("The run did not come up.", remedy="Try `penstock demo --no-console`.")
+        time.sleep(0.1)
+    return link
+
+
 @contextmanager
 def _directory(keep: Path | None) -> Iterator[Path]:
     if keep is None:
@@ -183,11 +228,3 @@ def _directory(keep: Path | None) -> Iterator[Path]:
         )
     keep.mkdir(parents=True, exist_ok=True)
     yield keep.resolve()
-
-
-def _hold(settings: Settings) -> None:
-    settings.note("\nThe database runs until you press Enter.")
-    try:
-        sys.stdin.readline()
-    except KeyboardInterrupt:
-        settings.note("")

@@ -17,6 +17,7 @@ from penstock.core.position import Lsn
 from penstock.core.report import ProgressListener
 from penstock.core.stream import StreamId
 from penstock.destinations.base import Destination
+from penstock.destinations.records import TableRecord
 from penstock.lake.backfill import Backfill
 from penstock.lake.following import Following, Waiting
 from penstock.lake.increments import Increments
@@ -70,10 +71,9 @@ class LakeLane:
     def tell_of_rounds(self, listener: RoundListener) -> None:
         self._lane.rounds_heard = listener
 
-    def dead_letters(self, stream: StreamId) -> int:
-        """Rows that the table could not hold, as of its newest commit."""
-        record = self._lane.table(stream).record()
-        return 0 if record is None else record.dead_letters.count
+    def record(self, stream: StreamId) -> TableRecord | None:
+        """The table's newest commit."""
+        return self._lane.table(stream).record()
 
     def positions(self) -> dict[StreamId, Lsn]:
         """Up to where the log is in each table that follows it."""
@@ -115,6 +115,14 @@ class LakeLane:
     def resync(self, stream: StreamId) -> None:
         """Have a stream loaded anew because somebody asked for it; nothing of its table is kept."""
         self._lane.resync(stream)
+
+    def pause(self, stream: StreamId, reason: str) -> None:
+        """Let a stream stand still between rounds, because somebody asked for it."""
+        self._lane.pause(stream, reason or "somebody asked for it")
+
+    def resume(self, stream: StreamId) -> None:
+        """Let a stream that stands still go on from where it is, because somebody asked for it."""
+        self._lane.ledger.write(pausing.resumed(self._lane.ledger.document, stream))
 
     def has_begun(self, stream: StreamId) -> bool:
         """Whether the log was followed for this stream before, or is to be from a load's point on."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
@@ -27,6 +28,20 @@ _LANE = {"lane": "lake"}
 _logger = structlog.get_logger("penstock.lake")
 
 
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """What a table's newest commit comes to; `visible`: readers see it."""
+
+    rows: int
+    files: int
+    dead_letters: int
+    visible: bool
+
+
+def _table(record: TableRecord) -> _Table:
+    return _Table(record.rows, record.file_count, record.dead_letters.count, record.directory is not None)
+
+
 class LaneMeasures:
     """Listens to a lane, as its `ProgressListener` and as its `RoundListener`."""
 
@@ -36,21 +51,23 @@ class LaneMeasures:
         self._freshness = Freshness(log)
         self._applied: Counter[tuple[str, str]] = Counter()
         self._loaded: Counter[str] = Counter()
-        self._dead_letters: dict[str, int] = {}
+        self._tables: dict[str, _Table] = {}
+        self._loading: dict[str, tuple[int, int | None]] = {}  # rows read, rows estimated
         self._rounds, self._round_seconds, self._times_anew = 0, 0.0, 0
 
     def watch(self, lane: LakeLane) -> None:
         """From now on the numbers are this lane's."""
         lane.tell_of_rounds(self)
         self._freshness.open_log()  # it may be another one
-        self._dead_letters = {str(stream): lane.dead_letters(stream) for stream in lane.streams}
+        records = {str(stream): lane.record(stream) for stream in lane.streams}
+        self._tables = {name: _table(record) for name, record in records.items() if record is not None}
         self._lane = lane
 
     def begun_anew(self) -> None:
         """A term has ended: until the next one nothing is known of how far the tables are."""
         self._times_anew += 1
         self._lane = None
-        self._dead_letters = {}
+        self._tables, self._loading = {}, {}
         self._freshness.forget()
 
     def send(self, to: Callable[[list[Sample]], None], ended: threading.Event, every_s: float = 1.0) -> None:
@@ -69,7 +86,7 @@ class LaneMeasures:
 
     def committed(self, stream: StreamId, files: Sequence[LogFile], record: TableRecord) -> None:
         self._freshness.committed(stream, files)
-        self._dead_letters[str(stream)] = record.dead_letters.count
+        self._tables[str(stream)] = _table(record)
         for file in files:
             for operation, count in file.ops.items():
                 self._applied[str(stream), _OPERATIONS[operation]] += count
@@ -80,13 +97,18 @@ class LaneMeasures:
 
     # Progress
 
-    def stream_started(self, stream: str, phase: str, rows_estimated: int | None) -> None: ...
+    def stream_started(self, stream: str, phase: str, rows_estimated: int | None) -> None:
+        if phase == "load":
+            self._loading[stream] = (0, rows_estimated)
 
-    def progressed(self, stream: str, phase: str, rows_total: int, bytes_total: int) -> None: ...
+    def progressed(self, stream: str, phase: str, rows_total: int, bytes_total: int) -> None:
+        if phase == "load":
+            self._loading[stream] = (rows_total, self._loading.get(stream, (0, None))[1])
 
     def stream_finished(self, stream: str, phase: str, rows: int) -> None:
         if phase == "load":
             self._loaded[stream] += rows
+            self._loading.pop(stream, None)
 
     def note(self, message: str) -> None:
         self._say(message)
@@ -101,9 +123,15 @@ class LaneMeasures:
         for (stream, operation), count in list(self._applied.items()):
             labels = {"stream": stream, "operation": operation}
             found.append((metrics.ROWS_APPLIED.name, labels, float(count)))
+        tables, loading = dict(self._tables), dict(self._loading)
+        visible = {name: each for name, each in tables.items() if each.visible}
         for metric, values in (
             (metrics.ROWS_LOADED, dict(self._loaded)),
-            (metrics.DEAD_LETTERS, dict(self._dead_letters)),
+            (metrics.LOAD_ROWS, {name: read for name, (read, _) in loading.items()}),
+            (metrics.LOAD_ROWS_ESTIMATED, {name: rows for name, (_, rows) in loading.items() if rows}),
+            (metrics.TABLE_ROWS, {name: each.rows for name, each in visible.items()}),
+            (metrics.TABLE_FILES, {name: each.files for name, each in visible.items()}),
+            (metrics.DEAD_LETTERS, {name: each.dead_letters for name, each in tables.items()}),
             (metrics.FRESHNESS_SECONDS, self._freshness.of_newest_round()),
             (metrics.STREAM_LAG_SECONDS, self._lag()),
         ):

@@ -110,6 +110,10 @@ class StateStore:
         source = "postgres" if newest is None else self._read_version(newest).source
         return self.save(StateDocument.new(source=source).emptied().numbered(self._highest()))
 
+    def version(self, version: int) -> StateDocument:
+        """An earlier one, as it was saved."""
+        return self._read_version(version)
+
     def history(self) -> list[StateVersion]:
         """Every version kept, newest first."""
         entries = []

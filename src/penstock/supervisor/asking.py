@@ -20,7 +20,18 @@ def running_status(state: Path) -> dict[str, Any] | None:
     running = read_running(state)
     if running is None:
         return None
-    connection = http.client.HTTPConnection(*_address(running), timeout=TIMEOUT_S)
+    document = status_at(*_address(running))
+    # Its address may be another instance's by now, and on another host another process has its id.
+    is_it = document is not None and (document.get("host"), document.get("pid")) == (
+        running.host,
+        running.pid,
+    )
+    return document if is_it else None
+
+
+def status_at(host: str, port: int) -> dict[str, Any] | None:
+    """What the instance there says, if there is one."""
+    connection = http.client.HTTPConnection(host, port, timeout=TIMEOUT_S)
     try:
         connection.request("GET", "/status")
         answer = connection.getresponse()
@@ -29,12 +40,7 @@ def running_status(state: Path) -> dict[str, Any] | None:
         return None
     finally:
         connection.close()
-    # Its address may be another instance's by now, and on another host another process has its id.
-    is_it = isinstance(document, dict) and (document.get("host"), document.get("pid")) == (
-        running.host,
-        running.pid,
-    )
-    return document if is_it else None
+    return document if isinstance(document, dict) else None
 
 
 def _address(running: Running) -> tuple[str, int]:

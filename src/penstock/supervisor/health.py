@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from penstock.supervisor.status import CAPTURE, RunStatus
+from penstock.supervisor.status import CAPTURE, CONSOLE, RunStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,8 @@ class Health:
 def health(status: RunStatus) -> Health:
     reasons = [] if status.live else ["The supervisor stands still."]
     for process in status.processes:
+        if process.name == CONSOLE:  # nothing depends on it
+            continue
         if process.state not in _good_states(process.name, status.role == "leading"):
             why = f": {process.reason}" if process.reason else "."
             reasons.append(f"{process.name} is {process.state}{why}")

@@ -75,7 +75,10 @@ class KeptProcess:
         self._error: dict[str, str] | None = None
         self._thread = threading.Thread(target=self._keep_up, name=f"keep-{self.name}", daemon=True)
 
-    def start(self) -> None:
+    def start(self, told: dict[str, Any] | None = None) -> None:
+        """`told`: what was not known when its program was made."""
+        if told is not None:
+            self._program = replace(self._program, spec={**self._program.spec, **told})
         self._thread.start()
 
     def ask_stop(self) -> None:

@@ -1,4 +1,4 @@
-"""The processes of a run: capture, and a lane for each that is configured."""
+"""The processes of a run: capture, a lane for each that is configured, and the console."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from penstock.shapes.settings import SHAPES_LANE, ShapeSettings
 from penstock.shapes.standalone import Standalone
 from penstock.streams.libraries import require_library
 from penstock.supervisor.process import Program
-from penstock.supervisor.status import CAPTURE
+from penstock.supervisor.status import CAPTURE, CONSOLE
 
 _CORES_MIN = 5  # for `execution: auto`: below that the core that sends waits for no other
 
@@ -30,6 +30,9 @@ def programs_of(config: Config, config_path: Path, service: ServiceSpec, admin: 
     if config.lanes.shapes is not None:
         lanes.append(_shapes(ShapeSettings.of_pipeline(config, os.environ), capture, service, admin))
     lanes += [_stream(lane, config, config_path, service) for lane in config.lanes.streams]
+    if config.console.enabled:
+        # It is told where this instance says how it is when that is known.
+        lanes.append(_program(CONSOLE, "penstock.console", {"config": str(config_path.absolute())}))
     return _capture(capture), *lanes
 
 

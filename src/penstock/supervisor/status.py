@@ -12,6 +12,7 @@ from penstock.metrics import Sample
 from penstock.supervisor.samples import SampleView
 
 CAPTURE = "capture"
+CONSOLE = "console"
 
 Role = Literal["starting", "standby", "leading", "reconnecting", "stopping", "down"]
 
@@ -67,6 +68,10 @@ class StreamFreshness:
     lag_s: float | None
     rows_applied: int
     dead_letters: int
+    rows: int | None = None  # that readers of the table see
+    files: int | None = None
+    load_rows: int | None = None  # while it is loaded: rows read
+    load_rows_estimated: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +89,20 @@ class SourceStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class CaptureStatus:
+    """What capture has read since its process started, and what it has on disk; None where nothing was
+    said.
+    """
+
+    rows: int | None
+    bytes: int | None
+    transactions: int | None
+    log_bytes: int | None
+    unsealed_bytes: int | None
+    reconnects: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class RunStatus:
     """`live`: the supervisor does its rounds."""
 
@@ -96,6 +115,7 @@ class RunStatus:
     lanes: tuple[LaneStatus, ...]
     streams: tuple[StreamFreshness, ...]
     source: SourceStatus
+    capture: CaptureStatus
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -141,11 +161,32 @@ def lanes_of(view: SampleView, configured: Collection[str]) -> tuple[LaneStatus,
 def streams_of(view: SampleView) -> tuple[StreamFreshness, ...]:
     fresh, lag = view.by_label(metrics.FRESHNESS_SECONDS), view.by_label(metrics.STREAM_LAG_SECONDS)
     applied, dead = view.by_label(metrics.ROWS_APPLIED), view.by_label(metrics.DEAD_LETTERS)
+    rows, files = view.by_label(metrics.TABLE_ROWS), view.by_label(metrics.TABLE_FILES)
+    read, estimated = view.by_label(metrics.LOAD_ROWS), view.by_label(metrics.LOAD_ROWS_ESTIMATED)
     return tuple(
         StreamFreshness(
-            stream, fresh.get(stream), lag.get(stream), int(applied.get(stream, 0)), int(dead.get(stream, 0))
+            stream,
+            fresh.get(stream),
+            lag.get(stream),
+            int(applied.get(stream, 0)),
+            int(dead.get(stream, 0)),
+            _whole(rows.get(stream)),
+            _whole(files.get(stream)),
+            _whole(read.get(stream)),
+            _whole(estimated.get(stream)),
         )
-        for stream in sorted({*fresh, *lag, *applied, *dead})
+        for stream in sorted({*fresh, *lag, *applied, *dead, *rows, *read})
+    )
+
+
+def capture_of(view: SampleView) -> CaptureStatus:
+    return CaptureStatus(
+        rows=_whole(view.one(metrics.ROWS_CAPTURED)),
+        bytes=_whole(view.one(metrics.BYTES_CAPTURED)),
+        transactions=_whole(view.one(metrics.TRANSACTIONS_CAPTURED)),
+        log_bytes=_whole(view.one(metrics.LOG_BYTES)),
+        unsealed_bytes=_whole(view.one(metrics.LOG_UNSEALED_BYTES)),
+        reconnects=_whole(view.one(metrics.RECONNECTS)),
     )
 
 
@@ -184,6 +225,7 @@ def run_status(
         lanes=lanes_of(view, {process.name for process in processes}),
         streams=streams_of(view),
         source=source_of(view),
+        capture=capture_of(view),
     )
 
 

@@ -26,7 +26,7 @@ from penstock.supervisor.events import SUPERVISOR, Event, now
 from penstock.supervisor.http import StatusServer
 from penstock.supervisor.process import KeptProcess, Program
 from penstock.supervisor.samples import Samples
-from penstock.supervisor.status import CAPTURE, RunStatus, run_status
+from penstock.supervisor.status import CAPTURE, CONSOLE, RunStatus, run_status
 
 ROUND_S = 1.0
 _STANDS_STILL_S = 10.0
@@ -124,7 +124,7 @@ class Supervisor:
         try:
             self._report(Event("listening", SUPERVISOR, f"http://{server.address}", {"http": server.address}))
             for process in self._processes:
-                process.start()
+                process.start({"http": server.address} if process.name == CONSOLE else None)
             self._watch(run_file)
             return self._stop()
         finally:

@@ -1,0 +1,51 @@
+"""`penstock console`: the link to the console of the run, or a console by itself."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import webbrowser
+from typing import Annotated
+
+import typer
+
+from penstock.cli.settings import settings_of
+from penstock.config import Config
+
+
+def console(
+    context: typer.Context,
+    listen: Annotated[
+        str | None,
+        typer.Option("--listen", metavar="HOST:PORT", help="Serve one here, whatever the run does."),
+    ] = None,
+    open_: Annotated[bool, typer.Option("--open", metavar="", help="Open it in a browser.")] = False,
+) -> None:
+    """Show the pipeline in a browser: print the link to the console of `penstock run`.
+
+    If none runs on this machine, a console is served here until Ctrl-C, with what the state directory says.
+    The link holds a token that lets whoever has it act, unless `console.access` says who may.
+    """
+    from penstock.console.serving import Console, link_of_running
+    from penstock.supervisor.asking import running_status
+
+    settings = settings_of(context)
+    config = Config.load(settings.config_path)
+    link = link_of_running(config) if listen is None else None
+    served = (
+        None
+        if link is not None
+        else Console(config, settings.config_path, lambda: running_status(config.state), listen)
+    )
+    link = link or (served.link if served is not None else "")
+    if settings.json:
+        settings.emit_json({"link": link, "serves": served is not None})
+    else:
+        settings.out.print(link, markup=False, highlight=False, soft_wrap=True)
+    if open_:
+        webbrowser.open(link)
+    if served is not None:
+        settings.note("Served until Ctrl-C.")
+        with contextlib.suppress(KeyboardInterrupt):
+            threading.Event().wait()
+        served.stop()

@@ -1,0 +1,78 @@
+// Dead letters: what a table could not hold or a target would not take. Values are hidden until somebody asks for them,
+// and the asking is written down.
+
+import { h } from './dom.js'
+import { act, app, draw, go, load, place, post, toast } from './app.js'
+import { count, moment, position } from './format.js'
+import { card, empty, link, problem, table } from './parts.js'
+
+const revealed = {}
+
+export function letters(view) {
+  const [lane, stream] = place().rest
+  if (lane) return lane === 'lake' ? ofTable(stream) : ofLane(lane, stream)
+  const found = load('letters', 'letters', {}, { every: 5000 })
+  const ofTables = view.streams.filter((each) => each.dead_letters)
+  const ofLanes = found.value?.lanes ?? []
+  if (ofTables.length === 0 && ofLanes.length === 0)
+    return card('Dead letters', null, found.error && problem(found.error), empty('None', 'Every row fits its table, and every event was taken.'))
+  return [
+    found.error && problem(found.error),
+    ofTables.length > 0 && card('Rows that a table could not hold', { key: 'tables' },
+      h('p', { class: 'about-text' }, 'They are absent from the table until a version of them comes that fits.'),
+      table([{ name: 'stream' }, { name: 'dead letters', right: true }, { name: '' }],
+        ofTables.map((each) => ({ key: each.stream, cells: [link(`letters/lake/${encodeURIComponent(each.stream)}`, each.stream), count(each.dead_letters), h('span', { class: 'actions' }, link(`letters/lake/${encodeURIComponent(each.stream)}`, 'Look'))] })))),
+    ofLanes.length > 0 && card('Events that a target would not take', { key: 'lanes' },
+      table([{ name: 'lane' }, { name: 'stream' }, { name: 'why' }, { name: 'letters', right: true }, { name: 'keys', right: true }, { name: 'since' }, { name: '' }],
+        ofLanes.map((each) => ({ key: `${each.lane} ${each.stream} ${each.code}`, cells: [each.lane, link(`letters/${each.lane}/${encodeURIComponent(each.stream)}`, each.stream), position(each.code), count(each.dead_letters), count(each.dead_keys), moment(each.since), ask(each.lane, each.stream)] })))),
+  ]
+}
+
+const ask = (lane, stream, letter) => app.session.may_act && h('span', { class: 'actions' },
+  h('button', { class: 'small', onclick: () => act('letters.replay', { lane, ...(letter ? { letter } : { stream }) }, { title: letter ? `Send letter ${letter} again?` : `Send the dead letters of ${stream} again?`, text: 'They are sent key by key, in their order. What is refused again stays.', button: 'Send again' }) }, 'Replay'),
+  h('button', { class: 'small', onclick: () => act('letters.drop', { lane, ...(letter ? { letter } : { stream }) }, { title: letter ? `Give letter ${letter} up?` : `Give the dead letters of ${stream} up?`, text: 'The target never gets these events.', button: 'Give up', danger: true }) }, 'Drop'))
+
+async function reveal(key, of, fields) {
+  try {
+    revealed[key] = await post('values', { of, fields })
+  } catch (error) {
+    toast(error.message, true)
+  }
+  draw()
+}
+
+const hidden = (key, of, fields) => app.session.may_act && (revealed[key]
+  ? h('button', { class: 'small', onclick: () => { delete revealed[key]; draw() } }, 'Hide values')
+  : h('button', { class: 'small', onclick: () => reveal(key, of, fields), title: 'That you asked is written to the audit log' }, 'Show values'))
+
+function ofTable(stream) {
+  const key = `lake ${stream}`
+  const found = load('letters of table', 'letters/lake', { stream })
+  const shown = (revealed[key] ?? found.value)?.shown ?? []
+  const withValues = !!revealed[key]
+  return [
+    h('p', { class: 'crumbs', key: 'crumbs' }, link('letters', 'Dead letters'), ' / ', h('b', null, stream)),
+    card(null, { key: 'letters' },
+      h('header', { class: 'about-head' }, h('h2', null, stream), h('span', { class: 'grow' }, found.value && `${count(found.value.dead_letters)} dead letters, the newest first`), hidden(key, 'letters.lake', { stream })),
+      found.error ? problem(found.error) : !found.value ? h('p', { class: 'quiet' }, 'Reading…') : shown.length === 0 ? empty('None', 'There are no dead letters of this stream.')
+      : table([{ name: 'op' }, { name: 'offset' }, { name: 'committed' }, { name: 'dead since' }, { name: 'why' }, ...(withValues ? [{ name: 'key' }, { name: 'row' }] : [])],
+          shown.map((each, index) => ({ key: `${each.offset} ${index}`, cells: [each.op, position(each.offset), moment(each.committed), moment(each['dead since']), each.why, ...(withValues ? [h('code', null, (each.key ?? []).join(', ')), values(each.row)] : [])] })))),
+  ]
+}
+
+function ofLane(lane, stream) {
+  const key = `${lane} ${stream}`
+  const found = load('letters of lane', 'letters/lane', { lane, stream }, { every: 5000 })
+  const shown = (revealed[key] ?? found.value)?.shown ?? []
+  const withValues = !!revealed[key]
+  return [
+    h('p', { class: 'crumbs', key: 'crumbs' }, link('letters', 'Dead letters'), ' / ', lane, ' / ', h('b', null, stream)),
+    card(null, { key: 'letters' },
+      h('header', { class: 'about-head' }, h('h2', null, stream), h('span', { class: 'grow' }, found.value && `${count(found.value.dead_letters)} dead letters of the ${lane} lane, the newest first`), hidden(key, 'letters.lane', { lane, stream }), shown.length > 0 && ask(lane, stream)),
+      found.error ? problem(found.error) : !found.value ? h('p', { class: 'quiet' }, 'Reading…') : shown.length === 0 ? empty('None', 'There are no dead letters of this stream.')
+      : table([{ name: 'letter' }, { name: 'op' }, { name: 'offset' }, { name: 'dead since' }, { name: 'code' }, { name: 'why' }, { name: 'tries', right: true }, ...(withValues ? [{ name: 'key' }, { name: 'value' }] : []), { name: '' }],
+          shown.map((each) => ({ key: String(each.letter), cells: [count(each.letter), each.op, position(each.offset), moment(each['dead since']), position(each.code), each.why, count(each.attempts), ...(withValues ? [h('code', null, each.key ?? 'NULL'), h('code', { class: 'long' }, each.value ?? 'NULL')] : []), ask(lane, stream, String(each.letter))] })))),
+  ]
+}
+
+const values = (row) => h('dl', { class: 'row' }, Object.entries(row ?? {}).map(([name, value]) => [h('dt', null, name), h('dd', null, value === null ? h('em', null, 'NULL') : value)]))

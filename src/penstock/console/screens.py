@@ -1,0 +1,185 @@
+"""What is shown when somebody asks for it: lanes, dead letters, shapes, schemas, the state and the log.
+
+Each screen is a function of a request's fields; what it reads is bounded, however long the log and however
+many letters. Values of rows are in none of `looks`; those in `values` are reached by who may act, and
+written down."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from penstock.config import Config
+from penstock.console import log_screen, state_screen
+from penstock.core.errors import ConfigError, PenstockError
+from penstock.core.stream import StreamId
+from penstock.operations import lanes, letters, shapes
+from penstock.operations.streams import stream_id
+
+LETTERS_SHOWN = 100
+SHAPES_SHOWN = 2000
+_COMMAND_S = 60.0
+_NAME_MAX = 300
+
+Fields = dict[str, str]
+Screen = Callable[[Fields], dict[str, Any]]
+
+
+class Screens:
+    def __init__(self, config: Config, config_path: Path) -> None:
+        self._config = config
+        self._config_path = config_path
+
+    def looks(self) -> dict[str, Screen]:
+        return {
+            "lanes": self._lanes,
+            "letters": self._letters,
+            "letters.lake": lambda fields: self._lake_letters(fields, values=False),
+            "letters.lane": lambda fields: self._lane_letters(fields, values=False),
+            "shapes": self._shapes,
+            "state": lambda _fields: state_screen.explained(self._config),
+            "state.diff": lambda fields: state_screen.difference(
+                self._config.state, _number(fields, "from"), _number(fields, "to")
+            ),
+            "log.steps": lambda fields: log_screen.steps(self._log, _number(fields, "before", 0)),
+            "log.step": lambda fields: log_screen.step(self._log, _number(fields, "step")),
+            "log.schemas": lambda fields: log_screen.schemas(self._log, _stream(fields)),
+        }
+
+    def values(self) -> dict[str, Screen]:
+        return {
+            "letters.lake": lambda fields: self._lake_letters(fields, values=True),
+            "letters.lane": lambda fields: self._lane_letters(fields, values=True),
+            "log.key": lambda fields: log_screen.changes_of_key(
+                self._log, _stream(fields), _text(fields, "key")
+            ),
+        }
+
+    @property
+    def _log(self) -> Path:
+        return self._config.state / "log"
+
+    def _lanes(self, _fields: Fields) -> dict[str, Any]:
+        try:
+            found = lanes.standings(self._config)
+        except PenstockError as error:
+            return {"lanes": [], "problem": str(error)}
+        return {"lanes": [asdict(each) | {"position": str(each.position or "")} for each in found]}
+
+    def _letters(self, _fields: Fields) -> dict[str, Any]:
+        return {
+            "lanes": [
+                {"lane": lane, **each}
+                for lane in self._config.lanes.streams
+                for each in letters.summary(self._config, lane)
+            ]
+        }
+
+    def _lane_letters(self, fields: Fields, *, values: bool) -> dict[str, Any]:
+        lane, letter = _text(fields, "lane"), fields.get("letter")
+        total, shown = letters.shown(
+            self._config,
+            lane,
+            fields.get("stream"),
+            values=values,
+            limit=LETTERS_SHOWN,
+            letter=None if letter is None else _number(fields, "letter"),
+        )
+        return {"lane": lane, "dead_letters": total, "shown": shown}
+
+    def _lake_letters(self, fields: Fields, *, values: bool) -> dict[str, Any]:
+        stream = _stream(fields)
+        if self._config.destination.type == "parquet":
+            return _parquet_letters(self._config.destination.directory, stream, values=values)
+        return self._by_command(
+            ["dlq", "show", "--limit", str(LETTERS_SHOWN), *(["--values"] * values)], stream
+        )
+
+    def _by_command(self, arguments: list[str], stream: StreamId) -> dict[str, Any]:
+        """In a process of its own: what reads Iceberg tables needs Java."""
+        spec = ["-c", str(self._config_path), "--json", *arguments, "--", str(stream)]
+        command = [sys.executable, "-m", "penstock", *spec]
+        try:
+            ended = subprocess.run(command, capture_output=True, timeout=_COMMAND_S, check=False)
+            answer: dict[str, Any] = json.loads(ended.stdout)
+        except (subprocess.TimeoutExpired, ValueError) as error:
+            raise ConfigError(
+                "The dead letters could not be read.", remedy=f"Try `penstock dlq show {stream}`."
+            ) from error
+        if ended.returncode:
+            said = answer.get("error", {})
+            raise ConfigError(str(said.get("message", "They could not be read.")), stream=str(stream))
+        return answer
+
+    def _shapes(self, _fields: Fields) -> dict[str, Any]:
+        if self._config.lanes.shapes is None:
+            return {"shapes": [], "total": 0, "problem": "This pipeline has no `lanes.shapes`."}
+        try:
+            found = shapes.shapes(self._config.state)
+        except PenstockError as error:
+            return {"shapes": [], "total": 0, "problem": error.message}
+        return {"shapes": found[:SHAPES_SHOWN], "total": len(found)}
+
+
+def _parquet_letters(directory: Path, stream: StreamId, *, values: bool) -> dict[str, Any]:
+    """The newest, from as many files as that takes."""
+    import pyarrow.parquet as pq
+
+    from penstock.destinations.parquet_layout import TableLayout
+
+    layout = TableLayout(directory, stream)
+    record = layout.newest_record()
+    names = () if record is None else record.dead_letters.files
+    found: list[dict[str, Any]] = []
+    for name in reversed(names):
+        with pq.ParquetFile(layout.dead_letters / name) as parquet:
+            for group in reversed(range(parquet.num_row_groups)):
+                rows = parquet.read_row_group(group)
+                room = LETTERS_SHOWN - len(found)
+                found += rows.slice(max(0, rows.num_rows - room)).to_pylist()[::-1]
+                if len(found) >= LETTERS_SHOWN:
+                    break
+        if len(found) >= LETTERS_SHOWN:
+            break
+    total = 0 if record is None else record.dead_letters.count
+    shown = [_letter(each, values=values) for each in found]
+    return {"stream": str(stream), "dead_letters": total, "shown": shown}
+
+
+def _letter(letter: dict[str, Any], *, values: bool) -> dict[str, Any]:
+    fields = {
+        "op": letter["_op"],
+        "offset": f"{letter['_tx']}_{letter['_op_index']}",
+        "committed": letter["_commit_ts"].isoformat() if letter["_commit_ts"] else None,
+        "dead since": letter["_dead_at"].isoformat() if letter["_dead_at"] else None,
+        "why": letter["_reason"] or ", ".join(letter["_bad_columns"] or ()),
+    }
+    if values:
+        fields["key"] = letter["_key"]
+        fields["row"] = {entry["column"]: entry["value"] for entry in letter["_row"]}
+    return fields
+
+
+def _text(fields: Fields, name: str) -> str:
+    value = fields.get(name, "")
+    if not 0 < len(value) <= _NAME_MAX:
+        raise ConfigError(f"`{name}` is missing.")
+    return value
+
+
+def _stream(fields: Fields) -> StreamId:
+    return stream_id(_text(fields, "stream"))
+
+
+def _number(fields: Fields, name: str, default: int | None = None) -> int:
+    value = fields.get(name)
+    if value is None and default is not None:
+        return default
+    if value is None or not value.isascii() or not value.isdigit() or len(value) > 18:
+        raise ConfigError(f"`{name}` should be a number.")
+    return int(value)

@@ -1,0 +1,230 @@
+"""The state file in words: what it says, what it said before, and what a start would do with it now.
+
+What a start would do is decided by the ledger's own functions (`ledger/recovery.py`); the tables that they
+would ask are asked here too where that is a look at a file (Parquet), and said as a question where it is
+not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from penstock.config import Config
+from penstock.core.errors import PenstockError
+from penstock.core.stream import StreamId
+from penstock.ledger import orders, state_json
+from penstock.ledger.recovery import recover_chunks, recover_round, recover_stream_round
+from penstock.ledger.state import StateDocument
+from penstock.ledger.state_check import problems
+from penstock.ledger.store import StateStore
+
+DIFFERENCES_MAX = 400
+
+
+def explained(config: Config) -> dict[str, Any]:
+    store = StateStore(config.state)
+    document = store.load()
+    versions = [
+        {"version": each.version, "saved_at": each.saved_at.isoformat(), "unreadable": each.reason}
+        for each in store.history()
+    ]
+    if document is None:
+        return {"document": None, "facts": [], "problems": [], "restart": [], "versions": versions}
+    return {
+        "document": document.to_json(),
+        "facts": list(_facts(document)),
+        "problems": problems(document),
+        "restart": restart(document, config),
+        "versions": versions,
+    }
+
+
+def difference(state: Path, before: int, after: int) -> dict[str, Any]:
+    """What another version has otherwise, by path."""
+    store = StateStore(state)
+    old, new = (store.version(each).to_json() for each in (before, after))
+    found = list(_differences(old, new, ""))
+    return {"from": before, "to": after, "differences": found[:DIFFERENCES_MAX], "total": len(found)}
+
+
+def _facts(document: StateDocument) -> Iterator[dict[str, str]]:
+    yield _fact(
+        "penstock.state_version",
+        str(document.state_version or "none yet"),
+        "Every save has the next number; of two writers, one gets it.",
+    )
+    if document.system_id is not None:
+        yield _fact(
+            "penstock.system_id, timeline",
+            f"{document.system_id}, {document.timeline}",
+            "The server this state is of; a state of another one is refused.",
+        )
+    if document.epoch is not None:
+        yield _fact(
+            "penstock.epoch", str(document.epoch), "The leader that wrote it: tables refuse any older one."
+        )
+    if document.lsn is not None:
+        yield _fact(
+            "global.state",
+            str(document.lsn),
+            f"Up to here {len(document.global_streams)} streams are committed in their tables. It is what "
+            "the source may be told to forget, unless a stream of its own position is behind.",
+        )
+    if document.next_cdc_pos is not None:
+        names = ", ".join(map(str, document.processing)) or "none"
+        yield _fact(
+            "global.state.next_cdc_pos, processing",
+            str(document.next_cdc_pos),
+            f"A round is open up to here. Not known to be committed yet: {names}.",
+        )
+    own = [state for state in document.stream_states if state.cdc_from is not None]
+    if own:
+        yield _fact(
+            "streams[].state.cdc_from",
+            str(len(own)),
+            "Streams with a position of their own: loaded lately, set aside or paused; they join the others "
+            "when they are level.",
+        )
+    loading = [state for state in document.stream_states if state.is_loading]
+    if loading:
+        left = sum(len(state.chunks or ()) for state in loading)
+        yield _fact(
+            "streams[].state.chunks",
+            f"{left} in {len(loading)} streams",
+            "Chunks of loads that are not committed. An empty list says: loaded, and visible.",
+        )
+
+
+def _fact(where: str, value: str, meaning: str) -> dict[str, str]:
+    return {"where": where, "value": value, "meaning": meaning}
+
+
+@dataclass(slots=True)
+class _Tables:
+    """Whether a table has committed a piece of work, where that is a look at a file."""
+
+    directory: Path | None
+    unknown: bool = False
+
+    def is_thread_committed(self, stream: StreamId, thread_id: str) -> bool:
+        if self.directory is None:
+            self.unknown = True
+            return False
+        from penstock.destinations.parquet_layout import TableLayout
+
+        record = TableLayout(self.directory, stream).newest_record()
+        return record is not None and record.has_thread(thread_id)
+
+
+def restart(document: StateDocument, config: Config) -> list[dict[str, str]]:
+    """What a start would do, in its order."""
+    destination = config.destination
+    tables = _Tables(destination.directory if destination.type == "parquet" else None)
+    steps = [_step("the log", _log_step(document))]
+    for _, order in orders.waiting(config.state):
+        steps.append(_step(str(order.stream), f"The order to {order.action} it is carried out first."))
+    try:
+        steps += _rounds(document, tables)
+        steps += [
+            _step(str(state.stream), text)
+            for state in document.stream_states
+            if (text := _stream_step(document, state.stream, tables))
+        ]
+    except PenstockError as error:
+        return [_step("the state", f"It would be refused: {error.message}")]
+    following = len(document.global_streams)
+    if following:
+        steps.append(_step("all others", f"{following} streams follow the log from {document.lsn} on."))
+    if tables.unknown:
+        steps.append(_step("the tables", "They are asked what they hold, and what they say counts."))
+    return steps
+
+
+def _log_step(document: StateDocument) -> str:
+    if document.lsn is None:
+        return "Nothing was followed yet: a slot is made or found, and tables are loaded under its snapshot."
+    return (
+        "Capture takes the slot again. What the source sends a second time, the change log has already and "
+        "skips; nothing after the position is lost, because the source was not told to forget it."
+    )
+
+
+def _rounds(document: StateDocument, tables: _Tables) -> list[dict[str, str]]:
+    found = recover_round(document, set(document.streams), tables.is_thread_committed)
+    if found.kind == "finish":
+        return [
+            _step(
+                "the open round",
+                f"All its tables have it: the position moves to {found.to}, nothing is written.",
+            )
+        ]
+    if found.kind == "bounded":
+        names = ", ".join(map(str, found.streams))
+        return [
+            _step(
+                "the open round",
+                f"{names}: exactly the changes after {found.start} up to {found.to} are written, or found to "
+                "be there; then the position moves.",
+            )
+        ]
+    return []
+
+
+def _stream_step(document: StateDocument, stream: StreamId, tables: _Tables) -> str:
+    state = document.stream(stream)
+    assert state is not None
+    if state.paused is not None:
+        why = f" ({state.paused.reason})" if state.paused.reason else ""
+        return f"Stands still, as it has since {state.paused.since}{why}; its changes are kept."
+    if state.reload is not None:
+        return f"Is loaded again: {state.reload.reason}."
+    if state.is_loading:
+        found = recover_chunks(document, stream, tables.is_thread_committed)
+        done = (
+            f"{len(found.committed)} of its open chunks are in the table already; " if found.committed else ""
+        )
+        return f"{done}{len(found.to_read)} chunks are read, under a new snapshot if the old one is gone."
+    if state.next_cdc_pos is not None:
+        own = recover_stream_round(document, stream, tables.is_thread_committed)
+        if own.kind == "finish":
+            return f"Its own round up to {own.to} is in the table: only its position moves."
+        return f"Its own round up to {state.next_cdc_pos} is written with the same bounds."
+    if state.cdc_from is not None:
+        return f"Reads the log from its own position {state.cdc_from} until it is level with the others."
+    return ""
+
+
+def _step(what: str, text: str) -> dict[str, str]:
+    return {"what": what, "text": text}
+
+
+def _differences(old: Any, new: Any, path: str) -> Iterator[dict[str, Any]]:
+    if old == new:
+        return
+    if isinstance(old, dict) and isinstance(new, dict):
+        for name in [*old, *(name for name in new if name not in old)]:
+            yield from _differences(old.get(name), new.get(name), f"{path}.{name}" if path else str(name))
+    elif isinstance(old, list) and isinstance(new, list) and _named(old) and _named(new):
+        by_name = {_name(each): each for each in old}
+        now = {_name(each): each for each in new}
+        for name in [*by_name, *(name for name in now if name not in by_name)]:
+            yield from _differences(by_name.get(name), now.get(name), f"{path}[{name}]")
+    else:
+        yield {"path": path, "before": _brief(old), "after": _brief(new)}
+
+
+def _named(entries: list[Any]) -> bool:
+    return all(isinstance(each, dict) and "stream" in each for each in entries)
+
+
+def _name(entry: dict[str, Any]) -> str:
+    return f"{entry.get('namespace', '')}.{entry['stream']}"
+
+
+def _brief(value: Any) -> str | None:
+    if value is None:
+        return None
+    text = value if isinstance(value, str) else state_json.encode(value).decode().strip()
+    return text if len(text) <= 300 else f"{text[:300]}…"

@@ -1,0 +1,213 @@
+"""All that the page shows of now, as one document: the instance's own words, the state file's, and people's
+orders.
+
+A function of what was read; nothing is asked here, and nothing is in it that is a value of a row or a secret.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.config import Config
+from penstock.console.holding import what_holds
+from penstock.console.rates import Rates
+from penstock.core.stream import StreamId
+from penstock.ledger.standing import committed_to, state_of
+from penstock.ledger.state import StateDocument, StreamState
+from penstock.streams.orders import Orders
+
+_STREAM_LANES = {"kafka": "Kafka", "kinesis": "Kinesis", "file": "files"}
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What was read at a moment. `chunks`: how many there are in all, of loads under way."""
+
+    at: str
+    status: dict[str, Any] | None
+    document: StateDocument
+    chunks: dict[StreamId, int]
+    lane_orders: dict[str, Orders]
+    orders_waiting: list[tuple[str, str]] = field(default_factory=list)
+    problem: str = ""
+
+
+def view_of(config: Config, found: Found, rates: Rates) -> dict[str, Any]:
+    status = found.status
+    streams = _streams(config, found, rates)
+    lanes = _lanes(found, rates)
+    return {
+        "at": found.at,
+        "problem": found.problem,
+        "instance": None if status is None else _instance(status),
+        "source": _source(config, status),
+        "capture": _capture(status, rates),
+        "holds": what_holds(status, streams, lanes),
+        "destination": _destination(config),
+        "processes": [] if status is None else status["processes"],
+        "lanes": lanes,
+        "streams": streams,
+        "position": str(found.document.lsn) if found.document.lsn is not None else None,
+        "totals": {
+            "streams": len(streams),
+            "states": _counted(streams),
+            "rows": sum(each["rows"] or 0 for each in streams),
+            "dead_letters": sum(each["dead_letters"] for each in streams),
+            "applied_rate": rates.total("applied"),
+            "freshness_p50": _percentile(streams, 0.5),
+            "freshness_p99": _percentile(streams, 0.99),
+        },
+    }
+
+
+def _instance(status: dict[str, Any]) -> dict[str, Any]:
+    fields = {name: status[name] for name in ("host", "pid", "since", "role", "live")}
+    return fields | {"ready": status["health"]["ready"], "reasons": status["health"]["reasons"]}
+
+
+def _source(config: Config, status: dict[str, Any] | None) -> dict[str, Any]:
+    source = config.source
+    slot = getattr(source, "slot", None) or getattr(source, "name", "")
+    said = {} if status is None else status["source"]
+    return {"type": source.type, "slot": slot, **said}
+
+
+def _capture(status: dict[str, Any] | None, rates: Rates) -> dict[str, Any]:
+    said = {} if status is None else status.get("capture", {})
+    measured = {f"{name}_rate": rates.of("capture", name) for name in ("rows", "bytes", "transactions")}
+    return {**said, **measured}
+
+
+def _destination(config: Config) -> dict[str, Any]:
+    kind = config.destination.type
+    return {"type": kind, "name": "Parquet tables" if kind == "parquet" else "Iceberg tables"}
+
+
+def _lanes(found: Found, rates: Rates) -> list[dict[str, Any]]:
+    if found.status is None:
+        return []
+    processes = {each["name"]: each for each in found.status["processes"]}
+    said = {each["lane"]: each for each in found.status["lanes"]}
+    waiting = [name for name in processes if name not in ("capture", "console") and name not in said]
+    silent: dict[str, Any] = {
+        "known": False,
+        "lag_bytes": None,
+        "lag_seconds": None,
+        "freshness_s": None,
+        "events": None,
+    }
+    silent |= {"paused": False, "loading": 0, "gaps": 0, "configured": True}
+    every = [*said.values(), *({"lane": name, **silent} for name in waiting)]
+    return [_lane(each, processes.get(each["lane"]), found, rates) for each in every]
+
+
+def _lane(lane: dict[str, Any], process: dict[str, Any] | None, found: Found, rates: Rates) -> dict[str, Any]:
+    name = lane["lane"]
+    orders = found.lane_orders.get(name)
+    kind = "lake" if name == "lake" else "shapes" if name == "shapes" else "stream"
+    rate = rates.total("applied") if kind == "lake" else rates.of("events", name)
+    told = orders is not None and orders.is_paused
+    return {
+        **lane,
+        "kind": kind,
+        "target": _STREAM_LANES.get(name, name) if kind == "stream" else None,
+        "paused": bool(lane["paused"]) or told,
+        "paused_since": orders.paused_since if orders is not None else None,
+        "paused_reason": orders.reason if orders is not None else "",
+        "rewind_to": orders.rewind_to if orders is not None else None,
+        "resync": list(orders.resync) if orders is not None and orders.resync is not None else None,
+        "rate": rate,
+        "state": None if process is None else process["state"],
+        "reason": "" if process is None else process["reason"],
+        "since": None if process is None else process["since"],
+        "restarts": None if process is None else process["restarts"],
+        "memory_bytes": None if process is None else process["memory_bytes"],
+    }
+
+
+def _streams(config: Config, found: Found, rates: Rates) -> list[dict[str, Any]]:
+    said = {} if found.status is None else {each["stream"]: each for each in found.status["streams"]}
+    named = {str(each.id): each for each in config.streams if not each.id.is_pattern}
+    states = {str(each.stream): each for each in found.document.stream_states}
+    ordered: dict[str, list[str]] = {}
+    for stream, action in found.orders_waiting:
+        ordered.setdefault(stream, []).append(action)
+    names = sorted({*said, *named, *states})
+    return [_stream(name, said.get(name), states.get(name), config, found, rates, ordered) for name in names]
+
+
+def _stream(
+    name: str,
+    said: dict[str, Any] | None,
+    entry: StreamState | None,
+    config: Config,
+    found: Found,
+    rates: Rates,
+    ordered: dict[str, list[str]],
+) -> dict[str, Any]:
+    stream = StreamId.parse(name)
+    configured = next((each for each in reversed(config.streams) if each.id.matches(stream)), None)
+    said = said or {}
+    return {
+        "stream": name,
+        "mode": entry.sync_mode if entry is not None else configured.mode if configured else "cdc",
+        "write": configured.write if configured else "",
+        "configured": configured is not None,
+        "state": state_of(found.document, stream),
+        "committed_to": committed_to(found.document, stream),
+        "rows": said.get("rows"),
+        "files": said.get("files"),
+        "freshness_s": said.get("freshness_s"),
+        "lag_s": said.get("lag_s"),
+        "rows_applied": said.get("rows_applied", 0),
+        "rate": rates.of("applied", name),
+        "dead_letters": said.get("dead_letters", 0),
+        "paused": None
+        if entry is None or entry.paused is None
+        else {"since": entry.paused.since, "reason": entry.paused.reason},
+        "reload": None if entry is None or entry.reload is None else entry.reload.reason,
+        "load": _load(name, said, entry, found, rates),
+        "ordered": ordered.get(name, []),
+    }
+
+
+def _load(
+    name: str, said: dict[str, Any], entry: StreamState | None, found: Found, rates: Rates
+) -> dict[str, Any] | None:
+    """How far the load under way is, and when it may be done; None if there is none."""
+    left = len(entry.chunks or ()) if entry is not None else 0
+    read, estimated = said.get("load_rows"), said.get("load_rows_estimated")
+    if not left and read is None:
+        return None
+    total = found.chunks.get(StreamId.parse(name))
+    rate = rates.of("loaded", name)
+    part = None
+    if read is not None and estimated:
+        part = min(read / estimated, 0.99)
+    elif total:
+        part = 1 - left / total
+    eta_s = None
+    if rate and read is not None and estimated and estimated > read:
+        eta_s = (estimated - read) / rate
+    return {
+        "chunks_left": left,
+        "chunks": total,
+        "rows": read,
+        "rows_estimated": estimated,
+        "rate": rate,
+        "part": part,
+        "eta_s": eta_s,
+    }
+
+
+def _counted(streams: list[dict[str, Any]]) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for stream in streams:
+        counts[stream["state"]] = counts.get(stream["state"], 0) + 1
+    return counts
+
+
+def _percentile(streams: list[dict[str, Any]], part: float) -> float | None:
+    found = sorted(each["freshness_s"] for each in streams if each["freshness_s"] is not None)
+    return found[min(len(found) - 1, int(part * len(found)))] if found else None

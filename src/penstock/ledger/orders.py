@@ -1,0 +1,132 @@
+"""`orders/` in the state directory: what people want of streams while a run is at work on the state.
+
+Only one process writes the state at a time, and while `penstock run` runs that is its lake process. So a
+command leaves a file here, and whoever opens the state next carries it out: the lake process between two
+turns, or a command that finds the state free. Files are carried out in the order of their names, which is the
+order they came in, and go when the state that has them is durable. A crash in between has one carried out
+again: a pause or a resume changes nothing then, a resync loads the table once more.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal, get_args
+
+from penstock import durable
+from penstock.core.errors import StateError
+from penstock.core.stream import StreamId
+from penstock.ledger import pausing
+from penstock.ledger.ledger import Ledger
+from penstock.ledger.state import SYNC_MODES, StateDocument, SyncMode
+
+DIRECTORY = "orders"
+ORDERS_MAX = 10_000  # that wait; a run that does not take them must not fill the disk
+_FORMAT_VERSION = 1
+_LOOK_EVERY_S = 0.05
+
+Action = Literal["pause", "resume", "resync"]
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    action: Action
+    stream: StreamId
+    reason: str = ""
+    at: str = ""
+    mode: SyncMode = "cdc"  # of a stream that the state does not know yet
+
+
+def give(state: Path, orders: Sequence[Order]) -> list[Path]:
+    """Durable when it returns; each is there until it is carried out."""
+    if len(orders) + len(_files(state)) > ORDERS_MAX:
+        raise StateError(
+            f"{ORDERS_MAX} orders wait in {state / DIRECTORY} already.",
+            remedy="See why the lake process does not carry them out: `penstock status`.",
+        )
+    paths = []
+    for order in orders:
+        path = state / DIRECTORY / f"{time.time_ns():020d}-{secrets.token_hex(4)}.json"
+        fields = asdict(order) | {"stream": str(order.stream), "at": order.at or _now()}
+        durable.replace(path, durable.to_json_bytes(fields | {"format_version": _FORMAT_VERSION}))
+        paths.append(path)
+    return paths
+
+
+def waiting(state: Path) -> list[tuple[Path, Order]]:
+    """Those that nobody has carried out, the oldest first."""
+    return [(path, _read(path)) for path in _files(state)]
+
+
+def any_wait(state: Path) -> bool:
+    return bool(_files(state))
+
+
+def carried_out(paths: Sequence[Path]) -> None:
+    for path in paths:
+        path.unlink(missing_ok=True)
+
+
+def wait_for(paths: Sequence[Path], within_s: float) -> bool:
+    """Whether all of them were carried out in time."""
+    ends_at = time.monotonic() + within_s
+    while any(path.exists() for path in paths):
+        if time.monotonic() >= ends_at:
+            return False
+        time.sleep(_LOOK_EVERY_S)
+    return True
+
+
+def applied(document: StateDocument, orders: Sequence[Order]) -> StateDocument:
+    """What the orders mean for a state that nobody is at work on."""
+    for order in orders:
+        match order.action:
+            case "pause":
+                since = order.at or _now()
+                document = pausing.paused(
+                    document, order.stream, since=since, reason=order.reason, sync_mode=order.mode
+                )
+            case "resume":
+                document = pausing.resumed(document, order.stream)
+            case "resync":
+                document = pausing.resumed(document, order.stream)
+                document = pausing.to_be_loaded(document, order.stream, "it was asked for", replace=True)
+    return document
+
+
+def settle(ledger: Ledger, state: Path) -> None:
+    """Carry out what was ordered of a run that ended before it could; the caller has the state to itself."""
+    if found := waiting(state):
+        ledger.write(applied(ledger.document, [order for _, order in found]))
+        carried_out([path for path, _ in found])
+
+
+def _files(state: Path) -> list[Path]:
+    try:
+        paths = list((state / DIRECTORY).iterdir())
+    except FileNotFoundError:
+        return []
+    return sorted(path for path in paths if path.suffix == ".json" and not path.name.startswith("."))
+
+
+def _read(path: Path) -> Order:
+    try:
+        fields = json.loads(path.read_bytes())
+        if fields["format_version"] > _FORMAT_VERSION or fields["action"] not in get_args(Action):
+            raise ValueError("unknown")
+        stream = StreamId.parse(fields["stream"])
+        mode: SyncMode = fields["mode"] if fields.get("mode") in SYNC_MODES else "cdc"
+        return Order(fields["action"], stream, str(fields.get("reason", "")), str(fields["at"]), mode)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise StateError(
+            f"The order {path} cannot be read.", remedy="Remove it, and give the order again."
+        ) from error
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

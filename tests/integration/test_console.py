@@ -1,0 +1,451 @@
+"""The console in a real Chromium: every screen and action on a pipeline that runs, and on one in trouble.
+
+Needs Debian's `chromium`, or another one that PENSTOCK_CHROMIUM names. With PENSTOCK_SCREENSHOTS=directory
+the pictures of the guide are taken, in light and dark, at the width of a phone and of a wall.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psycopg
+import pytest
+import yaml
+
+from penstock.config import Config
+from penstock.console.serving import Console, link_of_running
+from penstock.core.stream import StreamId
+from penstock.sources.postgres.embedded import EmbeddedPostgres
+from penstock.streams.dead_letters import Dead, DeadLetters, dead_letters_path
+from penstock.streams.events import CREATE
+from tests.node import NodeProcess
+from tests.pipelines import PipelineUnderTest
+from tests.publishing import events, term
+from tests.running import Instance, free_port, instances
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
+
+_DRIVER = Path(__file__).resolve().parents[1] / "browser" / "console.mjs"
+_SHOP = """
+CREATE TABLE customers (id bigint PRIMARY KEY, name text NOT NULL, city text);
+CREATE TABLE orders (
+    id bigint PRIMARY KEY, customer bigint, total numeric, status text, placed timestamptz DEFAULT now()
+);
+CREATE TABLE payments (id bigint PRIMARY KEY, amount numeric, paid boolean);
+CREATE TABLE visits (id bigserial PRIMARY KEY, page text, at timestamptz DEFAULT now());
+INSERT INTO customers
+    SELECT n, 'customer ' || n, (ARRAY['Bern', 'Oslo', 'Lima'])[1 + n % 3] FROM generate_series(1, 2000) n;
+INSERT INTO orders SELECT n, 1 + n % 2000, n % 90, 'placed' FROM generate_series(1, 20000) n;
+INSERT INTO payments SELECT n, n % 500, n % 2 = 0 FROM generate_series(1, 5000) n;
+INSERT INTO visits (page) SELECT '/p/' || n FROM generate_series(1, 3000) n;
+"""
+_STREAMS = [
+    "public.customers",
+    {"table": "public.orders", "types": {"total": "decimal(6,2)"}},
+    "public.payments",
+    {"table": "public.visits", "write": "append"},
+]
+
+
+def chromium() -> str:
+    found = os.environ.get("PENSTOCK_CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
+    if found is None:
+        pytest.skip("there is no Chromium here: apt-get install chromium, or set PENSTOCK_CHROMIUM")
+    return found
+
+
+class Browser:
+    """A page of it; a method for each thing that people do."""
+
+    def __init__(self, process: NodeProcess) -> None:
+        self._process = process
+
+    def __getattr__(self, what: str) -> Any:
+        return lambda **arguments: self._process.ask(what, **arguments)
+
+    def see(self, text: str, within: str = "main") -> None:
+        self.wait(selector=f"{within}:has-text({json.dumps(text)})")
+
+    def press_button(self, name: str, within: str = "main") -> None:
+        self.click(selector=f"{within} button:text-is({json.dumps(name)})")
+
+    def confirm(self, action: str, **fields: str) -> str:
+        """Do what the dialog asks about; what was said then."""
+        self.wait(selector="dialog[open]")
+        for name, text in fields.items():
+            self.fill(selector=f"dialog [name={name}]", text=text)
+        before = self.count(selector=".toasts p")
+        self.click(selector=f'dialog [data-do="{action}"]')
+        self.gone(selector="dialog[open]")
+        self.wait(selector=f".toasts p:nth-child({before + 1})")
+        said: str = self.text(selector=f".toasts p:nth-child({before + 1})")
+        return said
+
+    def picture(self, name: str) -> None:
+        """Of the guide, if they are asked for; whatever it is, the page is not wider than its window."""
+        wide = self.evaluate(
+            script="document.documentElement.scrollWidth > document.documentElement.clientWidth"
+        )
+        assert wide is False, f"{name} is wider than the window"
+        if directory := os.environ.get("PENSTOCK_SCREENSHOTS"):
+            self.screenshot(path=str(Path(directory).absolute() / f"console-{name}.png"))
+
+
+@contextmanager
+def browser() -> Iterator[Browser]:
+    with NodeProcess(_DRIVER, chromium()) as process:
+        yield Browser(process)
+
+
+@contextmanager
+def writing(url: str) -> Iterator[threading.Event]:
+    """People use the shop, also when its database goes away for a while."""
+    stop = threading.Event()
+
+    def work() -> None:
+        number = 100_000
+        while not stop.is_set():
+            try:
+                with psycopg.connect(url, autocommit=True) as connection:
+                    while not stop.wait(0.05):
+                        number += 1
+                        with connection.transaction():
+                            connection.execute("INSERT INTO visits (page) VALUES ('/now')")
+                            connection.execute(
+                                "INSERT INTO orders VALUES (%s, %s, 12.5, 'placed')", (number, number % 2000)
+                            )
+                            connection.execute(
+                                "UPDATE orders SET status = 'paid' WHERE id = %s", (number - 5,)
+                            )
+                            connection.execute(
+                                "UPDATE payments SET paid = NOT paid WHERE id = %s", (number % 5000,)
+                            )
+            except psycopg.Error:
+                stop.wait(0.2)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield stop
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_every_screen_and_action_on_a_running_pipeline_and_in_trouble(tmp_path: Path) -> None:
+    with EmbeddedPostgres(tmp_path / "postgres") as server:
+        tmp_path.chmod(0o755)
+        with psycopg.connect(server.url(), autocommit=True) as connection:
+            connection.execute(_SHOP.encode())
+        shapes_port = free_port()
+        settings = {
+            "lanes": {
+                "lake": {"every": "1s"},
+                "file": {"path": "./events.ndjson", "snapshot": "never"},
+                "shapes": {"port": shapes_port, "insecure": True},
+            },
+            "log": {"seal_every": "1s"},
+            "checkpoint": {"interval": "1s"},
+            "run": {"restarts_max": 50},
+            "console": {"enabled": True, "listen": f"127.0.0.1:{free_port()}"},
+        }
+        pipeline = PipelineUnderTest(tmp_path / "shop", server.url(), _STREAMS, settings)
+        _dead_letters(pipeline)
+        instance = Instance(pipeline, "one", {"console": settings["console"]})
+        with instances(instance), writing(server.url()), browser() as page:
+            instance.start()
+            config = Config.load(pipeline.file)
+            instance.wait_until(lambda: link_of_running(config) is not None, "the console")
+            link = link_of_running(config)
+            assert link is not None
+            page.open(url=link)
+            _walk(page, instance, server, pipeline, shapes_port)
+            asked = {url.split("/")[2] for url in page.asked() if url.startswith("http")}
+            assert asked == {link.split("/")[2]}, "nothing comes from elsewhere"
+            assert instance.stop() == 0
+
+
+def _dead_letters(pipeline: PipelineUnderTest) -> None:
+    """Events that the lane's target refused, as the lane writes them down."""
+    rows = [(0, CREATE, b"[1]", b'{"secret": "one"}'), (1, CREATE, b"[2]", b'{"secret": "two"}')]
+    why = [("too_large", "The event is larger than the target takes.", 1)] * 2
+    with DeadLetters(dead_letters_path(pipeline.state, "file"), "file") as letters:
+        letters.begin(term(1), None)
+        found = events(StreamId("public", "visits"), 7, rows)
+        letters.write([Dead(found, why, np.ones(2, np.int64), np.arange(2))])
+
+
+def _walk(
+    page: Browser, instance: Instance, server: EmbeddedPostgres, pipeline: PipelineUnderTest, shapes_port: int
+) -> None:
+    page.wait(selector="nav.screens")
+    assert "token" not in page.evaluate(script="location.href"), (
+        "the link's token does not stay in the address"
+    )
+    page.wait(selector=".squares a >> nth=3")
+    instance.wait_until(lambda: _states(instance) == {"running", "leading"}, "all processes")
+    page.see("Nothing holds the slot back", ".holds")
+    with psycopg.connect(server.url(), autocommit=True) as connection:
+        connection.execute("UPDATE orders SET total = 123456.78 WHERE id IN (1, 2)")
+        connection.execute("ALTER TABLE customers ADD COLUMN vip boolean DEFAULT false")
+        connection.execute("UPDATE customers SET city = 'Rome', vip = true WHERE id = 42")
+        connection.execute("UPDATE customers SET city = 'Kyiv' WHERE id = 42")
+    url = f"http://127.0.0.1:{shapes_port}/v1/shape?table=customers&offset=-1&where=city%3D%27Oslo%27"
+    with urllib.request.urlopen(url, timeout=30) as answer:
+        assert answer.status == 200
+    _streams(page)
+    _lanes(page)
+    _letters(page)
+    _shapes(page)
+    _state_and_log(page)
+    _plots_and_audit(page)
+    _sizes(page)
+    _dead_postgres(page, server)
+    _dead_console(page, instance)
+
+
+def _states(instance: Instance) -> set[str]:
+    return {each["state"] for each in instance.status().get("processes", [])}
+
+
+def _streams(page: Browser) -> None:
+    page.go(screen="streams")
+    page.wait(selector='tr[data-name="public.orders"] .state.good')
+    page.click(selector='tr[data-name="public.payments"] button:text-is("Pause")')
+    assert page.confirm("stream.pause", reason="migration 42") == "public.payments is paused."
+    page.wait(selector='tr[data-name="public.payments"]:has-text("migration 42")')
+    page.press(key="1")
+    page.see("The lake lane waits for public.payments, paused since", ".holds")
+    page.picture("flow-paused")
+    page.go(screen="streams/public.payments")
+    page.see("Paused since")
+    page.press_button("Resume")
+    assert page.confirm("stream.resume") == "public.payments goes on."
+    page.wait(selector=".about .state.good")
+    page.see("Versions of its schema")
+    page.go(screen="streams/public.customers")
+    page.see("vip came")
+    page.picture("stream")
+    page.press_button("Resync")
+    assert page.confirm("stream.resync").startswith("public.customers is loaded again")
+    page.go(screen="streams")
+    page.fill(selector="input[type=search]", text="nothing like it")
+    page.see("None like that")
+    page.fill(selector="input[type=search]", text="")
+    page.wait(selector='tr[data-name="public.customers"] .state.good')
+    page.wait(selector='tr[data-name="public.orders"] a:text-is("2")')
+    page.picture("streams")
+
+
+def _lanes(page: Browser) -> None:
+    page.go(screen="lanes")
+    page.wait(selector="#lane-file .state.good")
+    page.wait(selector='#lane-file dd code:has-text("/")')
+    page.press_button("Pause", "#lane-file")
+    assert page.confirm("lane.pause", reason="broker upgrade") == "The file lane stands still."
+    page.wait(selector='#lane-file:has-text("broker upgrade")')
+    page.wait(selector="#lane-file .state.held")
+    page.press(key="1")
+    page.see("The file lane is paused since", ".holds")
+    page.picture("flow-stalled-lane")
+    page.press(key="3")
+    page.press_button("Rewind", "#lane-file")
+    assert "no position" in page.confirm("lane.rewind", to="not a position")
+    begins = page.evaluate(script="fetch('/api/log/steps').then(a => a.json()).then(a => a.begins)")
+    page.press_button("Rewind", "#lane-file")
+    assert "sends everything after" in page.confirm("lane.rewind", to=begins)
+    page.picture("lanes")
+    page.press_button("Resume", "#lane-file")
+    assert page.confirm("lane.resume") == "The file lane goes on."
+    page.wait(selector="#lane-file .state.good")
+
+
+def _letters(page: Browser) -> None:
+    page.go(screen="letters")
+    page.click(selector='main a:text-is("public.orders")')
+    page.see("2 dead letters")
+    assert "123456.78" not in page.text(selector="main"), "values are hidden"
+    page.press_button("Show values")
+    page.see("123456.78")
+    page.picture("letters")
+    page.press_button("Hide values")
+    page.go(screen="letters/file/public.visits")
+    page.see("too_large")
+    assert "secret" not in page.text(selector="main")
+    page.press_button("Show values")
+    page.see("secret")
+    page.press_button("Hide values")
+    page.click(selector='tr:has-text("7_0") button:text-is("Drop")')
+    assert "1 dead letter dropped" in page.confirm("letters.drop")
+    page.gone(selector='tr:has-text("7_0")')
+    page.click(selector='tr:has-text("7_1") button:text-is("Replay")')
+    assert "1 dead letter sent" in page.confirm("letters.replay")
+    page.see("There are no dead letters of this stream")
+
+
+def _shapes(page: Browser) -> None:
+    page.go(screen="shapes")
+    page.see("city")
+    page.see("public.customers")
+    page.picture("shapes")
+    page.press_button("Drop")
+    assert "is dropped" in page.confirm("shape.drop")
+    page.see("None yet")
+
+
+def _state_and_log(page: Browser) -> None:
+    page.go(screen="state")
+    page.see("If it were started now")
+    page.see("streams follow the log from")
+    page.press_button("Show the file")
+    page.wait(selector="pre")
+    page.press_button("Hide the file")
+    page.click(selector='main a:text-is("What changed")')
+    page.wait(selector=".differences li")
+    page.picture("state")
+    page.go(screen="log")
+    page.wait(selector="main tbody tr >> nth=2")
+    page.choose(selector="main select", value="public.customers")
+    page.fill(selector="input[name=key]", text="42")
+    page.press_button("Show its changes")
+    page.see("Kyiv")
+    page.see("Rome")
+    page.picture("log")
+    page.click(selector='main tbody tr:has-text("updates") a')
+    page.see("Transactions")
+    page.see("updates in" if page.count(selector='main:has-text("updates in")') else "update in")
+
+
+def _plots_and_audit(page: Browser) -> None:
+    page.go(screen="plots")
+    page.wait(selector=".chart path.line[d^=M]")
+    for name in ("15 min", "24 h", "1 h"):
+        page.press_button(name)
+    page.wait(selector=".chart path.line[d^=M]")
+    page.go(screen="audit")
+    for text in ("stream.pause", "lane.rewind", "letters.drop", "shape.drop", "show values: letters.lake"):
+        page.see(text)
+    assert "123456.78" not in page.text(selector="main"), "values are in no audit log"
+    page.picture("audit")
+
+
+def _sizes(page: Browser) -> None:
+    """Every screen fits a phone and a wall, in light and dark, and can be reached by keys."""
+    screens = page.evaluate(script="window.penstock.screens")
+    for width, height, scheme, name in ((360, 780, "light", "phone"), (2560, 1440, "dark", "wall")):
+        page.size(width=width, height=height)
+        page.scheme(scheme=scheme)
+        for number, screen in enumerate(screens, 1):
+            page.press(key=str(number))
+            page.wait(selector="main[aria-label] >> visible=true")
+            assert page.evaluate(script="location.hash") == f"#/{screen}"
+            page.picture(f"{name}-{screen}")
+    page.size(width=1440, height=900)
+    page.press(key="1")
+    page.picture("flow-dark")
+    page.scheme(scheme="light")
+    page.picture("flow")
+    page.press(key="8")
+    page.wait(selector=".chart path.line[d^=M]")
+    page.picture("plots")
+
+
+def _dead_postgres(page: Browser, server: EmbeddedPostgres) -> None:
+    page.press(key="1")
+    server.kill()
+    page.see("Capture does not read", ".holds")
+    page.wait(selector="#node-source.bad")
+    page.picture("flow-dead-postgres")
+    server.start()
+    page.wait(selector="#node-source.good")
+    page.wait(selector=".holds.good")
+
+
+def _dead_console(page: Browser, instance: Instance) -> None:
+    """The console's process is killed: the page says so, and goes on by itself when it is back."""
+    page.press(key="2")
+    pid = next(each["pid"] for each in instance.status()["processes"] if each["name"] == "console")
+    os.kill(pid, 9)
+    page.wait(selector=".pulse.off")
+    page.wait(selector=".pulse:not(.off)")
+    page.gone(selector=".stale")
+
+
+def _status(names: list[str], begun: float) -> dict[str, Any]:
+    """What an instance with many streams says."""
+    passed, now = time.time() - begun, "2026-11-16T12:00:00+00:00"
+    process = {"reason": "", "since": now, "pid": 1, "restarts": 0, "memory_bytes": 10**8, "error": None}
+    lane = {"freshness_s": None, "events": None, "paused": False, "loading": 0, "gaps": 0, "configured": True}
+    none = {"load_rows": None, "load_rows_estimated": None}
+    source: dict[str, Any] = {"slot_healthy": True, "retained_wal_bytes": 1, "safe_wal_bytes": None}
+    source |= {
+        "wal_pressure": False,
+        "capture_lag_bytes": 0,
+        "acknowledged": "0/1",
+        "epoch": "0/1",
+        "checkpoint_age_s": 0.0,
+    }
+    table = {"freshness_s": 3.0, "lag_s": 1.0, "dead_letters": 0, "rows": 5, "files": 1, **none}
+    return {
+        "host": "h",
+        "pid": 1,
+        "since": now,
+        "role": "leading",
+        "live": True,
+        "health": {"live": True, "ready": True, "role": "leading", "reasons": []},
+        "processes": [
+            {"name": "capture", "state": "leading", **process},
+            {"name": "lake", "state": "running", **process},
+        ],
+        "lanes": [{"lane": "lake", "known": True, "lag_bytes": 10**6, "lag_seconds": 1.0, **lane}],
+        "streams": [{"stream": name, "rows_applied": int(passed * 100), **table} for name in names],
+        "source": source,
+        "capture": dict.fromkeys(("rows", "bytes", "transactions", "log_bytes", "unsealed_bytes"), 1),
+    }
+
+
+def test_two_hundred_streams_are_painted_within_a_second(tmp_path: Path) -> None:
+    file = tmp_path / "penstock.yaml"
+    names = [f"public.table_{number:03d}" for number in range(200)]
+    content = {
+        "source": {"type": "postgres", "url": "postgresql://nowhere/db"},
+        "destination": {"type": "parquet", "path": "./lake"},
+        "state": "./state",
+        "streams": names,
+        "console": {"listen": "127.0.0.1:0"},
+    }
+    file.write_text(yaml.safe_dump(content))
+    begun = time.time()
+    console = Console(Config.load(file), file, lambda: _status(names, begun))
+    try:
+        with browser() as page:
+            page.open(url=console.link)
+            page.wait(selector=".squares a >> nth=199")
+            found = []
+            for _ in range(3):
+                page.open(url=console.url + "/")
+                page.wait(selector=".squares a >> nth=199")
+                found.append(
+                    page.evaluate(
+                        script="performance.getEntriesByName('first-contentful-paint')[0].startTime"
+                    )
+                )
+                found.append(page.evaluate(script="window.penstock.paintedAt"))
+            print("first paint and first numbers, ms:", [round(each) for each in found])
+            assert min(found[::2]) < 1000
+            assert min(found[1::2]) < 1000, "all streams are on the page"
+            page.go(screen="streams")
+            page.wait(selector="tbody tr >> nth=99")
+            assert page.count(selector="tbody tr") == 100
+    finally:
+        console.stop()

@@ -1,0 +1,120 @@
+"""The console's history: what was said is there after a restart, and it takes no more than it may."""
+
+from __future__ import annotations
+
+import math
+import sqlite3
+from pathlib import Path
+
+from penstock.console.history import COARSE_S, FINE_KEPT_S, FINE_S, History
+from penstock.console.rates import Rates, counters_of
+
+NOW = 1_800_000_000.0
+DAY_S = 24 * 3600.0
+
+
+def history(path: Path, kept_s: float = DAY_S, bytes_max: int = 200 << 20) -> History:
+    return History(path / "history.sqlite", kept_s, bytes_max)
+
+
+def test_points_are_there_after_a_restart_and_gaps_are_told(tmp_path: Path) -> None:
+    first = history(tmp_path)
+    for at in (NOW, NOW + 10, NOW + 20):
+        first.add(at, {"applied_rate": at - NOW, "lag": 1.0, "unknown": math.nan})
+    first.close()
+    again = history(tmp_path)
+    again.add(NOW + 600, {"applied_rate": 7.0})
+    found = again.read(["applied_rate", "lag", "never"], NOW, NOW + 600)
+    assert found["applied_rate"] == [
+        (NOW, 0.0), (NOW + 10, 10.0), (NOW + 20, 20.0), (NOW + 30, None), (NOW + 600, 7.0),
+    ]  # fmt: skip
+    assert [value for _, value in found["lag"]] == [1.0, 1.0, 1.0, None]
+    assert not [value for _, value in found["never"] if value is not None]
+    again.close()
+
+
+def test_a_minute_has_the_mean_of_a_rate_and_the_peak_of_a_delay(tmp_path: Path) -> None:
+    kept = history(tmp_path)
+    for number in range(0, 130, 10):
+        kept.add(NOW + number, {"applied_rate": float(number), "lag": float(number)})
+    found = kept.read(["applied_rate", "lag"], NOW - FINE_KEPT_S, NOW + 130)
+    assert found["applied_rate"][:2] == [(NOW, 25.0), (NOW + 60, 85.0)]
+    assert found["lag"][:2] == [(NOW, 50.0), (NOW + 60, 110.0)]
+    kept.close()
+
+
+def test_a_day_of_two_hundred_streams_takes_less_than_the_bar_and_old_points_go(tmp_path: Path) -> None:
+    """The bar is 200 MB. What a day writes is written here at once: a row a minute, and the fine ones."""
+    kept = history(tmp_path)
+    names = [
+        f"stream:public.table_{number:03d}/{what}" for number in range(200) for what in ("a_rate", "b", "c")
+    ]
+    names += [f"other:{number}" for number in range(40)]
+    values = dict.fromkeys(names, 1.5)
+    with kept._connection:  # a day by the same statements, without waiting for 8,640 commits
+        kept._name(values, int(NOW))
+        for at in range(int(NOW - DAY_S), int(NOW), COARSE_S):
+            kept._put("coarse", at // COARSE_S * COARSE_S, values)
+        for at in range(int(NOW - FINE_KEPT_S), int(NOW), FINE_S):
+            kept._put("fine", at // FINE_S * FINE_S, values)
+    kept.prune(NOW)
+    size = kept.path.stat().st_size
+    assert 5 << 20 < size < 30 << 20
+    assert len(kept.read([names[0]], NOW - DAY_S, NOW)[names[0]]) > 1400
+    kept.prune(NOW + DAY_S / 2)
+    assert len(kept.read([names[0]], NOW - DAY_S, NOW + DAY_S)[names[0]]) < 750
+    kept.prune(NOW + 3 * DAY_S)
+    assert kept.names() == []
+    assert kept.path.stat().st_size < 1 << 20, "space is given back"
+    kept.close()
+
+
+def test_it_stays_below_its_bytes_and_lets_the_oldest_go(tmp_path: Path) -> None:
+    kept = history(tmp_path, bytes_max=1 << 20)
+    values = {f"s{number}": 1.0 for number in range(2000)}
+    for number in range(300):
+        kept.add(NOW + 10 * number, values)
+    kept.prune(NOW + 3000)
+    assert kept.path.stat().st_size < 3 << 20
+    points = kept.read(["s5"], NOW, NOW + 3000)["s5"]
+    assert points
+    assert points[0][0] > NOW + 1000, "the oldest went"
+    assert points[-1][0] == NOW + 2990
+    kept.close()
+
+
+def test_a_file_that_cannot_be_read_is_put_aside(tmp_path: Path) -> None:
+    path = tmp_path / "history.sqlite"
+    path.write_bytes(b"this is no database" * 100)
+    kept = history(tmp_path)
+    kept.add(NOW, {"a": 1.0})
+    assert kept.read(["a"], NOW - 1, NOW + 1)["a"] == [(NOW, 1.0)]
+    assert (tmp_path / "history.sqlite.unreadable").exists()
+    kept.close()
+    with sqlite3.connect(path) as connection:
+        connection.execute("PRAGMA user_version = 99")
+    kept = history(tmp_path)
+    assert kept.names() == []
+    kept.close()
+
+
+def test_rates_are_of_the_last_seconds_and_a_counter_that_fell_began_anew() -> None:
+    rates = Rates()
+    for second in range(20):
+        rates.add(float(second), {("applied", "a"): 100.0 * second, ("applied", "b"): 5.0})
+    assert rates.of("applied", "a") == 100.0
+    assert rates.total("applied") == 100.0
+    rates.add(20.0, {("applied", "a"): 50.0})
+    assert rates.of("applied", "a") == 5.0, "50 in ten seconds"
+    assert rates.of("applied", "b") is None
+    rates.forget()
+    assert rates.total("applied") is None
+
+
+def test_counters_of_an_instance_that_says_little() -> None:
+    status: dict[str, object] = {
+        "capture": {"rows": None},
+        "streams": [{"stream": "a.b", "rows_applied": 3}],
+        "lanes": [],
+    }
+    assert counters_of(status) == {("applied", "a.b"): 3.0}

@@ -1,0 +1,151 @@
+"""What holds the slot, and what a start would do: said in words, from values."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from penstock.config import Config
+from penstock.console import state_screen
+from penstock.console.holding import what_holds
+from penstock.core.position import Lsn
+from penstock.core.stream import StreamId
+from penstock.ledger import orders, two_phase
+from penstock.ledger.orders import Order
+from penstock.ledger.state import StateDocument
+from penstock.ledger.store import StateStore
+
+ORDERS = StreamId("public", "orders")
+
+
+def status(role: str = "leading", reason: str = "", *, healthy: bool = True) -> dict[str, Any]:
+    capture = {"name": "capture", "state": role, "reason": reason}
+    return {"role": role, "processes": [capture], "source": {"slot_healthy": healthy}}
+
+
+def lane(name: str, lag_bytes: int | None = 0, **more: Any) -> dict[str, Any]:
+    fields = {"lane": name, "known": True, "lag_bytes": lag_bytes, "lag_seconds": 0.0, "configured": True}
+    fields |= {"paused": False, "paused_since": None, "paused_reason": "", "state": "running", "reason": ""}
+    return fields | more
+
+
+def stream(name: str, state: str = "following", **more: Any) -> dict[str, Any]:
+    return {"stream": name, "state": state, "paused": None} | more
+
+
+def said(*arguments: Any) -> tuple[str, str]:
+    found = what_holds(*arguments)
+    return found["level"], "".join(str(next(iter(piece.values()))) for piece in found["pieces"])
+
+
+def test_what_holds_the_slot_is_named() -> None:
+    paused = stream(
+        "public.orders", "paused", paused={"since": "2026-11-16T12:04:00Z", "reason": "a migration"}
+    )
+    cases = [
+        ((None, [], []), "bad", "No instance runs"),
+        (
+            (status("reconnecting", "connection refused"), [], []),
+            "bad",
+            "Capture does not read (connection refused)",
+        ),
+        ((status("standby"), [], []), "good", "stands by"),
+        ((status(healthy=False), [], []), "bad", "loaded again"),
+        ((status(), [], [lane("lake"), lane("kafka", 10)]), "good", "Nothing holds the slot back"),
+        (
+            (status(), [paused], [lane("lake", 900), lane("kafka", 10)]),
+            "bad",
+            "The lake lane waits for public.orders, paused since 2026-11-16T12:04:00Z (a migration).",
+        ),
+        ((status(), [stream("a.b", "loading")], [lane("lake", 9)]), "busy", "waits for the load of a.b"),
+        (
+            (status(), [], [lane("lake"), lane("kafka", 1 << 30)]),
+            "busy",
+            "The kafka lane is the furthest behind",
+        ),
+        (
+            (
+                status(),
+                [],
+                [lane("lake"), lane("kafka", 5, paused=True, paused_since="t", paused_reason="why")],
+            ),
+            "bad",
+            "The kafka lane is paused since t (why).",
+        ),
+        ((status(), [], [lane("lake"), lane("old", 5, configured=False)]), "bad", "not in the pipeline file"),
+        ((status(), [], [lane("lake", known=False)]), "busy", "has not said how far it is"),
+        (
+            (status(), [], [lane("lake"), lane("kafka", 5, state="reconnecting", reason="no broker\nmore")]),
+            "bad",
+            "The kafka lane is reconnecting (no broker).",
+        ),
+    ]
+    for arguments, level, text in cases:
+        found = said(*arguments)
+        assert found[0] == level, found
+        assert text in found[1]
+
+
+def config(directory: Path) -> Config:
+    file = directory / "penstock.yaml"
+    content = {
+        "source": {"type": "postgres", "url": "postgresql://nowhere/db"},
+        "destination": {"type": "parquet", "path": "./lake"},
+        "state": "./state",
+        "streams": ["public.orders", "public.items"],
+    }
+    file.write_text(yaml.safe_dump(content))
+    return Config.load(file)
+
+
+def document(*, open_round: bool = False) -> StateDocument:
+    names = ("orders", "items")
+    own = {"generation": "g", "load_id": "l", "committed_to": "0/10"}
+    entries = [
+        {"stream": name, "namespace": "public", "sync_mode": "cdc", "state": {"chunks": [], "penstock": own}}
+        for name in names
+    ]
+    found = StateDocument(
+        {
+            "type": "GLOBAL",
+            "streams": entries,
+            "penstock": {"format_version": 1, "state_version": 0},
+            "global": {"state": {"lsn": "0/10"}, "streams": [f"public.{name}" for name in names]},
+        }
+    )
+    return two_phase.prepare_round(found, Lsn(0x20), [ORDERS]) if open_round else found
+
+
+def test_what_a_start_would_do_is_what_recovery_decides(tmp_path: Path) -> None:
+    settings = config(tmp_path)
+    told = {each["what"]: each["text"] for each in state_screen.restart(document(), settings)}
+    assert "2 streams follow the log from 0/10 on" in told["all others"]
+    told = {each["what"]: each["text"] for each in state_screen.restart(document(open_round=True), settings)}
+    assert "public.orders: exactly the changes after 0/10 up to 0/20" in told["the open round"]
+    paused = orders.applied(document(), [Order("pause", ORDERS, "why not", at="then")])
+    told = {each["what"]: each["text"] for each in state_screen.restart(paused, settings)}
+    assert told["public.orders"] == "Stands still, as it has since then (why not); its changes are kept."
+    again = orders.applied(paused, [Order("resync", ORDERS)])
+    told = {each["what"]: each["text"] for each in state_screen.restart(again, settings)}
+    assert told["public.orders"] == "Is loaded again: it was asked for."
+    told = {each["what"]: each["text"] for each in state_screen.restart(StateDocument.new(), settings)}
+    assert "Nothing was followed yet" in told["the log"]
+
+
+def test_versions_are_compared_by_path_and_stream(tmp_path: Path) -> None:
+    settings = config(tmp_path)
+    store = StateStore(settings.state)
+    first = store.save(document())
+    second = store.save(orders.applied(first, [Order("pause", ORDERS, "why", at="then")]))
+    assert (first.state_version, second.state_version) == (1, 2)
+    found = state_screen.difference(settings.state, 1, 2)
+    paths = {each["path"]: (each["before"], each["after"]) for each in found["differences"]}
+    assert paths["penstock.state_version"] == ("1", "2")
+    assert any(path.startswith("streams[public.orders].state.penstock.paused") for path in paths)
+    assert not any("public.items]" in path for path in paths)
+    explained = state_screen.explained(settings)
+    assert explained["problems"] == []
+    assert [each["version"] for each in explained["versions"]] == [2, 1]
+    assert any(fact["where"] == "streams[].state.cdc_from" for fact in explained["facts"])

@@ -1,0 +1,55 @@
+"""Orders for streams: carried out once by whoever has the state, in the order they came."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from penstock.core.errors import StateError
+from penstock.core.stream import StreamId
+from penstock.ledger import orders
+from penstock.ledger.ledger import Ledger
+from penstock.ledger.orders import Order
+from penstock.ledger.state import StateDocument
+from penstock.ledger.store import StateStore
+
+_STREAM = StreamId("public", "orders")
+
+
+def test_orders_are_applied_in_the_order_they_came_and_then_gone(tmp_path: Path) -> None:
+    ledger = Ledger(StateStore(tmp_path))
+    ledger.write(orders.applied(StateDocument.new(), [Order("pause", _STREAM, "first")]))
+    orders.give(tmp_path, [Order("resume", _STREAM), Order("pause", _STREAM, "second", mode="strict_cdc")])
+    orders.settle(ledger, tmp_path)
+    found = ledger.document.stream(_STREAM)
+    assert found is not None
+    assert found.paused is not None
+    assert found.paused.reason == "second"
+    assert not orders.any_wait(tmp_path)
+    assert orders.wait_for([tmp_path / "orders" / "gone.json"], 0.0)
+
+
+def test_a_resync_lets_a_paused_stream_go_on_and_is_remembered(tmp_path: Path) -> None:
+    document = orders.applied(StateDocument.new(), [Order("pause", _STREAM), Order("resync", _STREAM)])
+    found = document.stream(_STREAM)
+    assert found is not None
+    assert found.paused is None
+    assert found.reload is not None
+    assert found.reload.replace
+
+
+def test_an_order_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    (path,) = orders.give(tmp_path, [Order("pause", _STREAM)])
+    path.write_text('{"format_version": 1, "action": "explode", "stream": "public.orders", "at": ""}')
+    with pytest.raises(StateError, match=path.name):
+        orders.waiting(tmp_path)
+
+
+def test_orders_that_nobody_takes_do_not_fill_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(orders, "ORDERS_MAX", 2)
+    orders.give(tmp_path, [Order("pause", _STREAM)] * 2)
+    with pytest.raises(StateError, match="2 orders wait"):
+        orders.give(tmp_path, [Order("pause", _STREAM)])
