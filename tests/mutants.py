@@ -56,6 +56,11 @@ SAY_COMMITTED = (
     "            self._lane.ledger.write("
     "two_phase.stream_committed(self._lane.ledger.document, work.stream, to))\n"
 )
+SAY_STREAM_COMMITTED = (
+    "            self._lane.ledger.write(\n"
+    "                two_phase.finish_stream_round(self._lane.ledger.document, work.stream, committed=True)\n"
+    "            )\n"
+)
 
 
 @dataclass(frozen=True)
@@ -396,6 +401,31 @@ MUTANTS = (
             "since_once",
         ),
         "mysql-parquet",
+    ),
+    Mutant(
+        "MongoDB: the state says that a stream is committed before its table has it",
+        "lake/following.py",
+        COMMIT + REACH_COMMITTED + SAY_STREAM_COMMITTED,
+        SAY_STREAM_COMMITTED + REACH_COMMITTED + COMMIT,
+        ("tests/chaos/test_kill_mongodb.py::test_killed_while_following_it_ends_with_every_document_right",),
+        "cdc.committed",
+    ),
+    Mutant(
+        "MongoDB: the log is taken up a second after the snapshot",
+        "capture/mongodb/snapshots.py",
+        "Lsn(time + 1)",
+        "Lsn(time + 2**32)",
+        (
+            "tests/integration/test_mongo_sync.py::test_collections_that_are_written_to_while_they_are_loaded_and_"
+            "followed_equal_the_source",
+        ),
+    ),
+    Mutant(
+        "MongoDB: an update that was looked up is not marked",
+        "capture/mongodb/rows.py",
+        "    return np.zeros(len(chosen), np.bool_) if events.exact else is_update\n",
+        "    return np.zeros(len(chosen), np.bool_) & is_update\n",
+        ("tests/unit/test_mongo_capture.py::test_every_kind_of_change_has_its_row",),
     ),
 )
 

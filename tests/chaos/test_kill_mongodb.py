@@ -28,7 +28,11 @@ IN_ANOTHER_PROCESS = (
 )
 SHORT = {"following": ["cdc.committed"], "loading": ["load.swapped"]}
 ALL = {
-    "following": [name for name in FAILPOINTS if name.startswith(("log.", "cdc.", "state.", "destination."))],
+    "following": [
+        name
+        for name in FAILPOINTS
+        if name.startswith(("log.", "checkpoint.", "cdc.", "state.", "destination."))
+    ],
     "loading": ["capture.slot_created", *LOAD],
 }
 #: Struck in the midst of several streams, so that some are done and some are not.
