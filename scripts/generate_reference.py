@@ -86,7 +86,8 @@ def _later_of_sources() -> Iterator[tuple[str, str]]:
         yield f"`lanes`, of a source of type `{kind}`", _codes(lanes)
     for kind, destinations in LATER_DESTINATIONS_OF.items():
         yield f"`destination.type`, of a source of type `{kind}`", _codes(destinations)
-    yield "commands, of a source of type `mysql`", _codes(("run", "state migrate"))
+    for kind in ("mysql", "mongodb"):
+        yield f"commands, of a source of type `{kind}`", _codes(("run", "state migrate"))
 
 
 def _kinds(field: FieldInfo) -> list[str]:

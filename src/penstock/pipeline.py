@@ -121,9 +121,9 @@ class Pipeline:
         """Whether the source still has what the state goes on from."""
         try:
             document = StateStore(self.config.state).load()
-            if document is None or document.lsn is None:
+            if document is None or document.level is None:
                 return []
-            finding = self._source.check_kept(document.lsn)
+            finding = self._source.check_kept(document.level)
         except PenstockError as error:
             return [Finding.of_error("state", error)]
         return [] if finding is None else [finding]

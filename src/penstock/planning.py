@@ -88,7 +88,7 @@ def status(config: Config) -> PipelineStatus:
             notes.append(_dead_letter_note(stream))
     notes += notes_of_left_lanes(config.state / LANES_FILE, lanes_of(config))
     return PipelineStatus(
-        position=str(document.lsn) if document.lsn is not None else None,
+        position=str(document.level) if document.level is not None else None,
         slot_position=str(hold.position) if hold and hold.position is not None else None,
         retained_wal_bytes=hold.retained_bytes if hold else None,
         log_bytes=retention.size(config.state / "log"),
@@ -192,7 +192,10 @@ def _state(entry: Entry | None, document: StateDocument, name: StreamId) -> Stre
         return "loading"
     if entry.sync_mode in ("full_refresh", "incremental"):
         return "loaded"
-    return "following" if name in document.global_streams else "catching up"
+    if document.dialect.shares_position:
+        return "following" if name in document.global_streams else "catching up"
+    own = [each.cdc_from for each in document.stream_states if each.cdc_from is not None]
+    return "following" if entry.cdc_from == max(own, default=None) else "catching up"
 
 
 def _hold(config: Config, notes: list[str]) -> LogHold | None:

@@ -47,7 +47,7 @@ from penstock.lake.destination import destination_of, java_of, spark_conf
 from penstock.lake.lane import LakeLane
 from penstock.lake.lane_state import LaneSettings, LaneStream
 from penstock.lake.partitions import reconcile_partitions
-from penstock.lake.places import BinlogPlaces
+from penstock.lake.places import BinlogPlaces, cluster_mark
 from penstock.lake.spark_starter import SparkStarter
 from penstock.ledger import two_phase
 from penstock.ledger.ledger import Ledger
@@ -62,6 +62,7 @@ SnapshotSource = Callable[[], ExportedSnapshot]
 
 GIVE_UP_EVERY_S = 0.5
 SNAPSHOT_TRIES_MAX = 5
+MONGODB_SNAPSHOT_AGE_S = 120.0
 _LOOK_EVERY_S = 0.2
 
 
@@ -146,6 +147,8 @@ class Turns:
         source, state = self._config.source.type, self._config.state
         if source == "postgres":
             return Ledger(StateStore(state))
+        if source == "mongodb":
+            return Ledger(StateStore(state), source, cluster_mark)
         places = BinlogPlaces(ChangeLog(state / "log"), LoadRecords(state / "load"))
         return Ledger(StateStore(state), source, places)
 
@@ -171,7 +174,7 @@ class Turns:
             loading.parallel,
             origin=f"{ledger.document.system_id}.{self._source.name}",
             rows_per_second=loading.rows_per_second,
-            snapshot_age_max_s=age.total_seconds() if (age := loading.snapshot_age_max) else None,
+            snapshot_age_max_s=self._snapshot_age_max_s(),
             position_now=self._capture.note_target,
         )
         return LakeLane(
@@ -185,6 +188,13 @@ class Turns:
             self._listener,
             leaves_off=self._leaves_off,
         )
+
+    def _snapshot_age_max_s(self) -> float | None:
+        """MongoDB forgets its states after five minutes: loads leave them before."""
+        age = self._config.loading.snapshot_age_max
+        if age is None:
+            return MONGODB_SNAPSHOT_AGE_S if self._config.source.type == "mongodb" else None
+        return age.total_seconds()
 
     def _slot_knows_tables(self) -> bool:
         """Whether the source was acknowledged only as far as the tables were, and never by the log alone."""
@@ -233,9 +243,10 @@ class Turns:
         else:
             load()
         if follows:
-            if followed and not lane.shares_snapshots and not self._stays:
+            shows_one_moment = lane.shares_snapshots(followed)
+            if not shows_one_moment and not self._stays:
                 self._reached(lane)
-            if followed and (self._stays or not lane.shares_snapshots):
+            if followed and (self._stays or not shows_one_moment):
                 self._capture.read_to(self._capture.note_target())  # past what was read: they become level
             end = self._reached(lane)
             self._listener.stream_finished("change log", "capture", self._rows_captured())

@@ -75,7 +75,7 @@ def test_an_administrator_sees_the_oplog_too(secured: MongoServer) -> None:
     assert problems(findings) == {}
     named = {each.name: each.message for each in findings}
     assert "not dropped an entry" in named["oplog"]
-    assert named["feature compatibility version"] == "It is 6.0."
+    assert named["feature compatibility version"] == "The feature compatibility version is 6.0."
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,7 @@ def test_a_paused_stream_stands_still_while_the_others_go_on_and_then_catches_up
     assert set(state(pipeline)["global"]["streams"]) == {"public.state", "public.history"}
 
 
+@pytest.mark.slow
 def test_a_stream_paused_before_its_first_load_is_loaded_when_it_is_resumed(
     tables: Database, make: MakePipeline
 ) -> None:

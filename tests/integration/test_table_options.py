@@ -77,7 +77,12 @@ def notes_of_reloads(pipeline: PipelineUnderTest) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "destination", [ICEBERG, COPY_ON_WRITE, {**ICEBERG, "format_version": 3}], ids=lambda each: list(each)[-1]
+    "destination",
+    [
+        pytest.param(ICEBERG, id="merge_on_read"),
+        pytest.param(COPY_ON_WRITE, id="copy_on_write", marks=pytest.mark.slow),
+        pytest.param({**ICEBERG, "format_version": 3}, id="version_3", marks=pytest.mark.slow),
+    ],
 )
 def test_a_partitioned_table_equals_its_source_to_every_reader(
     database: Database, make: MakePipeline, destination: dict[str, Any]

@@ -276,7 +276,7 @@ def test_a_table_rewritten_between_chunks_is_loaded_again(
     assert_exact(pipeline)
 
 
-@pytest.mark.parametrize("mode", ["cdc", "full_refresh"])
+@pytest.mark.parametrize("mode", ["cdc", pytest.param("full_refresh", marks=pytest.mark.slow)])
 def test_a_table_that_is_emptied_again_and_again_is_read_in_the_end(
     database: Database, make: MakePipeline, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:

@@ -30,7 +30,7 @@ from penstock.cli.pipeline_file import without_password
 from penstock.cli.progress import BarProgress, PlainProgress
 from penstock.cli.run_view import run_view
 from penstock.cli.tables import size
-from penstock.config import Config, MysqlSourceConfig, PostgresSourceConfig
+from penstock.config import Config, MongoSourceConfig, MysqlSourceConfig, PostgresSourceConfig
 from penstock.core.errors import ConfigError, PenstockError, SourceError
 from penstock.core.report import (
     CompactedStream,
@@ -481,6 +481,29 @@ class TestInit:
         assert config.source.url.get_secret_value() == "mysql://app:p%40ss@db:3306/shop?ssl_mode=required"
         assert [stream.table for stream in config.streams] == ["shop.*"]
 
+    @pytest.mark.parametrize(
+        ("url", "streams"),
+        [
+            ("mongodb://app:{}@a:27017,b:27018/shop?replicaSet=rs0&authSource=admin", "shop.*"),
+            ("mongodb+srv://app:{}@cluster0.example.net/?tlsCertificateKeyFilePassword={}", "*.*"),
+        ],
+    )
+    def test_a_url_of_mongodb_makes_a_pipeline_of_mongodb(
+        self, run: Run, tmp_path: Path, url: str, streams: str
+    ) -> None:
+        code, _, err = run("init", "--url", url.replace("{}", "hunter2"))
+        assert code == 0, err
+        assert "hunter2" not in (tmp_path / "penstock.yaml").read_text() + err
+        config = Config.load(tmp_path / "penstock.yaml", {"MONGODB_PASSWORD": "p@ss"})
+        assert isinstance(config.source, MongoSourceConfig)
+        assert config.source.url.get_secret_value() == url.replace("{}", "p%40ss")
+        assert [stream.table for stream in config.streams] == [streams]
+
+    def test_a_token_in_a_url_is_not_written(self, run: Run, tmp_path: Path) -> None:
+        properties = "authMechanismProperties=AWS_SESSION_TOKEN:hunter2"
+        code, _, err = run("init", "--url", f"mongodb://db/shop?authMechanism=MONGODB-AWS&{properties}")
+        assert (code, "hunter2" in err, (tmp_path / "penstock.yaml").exists()) == (2, False, False)
+
     def test_the_kind_of_database_can_be_said(self, run: Run, tmp_path: Path) -> None:
         assert run("init", "--url-env", "SHOP_URL", "--type", "mysql")[0] == 0
         config = Config.load(tmp_path / "penstock.yaml", {"SHOP_URL": "mariadb://app@db/shop"})
@@ -489,10 +512,12 @@ class TestInit:
             assert run("init", "--force", "--type", "mysql", *wrong)[0] == 2
 
     def test_what_is_not_there_for_a_source_is_refused(self, run: Run, tmp_path: Path) -> None:
-        run("init", "--url", "mysql://app@db/shop")
-        for command in (["run"], ["state", "migrate", "--from", "olake.json"]):
-            code, _, err = run(*command)
-            assert (code, "not available yet for a source of type mysql" in err) == (2, True), command
+        for kind in ("mysql", "mongodb"):
+            run("init", "--force", "--url", f"{kind}://app@db/shop")
+            for command in (["run"], ["state", "migrate", "--from", "olake.json"]):
+                code, _, err = run(*command)
+                said = f"not available yet for a source of type {kind}" in " ".join(err.split())
+                assert (code, said) == (2, True), command
 
     @given(st.text(min_size=6))
     def test_no_password_survives_whatever_it_holds(self, password: str) -> None:

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import Field, ValidationError
 
-from penstock.config import Config, MysqlSourceConfig, PostgresSourceConfig, StreamConfig
+from penstock.config import Config, MongoSourceConfig, MysqlSourceConfig, PostgresSourceConfig, StreamConfig
 from penstock.config.problems import Problem, problems_of
 from penstock.config.sections import Section
 from penstock.config.selection import choose
@@ -255,10 +255,6 @@ class TestCursors:
 
 
 class TestWhatIsNotThereYetIsNeverIgnored:
-    def test_other_sources_are_refused_by_name(self, tmp_path: Path) -> None:
-        text = MINIMAL.replace("type: postgres", "type: mongodb")
-        assert "source.type: `mongodb`" in refused(tmp_path, text).detail
-
     @pytest.mark.parametrize(
         ("more", "said"),
         [
@@ -274,6 +270,42 @@ class TestWhatIsNotThereYetIsNeverIgnored:
         self, tmp_path: Path, more: str, said: str
     ) -> None:
         assert said in refused(tmp_path, MYSQL + more).detail
+
+
+MONGODB = (
+    MINIMAL.replace("type: postgres", "type: mongodb")
+    .replace("postgresql://", "mongodb://")
+    .replace("public.", "shop.")
+)
+
+
+class TestMongodb:
+    @pytest.mark.parametrize(
+        ("url", "more", "database"),
+        [
+            ("mongodb://a:1,b:2/shop?replicaSet=rs0", "", "shop"),
+            ("mongodb://u:p%2F@a/my%20shop", "", "my shop"),
+            ("mongodb+srv://cluster.example/", "", ""),
+            ("mongodb://a", "", ""),
+            ("mongodb://a/admin", ", database: shop", "shop"),
+            ("mongodb://a/admin", ', database: ""', ""),
+        ],
+    )
+    def test_streams_are_of_one_database_or_of_the_cluster(
+        self, tmp_path: Path, url: str, more: str, database: str
+    ) -> None:
+        text = re.sub(r"url: [^,}]+", f'url: "{url}"{more}', MONGODB, count=1)
+        config = load(tmp_path, text)
+        assert isinstance(config.source, MongoSourceConfig)
+        assert config.source.database_read == database
+        source = open_source(config.source)
+        assert (source.name, source.database) == ("penstock", database)
+        assert config.source.fields_path == config.state / "collections.json"
+
+    def test_a_url_of_another_kind_is_refused_without_quoting_it(self, tmp_path: Path) -> None:
+        error = refused(tmp_path, MONGODB.replace("mongodb://", "mysql://"))
+        assert "source.url: should be a URL that begins with mongodb://" in error.detail
+        assert "mysql" not in error.detail
 
 
 MYSQL = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from penstock.capture.source_spec import MysqlSpec, PostgresSpec, SourceSpec
+from penstock.capture.source_spec import MongoSpec, MysqlSpec, PostgresSpec, SourceSpec
 from penstock.capture.spec import SYNC_HEARTBEAT_S, CaptureSpec, ServiceSpec
 from penstock.config import Config
 from penstock.config.shapes import SHAPES_LANE
@@ -62,6 +62,15 @@ def _source(config: Config) -> SourceSpec:
     source = config.source
     if source.type == "mysql":
         return MysqlSpec(source.url.get_secret_value(), source.name, source.replica_id)
+    if source.type == "mongodb":
+        path = source.fields_path
+        return MongoSpec(
+            source.url.get_secret_value(),
+            source.name,
+            source.database_read,
+            source.layout,
+            None if path is None else str(path),
+        )
     replica = source.replica_url
     return PostgresSpec(
         source.url.get_secret_value(),

@@ -31,8 +31,8 @@ def init(
         str | None,
         typer.Option(
             metavar="URL",
-            help="postgresql://user@host:5432/database or mysql://user@host:3306/database; a password in it "
-            "is not written.",
+            help="postgresql://user@host:5432/database, mysql://user@host:3306/database or "
+            "mongodb://user@host:27017/database; a password in it is not written.",
         ),
     ] = None,
     url_env: Annotated[

@@ -15,18 +15,27 @@ from penstock.config.document import parse_document
 from penstock.config.substitution import has_placeholder
 from penstock.core.errors import ConfigError
 
-SourceType = Literal["postgres", "mysql"]
-#: The variables that the databases' own tools know.
-_PASSWORD_VARIABLES: dict[SourceType, str] = {"postgres": "PGPASSWORD", "mysql": "MYSQL_PWD"}
+SourceType = Literal["postgres", "mysql", "mongodb"]
+#: The variables that the databases' own tools know; MongoDB's know none.
+_PASSWORD_VARIABLES: dict[SourceType, str] = {
+    "postgres": "PGPASSWORD",
+    "mysql": "MYSQL_PWD",
+    "mongodb": "MONGODB_PASSWORD",
+}
 _ANY_URL: dict[SourceType, str] = {
     "postgres": "postgresql://localhost/anything",
     "mysql": "mysql://localhost/anything",
+    "mongodb": "mongodb://localhost/anything",
 }
 _PLAIN = re.compile(r"\A[A-Za-z_][A-Za-z0-9_]*\.[A-Za-z0-9_*]+\Z")
-_QUERY_PASSWORD = re.compile(r"(?:\A|(?<=&))(password|sslpassword)=([^&]*)", re.IGNORECASE)
+_QUERY_PASSWORD = re.compile(
+    r"(?:\A|(?<=&))(password|sslpassword|tlscertificatekeyfilepassword)=([^&]*)", re.IGNORECASE
+)
 _ALL_PLACEHOLDERS = re.compile(r"\A(\$\{[^{}]*\})+\Z")
 _DATABASE = re.compile(r"\A[A-Za-z0-9_]+\Z")
 _PARAMETER = re.compile(r"\A[a-z_]+\Z")
+_MONGO_PARAMETER = re.compile(r"\A[a-zA-Z]+\Z")
+_MECHANISM_PROPERTIES = "authMechanismProperties"
 _MAY_HOLD_AT = ("user", "application_name", "options", "password", "sslpassword")
 
 _TEMPLATE = """\
@@ -44,7 +53,7 @@ destination:
 
 state: ./state  # state file, checkpoints, change log: keep it, apart from the tables
 
-streams:  # schema.table, unquoted; * matches in either part
+streams:  # {parts}, unquoted; * matches in either part
 {streams}
   # - {{table: {schema}.events, write: append}}         # every change as a row of its own
   # - {{table: {schema}.countries, mode: full_refresh}}  # read whole at every sync
@@ -53,7 +62,7 @@ streams:  # schema.table, unquoted; * matches in either part
 # spark: {{master: "local[*]", conf: {{}}}}
 # log: {{retention: 7d}}                                # how long applied changes can be read again
 # readers: {{grace: 1h}}                                # how long a replaced version stays for its readers
-# load: {{method: ctid, rows_per_chunk: 500000}}
+# load: {{rows_per_chunk: 500000}}
 """
 _POSTGRES = """\
   slot: {slot}  # replication slot, made at the first sync
@@ -62,6 +71,11 @@ _POSTGRES = """\
 _MYSQL = """\
   # server_id: 4711  # as which replica the binary log is read; by default a number of its own
 """
+_MONGODB = """\
+  # name: penstock     # tells this pipeline from others of the same cluster
+  # layout: fields     # a column for each field, instead of whole documents as JSON
+"""
+_SOURCES: dict[SourceType, str] = {"postgres": _POSTGRES, "mysql": _MYSQL, "mongodb": _MONGODB}
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,12 +112,14 @@ def source_type(url: str) -> SourceType | None:
         "postgres": "postgres",
         "mysql": "mysql",
         "mariadb": "mysql",
+        "mongodb": "mongodb",
+        "mongodb+srv": "mongodb",
     }
     return kinds.get(scheme.lower()) if separator else None
 
 
 def usual_streams(source: SourceType, url: str) -> tuple[str, ...]:
-    """All tables of the usual schema: at MySQL, of the URL's database."""
+    """All tables of the usual schema: at MySQL and MongoDB, of the URL's database."""
     if source == "postgres":
         return Answers().streams
     path = url.partition("://")[2].partition("?")[0].partition("/")[2]
@@ -111,11 +127,12 @@ def usual_streams(source: SourceType, url: str) -> tuple[str, ...]:
 
 
 def pipeline_file(answers: Answers) -> str:
-    source = _POSTGRES if answers.type == "postgres" else _MYSQL
+    source = _SOURCES[answers.type]
     return _TEMPLATE.format(
         type=answers.type,
         url=_quoted(answers.url),
         source=source.format(slot=_quoted(answers.slot), publication=_quoted(answers.publication)),
+        parts="database.collection" if answers.type == "mongodb" else "schema.table",
         schema="public" if answers.type == "postgres" else "shop",
         path=_quoted(answers.path),
         streams="\n".join(
@@ -130,8 +147,8 @@ def check_text(text: str, path: Path, environment: Mapping[str, str]) -> None:
 
 
 def without_password(url: str) -> tuple[str, str | None]:
-    """The URL with `${PGPASSWORD}` or `${MYSQL_PWD}` where a password stood, and that variable's name if one
-    did."""
+    """The URL with `${PGPASSWORD}`, or another database's variable, where a password stood, and the
+    variable's name if one did."""
     variable = _PASSWORD_VARIABLES[source_type(url) or "postgres"]
     placeholder = f"${{{variable}}}"
     if has_placeholder(url) and "://" not in url:
@@ -169,13 +186,17 @@ def without_password(url: str) -> tuple[str, str | None]:
 def _is_ambiguous(parts: SplitResult) -> bool:
     """Whether a password with a `/`, `?`, `#` or `@` in it may reach beyond where it should end."""
     parameters = [part.partition("=") for part in parts.query.split("&") if part]
-    known = all(_PARAMETER.match(name) and equals for name, equals, _ in parameters)
+    is_mongodb = source_type(f"{parts.scheme}://") == "mongodb"
+    names = _MONGO_PARAMETER if is_mongodb else _PARAMETER
+    known = all(names.match(name) and equals for name, equals, _ in parameters)
     stray = any("@" in value and name not in _MAY_HOLD_AT for name, _, value in parameters)
     outside = "@" in parts.path or bool(parts.fragment) or parts.netloc.count("@") > 1
     address = parts.netloc.rpartition("@")[2].rpartition("]")[2]  # beyond an IPv6 address
-    port = address.partition(":")[2]
-    is_port = not port or port.isdigit() or has_placeholder(port)
-    return outside or not known or stray or not is_port
+    ports = [each.partition(":")[2] for each in (address.split(",") if is_mongodb else [address])]
+    are_ports = all(not port or port.isdigit() or has_placeholder(port) for port in ports)
+    properties = [value.lower() for name, _, value in parameters if name == _MECHANISM_PROPERTIES]
+    has_token = any("token" in value for value in properties)
+    return outside or not known or stray or not are_ports or has_token
 
 
 def _quoted(text: str) -> str:

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from penstock.cli.settings import open_pipeline, settings_of
+from penstock.config import MongoSourceConfig, PostgresSourceConfig
 from penstock.core.errors import ConfigError
 
 
@@ -21,9 +22,9 @@ def teardown(
     settings = settings_of(context)
     pipeline = open_pipeline(settings)
     source = pipeline.config.source
-    if not yes and source.type == "postgres":
+    if not yes and source.type != "mysql":  # where nothing was made
         raise ConfigError(
-            f"This drops the slot {source.slot} and the publication {source.publication} at the source.",
+            f"This drops {_made_by(source)} at the source.",
             detail="Changes made afterwards are not captured; the pipeline cannot go on from its state.",
             remedy="Add --yes if that is what you want.",
         )
@@ -35,3 +36,9 @@ def teardown(
         settings.out.print(f"dropped {item}", markup=False, highlight=False)
     if not dropped:
         settings.out.print("There was nothing to drop.")
+
+
+def _made_by(source: PostgresSourceConfig | MongoSourceConfig) -> str:
+    if source.type == "postgres":
+        return f"the slot {source.slot} and the publication {source.publication}"
+    return f"what the pipeline {source.name} has in the collection penstock.control"

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from penstock.config.document import Document, Location, read_document
 from penstock.config.lanes import LanesConfig
@@ -57,6 +57,12 @@ class Config(Section):
     lanes: LanesConfig = LanesConfig()
     tail: TailConfig = TailConfig()
     run: RunConfig = RunConfig()
+
+    @model_validator(mode="after")
+    def _source_has_its_file(self) -> Config:
+        if self.source.type == "mongodb":
+            self.source.remembering_at(self.state)
+        return self
 
     @classmethod
     def load(cls, path: str | Path, environment: Mapping[str, str] | None = None) -> Config:

@@ -10,8 +10,18 @@ import zlib
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Literal
+from urllib.parse import unquote
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, SecretStr, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PositiveInt,
+    PrivateAttr,
+    SecretStr,
+    field_validator,
+    model_validator,
+)
 
 from penstock.config.values import (
     Address,
@@ -23,6 +33,7 @@ from penstock.config.values import (
     Interval,
     LocalPath,
     Lookbacks,
+    MongoUrl,
     MysqlUrl,
     PartitionBy,
     PathOrObject,
@@ -39,6 +50,7 @@ from penstock.core.stream import StreamId
 from penstock.core.table_options import PartitionField, SortField, TableOptions, check_partitions
 from penstock.core.where import check_syntax
 
+FIELDS_FILE = "collections.json"
 _MIB = 1024 * 1024
 
 
@@ -90,8 +102,44 @@ class MysqlSourceConfig(Section):
         return self.server_id or 2**31 | zlib.crc32(self.name.encode()) & 0x7FFFFFFF
 
 
+class MongoSourceConfig(Section):
+    """A MongoDB replica set or sharded cluster. Its collections are synced to Parquet; see [what is not there
+    yet](#not-there-yet)."""
+
+    type: Literal["mongodb"]
+    """The kind of database."""
+    url: MongoUrl
+    """`mongodb://user:${MONGODB_PASSWORD}@host:27017/database?replicaSet=rs0`, or `mongodb+srv://…`. It is
+    read at the primary and as a majority has it, whatever the url says of that."""
+    name: Identifier = "penstock"
+    """Tells this pipeline from others that read the same cluster: no two of them share it."""
+    database: str | None = None
+    """The one database that streams are of; by default that of `url`. `""`, and a url without one: streams
+    are of the whole cluster, whose changes the user must be allowed to read."""
+    layout: Literal["document", "fields"] = "document"
+    """What a collection is as a table. `document`: `_id`, and the whole document as JSON. `fields`: `_id`, a
+    column for each top-level field that a sample had when the collection was first seen, and `_rest`."""
+    _fields_path: Path | None = PrivateAttr(None)
+
+    @property
+    def database_read(self) -> str:
+        """Empty: the whole cluster."""
+        if self.database is not None:
+            return self.database
+        rest = self.url.get_secret_value().partition("://")[2].partition("?")[0]
+        return unquote(rest.partition("/")[2])
+
+    @property
+    def fields_path(self) -> Path | None:
+        """Where the fields that collections were found to have are remembered."""
+        return self._fields_path
+
+    def remembering_at(self, state: Path) -> None:
+        self._fields_path = state / FIELDS_FILE
+
+
 #: One model for each `type`.
-SourceConfig = PostgresSourceConfig | MysqlSourceConfig
+SourceConfig = PostgresSourceConfig | MysqlSourceConfig | MongoSourceConfig
 
 
 _ICEBERG_ONLY = ("catalog", "upserts", "format_version", "properties", "jars_dir")

@@ -13,15 +13,26 @@ from penstock.config.problems import Problem
 
 REMEDY = "Remove it, or wait for the version that brings it; CHANGELOG.md says what there is today."
 
-LATER_SOURCES = ("mongodb",)
+LATER_SOURCES: tuple[str, ...] = ()
 LATER_DESTINATIONS: tuple[str, ...] = ()
 #: By `source.type`: what its streams cannot have (key, value; None: any), and lanes that cannot follow it.
 LATER_STREAM_KEYS: dict[str, tuple[tuple[str, str | None], ...]] = {
     "mysql": (("replica_identity", "full"),),
+    "mongodb": (
+        ("mode", "incremental"),
+        ("mode", "strict_cdc"),
+        ("write", "append"),
+        ("deletes", "soft"),
+        ("where", None),
+        ("replica_identity", "full"),
+    ),
 }
 #: By `source.type`: where its tables cannot go.
-LATER_DESTINATIONS_OF: dict[str, tuple[str, ...]] = {}
-LATER_LANES: dict[str, tuple[str, ...]] = {"mysql": ("shapes", "kafka", "kinesis", "file")}
+LATER_DESTINATIONS_OF: dict[str, tuple[str, ...]] = {"mongodb": ("iceberg",)}
+LATER_LANES: dict[str, tuple[str, ...]] = {
+    "mysql": ("shapes", "kafka", "kinesis", "file"),
+    "mongodb": ("shapes", "kafka", "kinesis", "file"),
+}
 
 
 def unavailable(values: dict[str, Any]) -> list[Problem]:

@@ -157,6 +157,12 @@ def _postgres_url(value: Any) -> Any:
     return value
 
 
+def _mongodb_url(value: Any) -> Any:
+    if isinstance(value, str) and not value.startswith(("mongodb://", "mongodb+srv://")):
+        raise ValueError("should be a URL that begins with mongodb:// or mongodb+srv://")
+    return value
+
+
 def _mysql_url(value: Any) -> Any:
     if isinstance(value, str) and not value.startswith(("mysql://", "mariadb://")):
         raise ValueError("should be a URL that begins with mysql:// or mariadb://")
@@ -187,6 +193,7 @@ SlotName = Annotated[str, BeforeValidator(_slot)]
 Identifier = Annotated[str, BeforeValidator(_identifier)]
 PostgresUrl = Annotated[SecretStr, BeforeValidator(_postgres_url)]
 MysqlUrl = Annotated[SecretStr, BeforeValidator(_mysql_url)]
+MongoUrl = Annotated[SecretStr, BeforeValidator(_mongodb_url)]
 SparkValue = Annotated[str, BeforeValidator(_spark_value)]
 
 __all__ = [
@@ -199,6 +206,7 @@ __all__ = [
     "Interval",
     "LocalPath",
     "Lookbacks",
+    "MongoUrl",
     "MysqlUrl",
     "PartitionBy",
     "PathOrObject",

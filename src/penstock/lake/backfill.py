@@ -123,7 +123,7 @@ class Backfill:
     def _read_until_now(self, load: StreamLoad) -> LoadRecord:
         """The load's record, with the position that the log must pass before the table shows one moment."""
         settings = self._lane.settings
-        if settings.reading.shares_snapshots or not self._lane.streams[load.stream].reads_log:
+        if settings.reading.shares_snapshots(load.info) or not self._lane.streams[load.stream].reads_log:
             return load.record
         if takes_own_snapshot(settings.reading, load.sync_mode, load.target):
             record = self._lane.records.load(load.stream)
@@ -207,7 +207,7 @@ class Backfill:
 
     def _method(self, configured: LaneStream) -> ChunkMethod:
         reading, info = self._lane.settings.reading, configured.info
-        if reading.shares_snapshots:
+        if reading.shares_snapshots(info):
             return self._lane.settings.method if info.schema.key else "ctid"
         if takes_own_snapshot(reading, configured.mode, configured.target()):
             return "ctid"

@@ -54,16 +54,38 @@ class Following:
 
     def follow(self, to: Lsn) -> None:
         """Apply the log up to `to` to every stream that is loaded; those that cannot go on are set aside."""
-        for end in self._batches(self._lane.ledger.document.lsn, to):
-            if self._lane.leaves_off():
-                return
-            self._global_round(end)
+        self._follow_together(to)
         for stream in self._lane.streams:
             if self._lane.leaves_off():
                 return
             with self._lane.rounds:
                 if stream not in self._lane.being_loaded or stream in self._lane.kept_up:
                     self._bring_level(stream, to)
+
+    def _follow_together(self, to: Lsn) -> None:
+        """Rounds of many streams each: of those that share a position, or that stand at the same one."""
+        for end in self._batches(self._lane.ledger.document.lsn, to):
+            if self._lane.leaves_off():
+                return
+            self._global_round(end)
+        for start, streams in sorted(self._standing().items()):
+            at = start
+            for end in self._batches(start, to):
+                if self._lane.leaves_off():
+                    return
+                with self._lane.rounds:
+                    self._round_of_each(streams, at, end)
+                at = end
+
+    def _standing(self) -> dict[Lsn, list[StreamId]]:
+        """Streams that have a position of their own for good, by that position."""
+        document = self._lane.ledger.document
+        standing: dict[Lsn, list[StreamId]] = {}
+        if not document.dialect.shares_position:
+            for state in document.stream_states:
+                if state.cdc_from is not None and state.stream in self._lane.streams:
+                    standing.setdefault(state.cdc_from, []).append(state.stream)
+        return standing
 
     def _bring_level(self, stream: StreamId, to: Lsn) -> None:
         """Rounds of a stream that does not share the global position, until it does."""
@@ -82,7 +104,7 @@ class Following:
             self._backfill.forget_load(stream, record)
 
     def waiting(self) -> Waiting:
-        start = self._lane.ledger.document.lsn
+        start = self._lane.ledger.document.level
         steps = self._lane.log.after(start) if start is not None else []
         if not steps:
             return Waiting()
@@ -95,7 +117,7 @@ class Following:
         That is so for rows that only add files. Where rows of the table must be found and replaced, every
         round costs anew, so those wait until they fill one.
         """
-        start = self._lane.ledger.document.lsn
+        start = self._lane.ledger.document.level
         if start is None:
             return
         waiting = self._lane.log.after(start)
@@ -103,8 +125,7 @@ class Following:
             return
         end, size = waiting[-1].end, sum(manifest.bytes for manifest in waiting)
         if size >= ROUND_BYTES_MAX or (size >= EARLY_ROUND_BYTES and self._only_adds(start, end)):
-            for round_end in self._batches(start, end):
-                self._global_round(round_end)
+            self._follow_together(end)
 
     def is_light_to_change(self) -> bool:
         """Whether light rounds could write all files again, of tables where a change has files written again.
@@ -173,6 +194,52 @@ class Following:
         failpoints.reach("cdc.all_processed")
         self._lane.ledger.write(two_phase.finish_round(self._lane.ledger.document))
         failpoints.reach("cdc.moved")
+
+    def _round_of_each(self, streams: Sequence[StreamId], start: Lsn, to: Lsn) -> None:
+        """The rounds of streams that stand at `start`, side by side; each is committed by itself.
+
+        Those with nothing up to `to` are moved there in one document: their words must not grow old at the
+        source because nothing happens (correctness 55).
+        """
+        changed = set(self._lane.log.streams_with_changes(start, to))
+        here = [stream for stream in streams if self._stands_at(stream, start)]
+        going = [each for each in here if each in changed and self._can_go_on(each, start, to)]
+        if going:
+            failpoints.reach("cdc.preparing")
+            document = self._lane.ledger.document
+            for stream in going:
+                document = two_phase.prepare_stream_round(document, stream, to)
+            self._lane.ledger.write(document)
+            failpoints.reach("cdc.prepared")
+            began = time.monotonic()
+            self._finish_each(going, start, to)
+            self._lane.rounds_heard.round_done(time.monotonic() - began)
+        idle = [stream for stream in here if stream not in changed]
+        self._lane.ledger.write(two_phase.pass_over(self._lane.ledger.document, idle, to))
+        if going:
+            failpoints.reach("cdc.moved")
+
+    def _finish_each(self, streams: Sequence[StreamId], start: Lsn, to: Lsn) -> None:
+        for work, outcome in self._apply([self._work(stream, start, to) for stream in streams]):
+            failpoints.reach("cdc.written")
+            if not self._commit(work, outcome):
+                continue
+            failpoints.reach("cdc.committed")
+            self._lane.ledger.write(
+                two_phase.finish_stream_round(self._lane.ledger.document, work.stream, committed=True)
+            )
+            failpoints.reach("cdc.processed")
+        failpoints.reach("cdc.all_processed")
+
+    def _stands_at(self, stream: StreamId, position: Lsn) -> bool:
+        """Whether a round of this stream may begin there: it is loaded, or kept up, and nobody moved it."""
+        state = self._lane.ledger.document.stream(stream)
+        if state is None or state.cdc_from != position or state.next_cdc_pos is not None:
+            return False
+        if stream in self._lane.kept_up:
+            return True
+        is_free = stream not in self._lane.being_loaded and stream not in self._lane.to_reload
+        return is_free and state.paused is None and state.has_completed_backfill
 
     def _stream_round(self, stream: StreamId, to: Lsn) -> bool:
         """A round of a stream that is not level with the others; False if it cannot go on."""

@@ -54,10 +54,10 @@ class LakeLane:
     def streams(self) -> Mapping[StreamId, LaneStream]:
         return self._lane.streams
 
-    @property
-    def shares_snapshots(self) -> bool:
-        """Whether a load shows one moment; if not, it does once the log has passed its end."""
-        return self._lane.settings.reading.shares_snapshots
+    def shares_snapshots(self, streams: Iterable[StreamId]) -> bool:
+        """Whether each of their loads shows one moment; if not, it does once the log has passed its end."""
+        reading = self._lane.settings.reading
+        return all(reading.shares_snapshots(self._lane.streams[stream].info) for stream in streams)
 
     @property
     def ledger(self) -> Ledger:
@@ -185,7 +185,7 @@ class LakeLane:
 
     def position(self) -> Lsn | None:
         """Up to where every stream of the log is committed."""
-        return self._lane.ledger.document.lsn
+        return self._lane.ledger.document.level
 
     def is_light_to_change(self) -> bool:
         """Whether a few changes need no Spark, whichever rows of the tables they are of."""

@@ -13,8 +13,14 @@ from penstock.core.binlog_place import BinlogPlace, Numbering
 from penstock.core.errors import StateError
 from penstock.core.place import Place
 from penstock.core.position import Lsn
+from penstock.core.resume_token import ResumeToken
 from penstock.ledger.load_record import LoadPoint, LoadRecords
 from penstock.log.reader import ChangeLog
+
+
+def cluster_mark(position: Lsn) -> Place:
+    """A `PlaceOf` for MongoDB, whose positions are cluster times: a token that stands right before one."""
+    return Place(ResumeToken.before(position).data)
 
 
 def position_at(place: Place, known: LoadPoint) -> Lsn | None:

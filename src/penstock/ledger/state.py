@@ -226,6 +226,15 @@ class StateDocument:
         return _position(self._global_state, "lsn", self.dialect)
 
     @property
+    def level(self) -> Lsn | None:
+        """How far the log is applied to streams that go on together: the shared position; where each stream
+        has its own, the least of those that are not paused."""
+        if self.dialect.shares_position:
+            return self.lsn
+        own = [state.cdc_from for state in self.stream_states if state.paused is None]
+        return min((position for position in own if position is not None), default=None)
+
+    @property
     def next_cdc_pos(self) -> Lsn | None:
         return _position(self._global_state, "next_cdc_pos", self.dialect)
 

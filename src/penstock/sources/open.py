@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Literal, Protocol
 
 from penstock.core.errors import ConfigError
@@ -58,13 +59,37 @@ class MysqlOptions(Protocol):
     def replica_id(self) -> int: ...
 
 
-SourceOptions = PostgresOptions | MysqlOptions
+class MongoOptions(Protocol):
+    """The keys of `type: mongodb`."""
+
+    @property
+    def type(self) -> Literal["mongodb"]: ...
+
+    @property
+    def url(self) -> Secret: ...
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def database_read(self) -> str: ...
+
+    @property
+    def layout(self) -> Literal["document", "fields"]: ...
+
+    @property
+    def fields_path(self) -> Path | None: ...
+
+
+SourceOptions = PostgresOptions | MysqlOptions | MongoOptions
 
 
 def open_source(options: SourceOptions, application_name: str = "penstock") -> Source:
     """Nothing is asked of the server yet. `application_name`: what its connections are called there."""
     if options.type == "mysql":
         return _mysql(options, application_name)
+    if options.type == "mongodb":
+        return _mongodb(options, application_name)
     return _postgres(options, application_name)
 
 
@@ -93,6 +118,22 @@ def _mysql(options: MysqlOptions, application_name: str) -> Source:
     from penstock.sources.mysql.source import MysqlSource
 
     return MysqlSource(options.url.get_secret_value(), options.name, options.replica_id, application_name)
+
+
+def _mongodb(options: MongoOptions, application_name: str) -> Source:
+    _require_driver("pymongo", "mongodb")
+    from penstock.sources.mongodb.remembered import RememberedFields
+    from penstock.sources.mongodb.source import MongoSource
+
+    path = options.fields_path
+    return MongoSource(
+        options.url.get_secret_value(),
+        options.name,
+        options.database_read,
+        options.layout,
+        None if path is None else RememberedFields(path),
+        application_name,
+    )
 
 
 def _require_driver(driver: str, extra: str) -> None:

@@ -21,6 +21,7 @@ from penstock.core.stream import StreamId
 from penstock.sources.mongodb.connection import Client, connect
 from penstock.sources.mongodb.control import Control
 from penstock.sources.mongodb.source import require_kept
+from penstock.sources.mongodb.warming import warm_up
 
 
 class MongoCapture:
@@ -44,6 +45,7 @@ class MongoCapture:
         return Control(self._ordinary()).mark(self._source.name)
 
     def set_up(self, wanted: Wanted, take_lead: Callable[[], Lsn]) -> MongoLog:
+        warm_up()  # before the lease is ours: a compiler takes its time
         self._log = set_up(self._source, self._spec, wanted, self._ordinary(), take_lead)
         return self._log
 
@@ -55,7 +57,9 @@ class MongoCapture:
         return Control(self._ordinary()).select(self._source.name, streams)
 
     def confirmed(self, wanted: Lsn, within_s: float, go_on: Callable[[], None]) -> Lsn:
-        """There is nothing to confirm: the server forgets by its own rules."""
+        """The server forgets by its own rules; the pipeline's document says what it need not keep for us."""
+        if wanted:
+            Control(self._ordinary()).hold(self._source.name, wanted)
         return wanted
 
     def forget_lost(self) -> None:

@@ -146,12 +146,13 @@ def _check_compatibility(asked: _Asked) -> Iterator[Finding]:
         return
     found = str(answer["featureCompatibilityVersion"]["version"])
     if found == ".".join(map(str, asked.version[:2])):
-        yield Finding(name, "ok", f"It is {found}.")
+        yield Finding(name, "ok", f"The feature compatibility version is {found}.")
     else:
         yield Finding(
             name,
             "warning",
-            f"It is {found}, lower than the server's version: what is new in that cannot be used.",
+            f"The feature compatibility version is {found}, lower than the server's version: what is new in "
+            "that cannot be used.",
             "After an upgrade that is done run setFeatureCompatibilityVersion at the server.",
         )
 

@@ -17,7 +17,6 @@ from penstock import durable
 from penstock.core.errors import StateError
 from penstock.sources.mongodb.fields import Column, Form
 
-FILE = "collections.json"
 _FORMAT_VERSION = 1
 _writing = threading.Lock()
 

@@ -39,6 +39,7 @@ from penstock.sources.tables import SourceLeaf, SourceTable
 
 _LOADING = "penstock load"
 _MONGOS = "isdbgrid"
+_WITH_STATES = "collection"  # the kind that the server shows as of a time
 _READER = "cursor.originatingCommand.comment"  # a cursor that waits for us has no name of its connection
 
 
@@ -49,9 +50,12 @@ class MongoReading:
     layout: Layout = "document"
     remembered: RememberedFields | None = None
 
+    def shares_snapshots(self, table: SourceTable) -> bool:
+        return table.kind == _WITH_STATES
+
     @property
-    def shares_snapshots(self) -> bool:
-        return True
+    def finds_place(self) -> bool:
+        return False
 
     def tables(self, streams: Sequence[StreamId]) -> Sequence[CollectionInfo]:
         with connect(self.url) as client:
@@ -95,7 +99,7 @@ class MongoReading:
 
 def _shown(leaf: CollectionLeaf, snapshot: str) -> str:
     """A snapshot, where there are some; all else is read as it is."""
-    return snapshot if leaf.kind == "collection" else ""
+    return snapshot if leaf.kind == _WITH_STATES else ""
 
 
 class MongoSession:

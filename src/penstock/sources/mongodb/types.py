@@ -158,8 +158,6 @@ _CURSOR_KINDS: dict[Form | Whole, CursorKind] = {
     Form.STRING: "text",
     Form.OBJECT_ID: "text",
 }
-#: Strings are ordered by the collection's collation, JSON by nothing that the server knows.
-_ORDERED_OTHERWISE = frozenset({Form.STRING, Form.BINARY, Form.JSON, *Whole})
 
 
 class MongoTypes(TypeRules):
@@ -168,7 +166,8 @@ class MongoTypes(TypeRules):
         return (before.type_oid, before.type_modifier) == (now.type_oid, now.type_modifier)
 
     def orders_as_held(self, column: SourceColumn) -> bool:
-        return content_of(column) not in _ORDERED_OTHERWISE
+        """Never: bounds of chunks are ids as the server has them, over all their types, and no text."""
+        return False
 
     def cursor_kind(self, column: SourceColumn) -> CursorKind | None:
         """A name with a dot would mean a field inside of another to the server, one with a dollar sign

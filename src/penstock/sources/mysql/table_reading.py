@@ -40,9 +40,12 @@ from penstock.sources.tables import SourceLeaf, SourceTable
 class MysqlReading:
     url: str
 
-    @property
-    def shares_snapshots(self) -> bool:
+    def shares_snapshots(self, table: SourceTable) -> bool:
         return False
+
+    @property
+    def finds_place(self) -> bool:
+        return True
 
     def tables(self, streams: Sequence[StreamId]) -> Sequence[MysqlTable]:
         with closing(connect(self.url)) as connection:

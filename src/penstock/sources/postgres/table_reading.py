@@ -48,9 +48,12 @@ class PostgresReading:
     url: str
     version: int | None = None
 
-    @property
-    def shares_snapshots(self) -> bool:
+    def shares_snapshots(self, table: SourceTable) -> bool:
         return True
+
+    @property
+    def finds_place(self) -> bool:
+        return False
 
     def tables(self, streams: Sequence[StreamId]) -> Sequence[TableInfo]:
         with connect(self.url) as connection:
