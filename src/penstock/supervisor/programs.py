@@ -11,6 +11,7 @@ from typing import Any
 from penstock.capture.from_config import LAKE_LANE, require_postgres, spec_of
 from penstock.capture.spec import CaptureSpec, ServiceSpec
 from penstock.config import Config
+from penstock.config.unavailable import LATER_COMMANDS
 from penstock.core.errors import ConfigError
 from penstock.shapes.settings import SHAPES_LANE, ShapeSettings
 from penstock.shapes.standalone import Standalone
@@ -23,7 +24,8 @@ _CORES_MIN = 5  # for `execution: auto`: below that the core that sends waits fo
 
 def programs_of(config: Config, config_path: Path, service: ServiceSpec, admin: Path) -> tuple[Program, ...]:
     """Capture, which answers at `service`, then its lanes; the live one takes orders at `admin`."""
-    require_postgres(config, "`penstock run`")
+    if "run" in LATER_COMMANDS.get(config.source.type, ()):
+        require_postgres(config, "`penstock run`")
     capture = spec_of(config, service=service)
     lanes = [_lake(config, config_path, service)]
     if config.lanes.shapes is not None:
