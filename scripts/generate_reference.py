@@ -24,6 +24,7 @@ from penstock.cli.failure import exit_codes
 from penstock.cli.main import app
 from penstock.config import Config
 from penstock.config.unavailable import (
+    LATER_COMMANDS,
     LATER_DESTINATIONS,
     LATER_DESTINATIONS_OF,
     LATER_LANES,
@@ -86,7 +87,7 @@ def _later_of_sources() -> Iterator[tuple[str, str]]:
         yield f"`lanes`, of a source of type `{kind}`", _codes(lanes)
     for kind, destinations in LATER_DESTINATIONS_OF.items():
         yield f"`destination.type`, of a source of type `{kind}`", _codes(destinations)
-    for kind, commands in (("mysql", ("run", "state migrate")), ("mongodb", ("state migrate",))):
+    for kind, commands in LATER_COMMANDS.items():
         yield f"commands, of a source of type `{kind}`", _codes(commands)
 
 

@@ -22,7 +22,11 @@ TABLE = StreamId("shop", "t")
 SNAPSHOTS = 25
 
 
-@pytest.fixture(scope="module", params=[MYSQL, MARIADB], ids=lambda kind: str(kind.name))
+@pytest.fixture(
+    scope="module",
+    params=[MYSQL, pytest.param(MARIADB, marks=pytest.mark.slow)],
+    ids=lambda kind: str(kind.name),
+)
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[MysqlServer]:
     with MysqlServer(tmp_path_factory.mktemp(request.param.name), request.param) as started:
         yield started

@@ -21,6 +21,8 @@ LATER_STREAM_KEYS: dict[str, tuple[tuple[str, str | None], ...]] = {
 }
 #: By `source.type`: where its tables cannot go.
 LATER_DESTINATIONS_OF: dict[str, tuple[str, ...]] = {}
+#: By `source.type`: commands that end with an error.
+LATER_COMMANDS: dict[str, tuple[str, ...]] = {"mysql": ("state migrate",), "mongodb": ("state migrate",)}
 LATER_LANES: dict[str, tuple[str, ...]] = {
     "mysql": ("shapes", "kafka", "kinesis", "file"),
     "mongodb": ("shapes", "kafka", "kinesis", "file"),

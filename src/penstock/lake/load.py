@@ -343,7 +343,7 @@ class Loader:
 def takes_own_snapshot(reading: TableReading, info: SourceTable, sync_mode: SyncMode, target: Target) -> bool:
     """Whether a load must know exactly which changes it has, and nobody can tell it beforehand."""
     exact = target.write == "append" or target.soft_deletes
-    return sync_mode == "cdc" and exact and not reading.shows_one_moment(info)
+    return sync_mode == "cdc" and exact and reading.finds_place and not reading.shows_one_moment(info)
 
 
 def _groups(loads: Sequence[StreamLoad]) -> list[list[tuple[StreamLoad, LoadChunk]]]:

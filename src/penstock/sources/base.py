@@ -139,6 +139,11 @@ class TableReading(Protocol):
         """Whether all that is read of this table under a snapshot shows one moment. If not, each chunk shows
         its own, which is later than the snapshot's position (correctness 54)."""
 
+    @property
+    def finds_place(self) -> bool:
+        """Whether a chunk can take a snapshot of its own (`OWN_SNAPSHOT`), which a load must ask for where
+        each change counts once: this source's snapshots cannot be shared."""
+
     def tables(self, streams: Sequence[StreamId]) -> Sequence[SourceTable]:
         """As they are where they are read."""
 

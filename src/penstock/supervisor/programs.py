@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from penstock.capture.from_config import LAKE_LANE, require_postgres, spec_of
+from penstock.capture.from_config import LAKE_LANE, spec_of
 from penstock.capture.spec import CaptureSpec, ServiceSpec
 from penstock.config import Config
 from penstock.core.errors import ConfigError
@@ -23,8 +23,6 @@ _CORES_MIN = 5  # for `execution: auto`: below that the core that sends waits fo
 
 def programs_of(config: Config, config_path: Path, service: ServiceSpec, admin: Path) -> tuple[Program, ...]:
     """Capture, which answers at `service`, then its lanes; the live one takes orders at `admin`."""
-    if config.source.type != "mongodb":
-        require_postgres(config, "`penstock run`")
     capture = spec_of(config, service=service)
     lanes = [_lake(config, config_path, service)]
     if config.lanes.shapes is not None:

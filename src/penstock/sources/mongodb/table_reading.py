@@ -53,6 +53,10 @@ class MongoReading:
     def shows_one_moment(self, table: SourceTable) -> bool:
         return table.kind == _WITH_STATES
 
+    @property
+    def finds_place(self) -> bool:
+        return False
+
     def tables(self, streams: Sequence[StreamId]) -> Sequence[CollectionInfo]:
         with connect(self.url) as client:
             return discover(

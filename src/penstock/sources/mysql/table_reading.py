@@ -43,6 +43,10 @@ class MysqlReading:
     def shows_one_moment(self, table: SourceTable) -> bool:
         return False
 
+    @property
+    def finds_place(self) -> bool:
+        return True
+
     def tables(self, streams: Sequence[StreamId]) -> Sequence[MysqlTable]:
         with closing(connect(self.url)) as connection:
             return discover(connection, streams)

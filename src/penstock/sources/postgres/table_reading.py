@@ -51,6 +51,10 @@ class PostgresReading:
     def shows_one_moment(self, table: SourceTable) -> bool:
         return True
 
+    @property
+    def finds_place(self) -> bool:
+        return False
+
     def tables(self, streams: Sequence[StreamId]) -> Sequence[TableInfo]:
         with connect(self.url) as connection:
             return discover(connection, streams)
