@@ -21,6 +21,7 @@ from penstock.word_kernels import (
     address_of,
     big_at,
     copy_text,
+    date_digits,
     little_at,
     store_byte,
     store_clock,
@@ -136,9 +137,10 @@ def render_dates(buffer: Bytes, places: Places, text_offsets: Lengths, out: Byte
         text_offsets[row] = to - base
         if places[row] >= 0:
             value = little_at(source, end, np.int64(places[row]), 3)
-            to = store_date(
-                value >> np.uint64(9), value >> np.uint64(5) & np.uint64(15), value & np.uint64(31), to
+            digits = date_digits(
+                value >> np.uint64(9), value >> np.uint64(5) & np.uint64(15), value & np.uint64(31)
             )
+            to = store_date(digits, to)
     text_offsets[rows] = to - base
     return to - base
 
@@ -150,6 +152,7 @@ def render_datetimes(buffer: Bytes, places: Places, digits: int, text_offsets: L
     fraction_size = (digits + 1) >> 1
     unused = np.uint64(8 * fraction_size)
     source, end, base = address_of(buffer), len(buffer), address_of(out)
+    date, date_text = ~np.uint64(0), np.uint64(0)
     to = base
     for row in range(rows):
         text_offsets[row] = to - base
@@ -158,9 +161,12 @@ def render_datetimes(buffer: Bytes, places: Places, digits: int, text_offsets: L
         stored = big_at(source, end, np.int64(places[row]), 5 + fraction_size)
         packed = (stored >> unused) - np.uint64(0x8000000000)
         fraction = stored & ((np.uint64(1) << unused) - np.uint64(1))
-        months = packed >> np.uint64(22)
-        year = months // np.uint64(13)
-        to = store_date(year, months - year * np.uint64(13), packed >> np.uint64(17) & np.uint64(31), to)
+        if packed >> np.uint64(17) != date:  # rows that come together are of one day, mostly
+            date = packed >> np.uint64(17)
+            months = packed >> np.uint64(22)
+            year = months // np.uint64(13)
+            date_text = date_digits(year, months - year * np.uint64(13), date & np.uint64(31))
+        to = store_date(date_text, to)
         store_byte(to, _SPACE)
         to = store_clock(
             packed >> np.uint64(12) & np.uint64(31),
@@ -183,7 +189,8 @@ def render_timestamps(
     unused = np.uint64(8 * fraction_size)
     source, end, base = address_of(buffer), len(buffer), address_of(out)
     to = base
-    day_before, year, month, day = np.int64(-1), np.int64(0), np.int64(0), np.int64(0)
+    date, date_text = np.int64(-1), np.uint64(0)
+    zero_date = date_digits(np.uint64(0), np.uint64(0), np.uint64(0))
     for row in range(rows):
         text_offsets[row] = to - base
         if places[row] < 0:
@@ -192,14 +199,12 @@ def render_timestamps(
         fraction = stored & ((np.uint64(1) << unused) - np.uint64(1))
         seconds = np.int64(stored >> unused)
         days = seconds // 86_400
-        if days != day_before:  # rows that come together are of one day, mostly
+        if days != date:
+            date = days
             year, month, day = timestamp_date(days)
-            day_before = days
+            date_text = date_digits(np.uint64(year), np.uint64(month), np.uint64(day))
         clock = np.uint64(seconds - days * 86_400)
-        if stored == np.uint64(0):
-            to = store_date(np.uint64(0), np.uint64(0), np.uint64(0), to)
-        else:
-            to = store_date(np.uint64(year), np.uint64(month), np.uint64(day), to)
+        to = store_date(zero_date if stored == np.uint64(0) else date_text, to)
         store_byte(to, _SPACE)
         minutes = clock // np.uint64(60)
         to = store_clock(

@@ -90,10 +90,10 @@ def room(column: Rendering, places: Places, lengths: Lengths) -> int:
         return rows * (column.length + 4)
     if kind == values.BITS:
         return rows * column.length
-    members = np.diff(column.ends, prepend=0)
-    if kind == values.SET:
-        return rows * int((members + 1).sum())
-    return rows * max(_LONGEST, int(members.max(initial=0)))
+    if kind in (values.ENUM, values.SET):
+        members = np.diff(column.ends, prepend=0)
+        return rows * int((members + 1).sum() if kind == values.SET else members.max(initial=0))
+    return rows * _LONGEST
 
 
 def _fill(
