@@ -5,7 +5,8 @@ nothing is decided per value that the column decides (5 to 15 ns a value). All o
 which asks for the kind of every value.
 
 A place below zero is null. Each fills offsets and texts, for which there is room (`columns.room`) and `SLACK`
-more, and returns how many bytes all texts have; beyond 2^31 - 1 the offsets are worth nothing.
+more, from the byte `start` on, and returns where the last text ends; beyond 2^31 - 1 the offsets are worth
+nothing.
 """
 
 from __future__ import annotations
@@ -67,12 +68,12 @@ def count_bytes(places: Places, lengths: Lengths, least: int) -> Number:
 
 @compiled()
 def render_integers(
-    buffer: Bytes, places: Places, width: int, signed: bool, text_offsets: Lengths, out: Bytes
+    buffer: Bytes, places: Places, width: int, signed: bool, text_offsets: Lengths, out: Bytes, start: int
 ) -> Number:
     rows = len(places)
     unused = np.int64(64 - 8 * width)
     source, end, base = address_of(buffer), len(buffer), address_of(out)
-    to = base
+    to = base + start
     for row in range(rows):
         text_offsets[row] = to - base
         if places[row] < 0:
@@ -90,7 +91,7 @@ def render_integers(
 
 @compiled()
 def render_decimals(
-    buffer: Bytes, places: Places, precision: int, scale: int, text_offsets: Lengths, out: Bytes
+    buffer: Bytes, places: Places, precision: int, scale: int, text_offsets: Lengths, out: Bytes, start: int
 ) -> Number:
     """Of 1 to 18 digits before the point, 0 to 9 behind it: see `write_decimal` for how they are stored."""
     rows = len(places)
@@ -99,7 +100,7 @@ def render_decimals(
     sign = np.uint64(1) << np.uint64(8 * size - 1)
     fraction_size = _DIGIT_BYTES[scale]
     source, end, base = address_of(buffer), len(buffer), address_of(out)
-    to = base
+    to = base + start
     for row in range(rows):
         text_offsets[row] = to - base
         if places[row] < 0:
@@ -129,10 +130,10 @@ def render_decimals(
 
 
 @compiled()
-def render_dates(buffer: Bytes, places: Places, text_offsets: Lengths, out: Bytes) -> Number:
+def render_dates(buffer: Bytes, places: Places, text_offsets: Lengths, out: Bytes, start: int) -> Number:
     rows = len(places)
     source, end, base = address_of(buffer), len(buffer), address_of(out)
-    to = base
+    to = base + start
     for row in range(rows):
         text_offsets[row] = to - base
         if places[row] >= 0:
@@ -146,14 +147,16 @@ def render_dates(buffer: Bytes, places: Places, text_offsets: Lengths, out: Byte
 
 
 @compiled()
-def render_datetimes(buffer: Bytes, places: Places, digits: int, text_offsets: Lengths, out: Bytes) -> Number:
+def render_datetimes(
+    buffer: Bytes, places: Places, digits: int, text_offsets: Lengths, out: Bytes, start: int
+) -> Number:
     """DATETIME: five bytes of year × 13 + month, day, hour, minute, second; then the fraction."""
     rows = len(places)
     fraction_size = (digits + 1) >> 1
     unused = np.uint64(8 * fraction_size)
     source, end, base = address_of(buffer), len(buffer), address_of(out)
     date, date_text = ~np.uint64(0), np.uint64(0)
-    to = base
+    to = base + start
     for row in range(rows):
         text_offsets[row] = to - base
         if places[row] < 0:
@@ -181,14 +184,14 @@ def render_datetimes(buffer: Bytes, places: Places, digits: int, text_offsets: L
 
 @compiled()
 def render_timestamps(
-    buffer: Bytes, places: Places, digits: int, text_offsets: Lengths, out: Bytes
+    buffer: Bytes, places: Places, digits: int, text_offsets: Lengths, out: Bytes, start: int
 ) -> Number:
     """TIMESTAMP: four bytes of seconds since 1970, then the fraction; none at all is the zero date."""
     rows = len(places)
     fraction_size = (digits + 1) >> 1
     unused = np.uint64(8 * fraction_size)
     source, end, base = address_of(buffer), len(buffer), address_of(out)
-    to = base
+    to = base + start
     date, date_text = np.int64(-1), np.uint64(0)
     zero_date = date_digits(np.uint64(0), np.uint64(0), np.uint64(0))
     for row in range(rows):
@@ -216,10 +219,10 @@ def render_timestamps(
 
 
 @compiled()
-def render_doubles(buffer: Bytes, places: Places, text_offsets: Lengths, out: Bytes) -> Number:
+def render_doubles(buffer: Bytes, places: Places, text_offsets: Lengths, out: Bytes, start: int) -> Number:
     rows = len(places)
     source, end, base = address_of(buffer), len(buffer), address_of(out)
-    to = base
+    to = base + start
     for row in range(rows):
         text_offsets[row] = to - base
         if places[row] >= 0:
@@ -229,12 +232,14 @@ def render_doubles(buffer: Bytes, places: Places, text_offsets: Lengths, out: By
 
 
 @compiled()
-def copy_texts(buffer: Bytes, places: Places, lengths: Lengths, text_offsets: Lengths, out: Bytes) -> Number:
+def copy_texts(
+    buffer: Bytes, places: Places, lengths: Lengths, text_offsets: Lengths, out: Bytes, start: int
+) -> Number:
     """Texts as they are: UTF-8, and what a result of a query has."""
     rows = len(places)
     source, target = address_of(buffer), address_of(out)
     last = len(buffer) - SLACK
-    to: Number = np.int64(0)
+    to: Number = np.int64(start)
     for row in range(rows):
         text_offsets[row] = to
         if places[row] >= 0:
@@ -263,13 +268,14 @@ def render_others(
     codes: Ints,
     text_offsets: Lengths,
     out: Bytes,
+    start: int,
 ) -> Number:
     """Any kind but UTF-8.
 
     `width` is that of every value, or below zero where each has its own in `lengths`.
     """
     rows = len(places)
-    to: Number = np.int64(0)
+    to: Number = np.int64(start)
     for row in range(rows):
         text_offsets[row] = to
         if places[row] >= 0:
