@@ -198,7 +198,7 @@ class _Decoding:
     def _decode(self, batch: EventBatch, found: Scan, table: int) -> None:
         if table not in self._layouts:
             self._layouts[table] = RowLayout.of(self._tables.maps[table], self._collations)
-        rows = np.flatnonzero(found.table == table)
+        rows = slice(None) if len(found.tables) == 1 else np.flatnonzero(found.table == table)
         images = decode_rows(
             batch, found.kind[rows], found.row_at[rows], found.present_at[rows], self._layouts[table]
         )

@@ -21,11 +21,11 @@ Bytes = npt.NDArray[np.uint8]
 _KEPT_MAX = 64
 
 
-def _references(arrays: Sequence[Bytes]) -> list[int]:
-    return [sys.getrefcount(array) for array in arrays]
+def _references(arrays: Sequence[Bytes], number: int) -> int:
+    return sys.getrefcount(arrays[number])
 
 
-[_ALONE] = _references([np.empty(1, np.uint8)])
+_ALONE = _references([np.empty(1, np.uint8)], 0)
 
 
 class RecycledMemory:
@@ -34,30 +34,32 @@ class RecycledMemory:
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
         self._kept: list[Bytes] = []
+        self._sizes: list[int] = []
         self._lock = threading.Lock()
 
     def take(self, size: int) -> Bytes:
         """An array of `size` bytes or up to twice as many, with anything in them."""
         with self._lock:
-            free = [count == _ALONE for count in _references(self._kept)]
-            for number, is_free in enumerate(free):
-                if is_free and size <= len(self._kept[number]) <= 2 * size:
+            size_max = 2 * size
+            for number, kept in enumerate(self._sizes):
+                if size <= kept <= size_max and _references(self._kept, number) == _ALONE:
                     return self._kept[number]
             array = np.empty(size, np.uint8)
-            self._keep(array, free)
+            self._keep(array)
             return array
 
-    def _keep(self, array: Bytes, free: Sequence[bool]) -> None:
-        """If there is no place for it, those that nobody wanted go first, the oldest of them."""
+    def _keep(self, array: Bytes) -> None:
+        """If there is no place for it, those that nobody holds go first, the oldest of them."""
         if len(array) > self._bytes_max:
             return
-        used = sum(map(len, self._kept)) + len(array)
-        kept = []
-        for other, is_free in zip(self._kept, free, strict=True):
-            if is_free and (used > self._bytes_max or len(self._kept) >= _KEPT_MAX):
-                used -= len(other)
+        used = sum(self._sizes) + len(array)
+        number = 0
+        while number < len(self._kept) and (used > self._bytes_max or len(self._kept) >= _KEPT_MAX):
+            if _references(self._kept, number) == _ALONE:
+                used -= self._sizes.pop(number)
+                del self._kept[number]
             else:
-                kept.append(other)
-        if used <= self._bytes_max and len(kept) < _KEPT_MAX:
-            kept.append(array)
-        self._kept = kept
+                number += 1
+        if used <= self._bytes_max and len(self._kept) < _KEPT_MAX:
+            self._kept.append(array)
+            self._sizes.append(len(array))

@@ -97,6 +97,13 @@ def _counting(typing_context: Any, value: Any) -> Any:
     return types.uint64(types.uint64), generate
 
 
+def _counting_high(typing_context: Any, value: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.ctlz(arguments[0], ir.IntType(1)(1))
+
+    return types.uint64(types.uint64), generate
+
+
 def _multiplying(typing_context: Any, left: Any, right: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         wide = ir.IntType(128)
@@ -120,6 +127,8 @@ copy_slack: Any = intrinsic(_copying)
 swap_bytes: Any = intrinsic(_swapping)
 #: how many of the lowest bits are 0, in a number that is not
 low_zeros: Any = intrinsic(_counting)
+#: the same of the highest bits
+high_zeros: Any = intrinsic(_counting_high)
 #: the upper half of a product
 multiply_high: Any = intrinsic(_multiplying)
 
@@ -212,6 +221,18 @@ def store_digits(number: Number, address: Number) -> Number:
 
 
 @compiled()
+def zeros_behind(number: Number) -> Number:
+    """How many zeros a number ends in that is not one."""
+    found = np.int64(0)
+    rest = number // _E8
+    while rest * _E8 == number:
+        found += 8
+        number = rest
+        rest = number // _E8
+    return found + np.int64(high_zeros(eight_digits(number - rest * _E8)) >> np.uint64(3))
+
+
+@compiled()
 def store_padded(number: Number, digits: Number, address: Number) -> Number:
     """The last `digits` digits, up to eight of a number below 10^8, with zeros in front."""
     store_word(address, (eight_digits(number) | _ZEROS) >> np.uint64(64 - 8 * digits))
@@ -219,9 +240,14 @@ def store_padded(number: Number, digits: Number, address: Number) -> Number:
 
 
 @compiled()
-def store_date(year: Number, month: Number, day: Number, address: Number) -> Number:
-    """`YYYY-MM-DD`, of parts that may be zero; the last four digits of a year."""
-    digits = eight_digits(year % _E4 * _E4 + month * _HUNDRED + day) | _ZEROS
+def date_digits(year: Number, month: Number, day: Number) -> Number:
+    """The eight digits of a date whose parts may be zero, for `store_date`; the last four of a year."""
+    return eight_digits(year % _E4 * _E4 + month * _HUNDRED + day) | _ZEROS
+
+
+@compiled()
+def store_date(digits: Number, address: Number) -> Number:
+    """`YYYY-MM-DD`."""
     store_word(
         address,
         digits & np.uint64(0xFFFFFFFF)

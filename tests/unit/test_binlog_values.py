@@ -246,7 +246,7 @@ def test_doubles_of_every_size_have_the_text_that_arrow_gives_them(seed: int) ->
     out = np.empty(32 * len(numbers) + 32, np.uint8)
     offsets = np.empty(len(numbers) + 1, np.int32)
     places = 8 * np.arange(len(numbers), dtype=np.int32)
-    size = column_kernels.render_doubles(numbers.view(np.uint8), places, offsets, out)
+    size = column_kernels.render_doubles(numbers.view(np.uint8), places, offsets, out, 0)
     found = pa.StringArray.from_buffers(len(numbers), pa.py_buffer(offsets), pa.py_buffer(out[:size]))
     assert found.equals(pc.cast(pa.array(numbers), pa.string()))
 

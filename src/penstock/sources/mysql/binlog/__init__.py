@@ -7,7 +7,8 @@ The way of an event, one module each:
     unwrapping  transactions that were compressed as a whole, MariaDB's compressed events: as if they were not
     events      headers only: transactions, and where the rows of which table are
     table_map   what the server says of a table before its rows
-    rows        rows of one table: a column of text each, the old image, what was left out
+    rows        rows of one table: where their values are, the old image, what was left out
+    columns     values of one column, to Arrow text
 
 Whatever is done per event, row or value is compiled (`*_kernels`); a Python object is made per batch, per
 column of a batch, and for what is rare: statements, tables seen for the first time, changes of file.

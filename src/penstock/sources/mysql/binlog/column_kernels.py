@@ -5,7 +5,8 @@ nothing is decided per value that the column decides (5 to 15 ns a value). All o
 which asks for the kind of every value.
 
 A place below zero is null. Each fills offsets and texts, for which there is room (`columns.room`) and `SLACK`
-more, and returns how many bytes all texts have; beyond 2^31 - 1 the offsets are worth nothing.
+more, from the byte `start` on, and returns where the last text ends; beyond 2^31 - 1 the offsets are worth
+nothing.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from penstock.word_kernels import (
     address_of,
     big_at,
     copy_text,
+    date_digits,
     little_at,
     store_byte,
     store_clock,
@@ -66,12 +68,12 @@ def count_bytes(places: Places, lengths: Lengths, least: int) -> Number:
 
 @compiled()
 def render_integers(
-    buffer: Bytes, places: Places, width: int, signed: bool, text_offsets: Lengths, out: Bytes
+    buffer: Bytes, places: Places, width: int, signed: bool, text_offsets: Lengths, out: Bytes, start: int
 ) -> Number:
     rows = len(places)
     unused = np.int64(64 - 8 * width)
     source, end, base = address_of(buffer), len(buffer), address_of(out)
-    to = base
+    to = base + start
     for row in range(rows):
         text_offsets[row] = to - base
         if places[row] < 0:
@@ -89,7 +91,7 @@ def render_integers(
 
 @compiled()
 def render_decimals(
-    buffer: Bytes, places: Places, precision: int, scale: int, text_offsets: Lengths, out: Bytes
+    buffer: Bytes, places: Places, precision: int, scale: int, text_offsets: Lengths, out: Bytes, start: int
 ) -> Number:
     """Of 1 to 18 digits before the point, 0 to 9 behind it: see `write_decimal` for how they are stored."""
     rows = len(places)
@@ -98,7 +100,7 @@ def render_decimals(
     sign = np.uint64(1) << np.uint64(8 * size - 1)
     fraction_size = _DIGIT_BYTES[scale]
     source, end, base = address_of(buffer), len(buffer), address_of(out)
-    to = base
+    to = base + start
     for row in range(rows):
         text_offsets[row] = to - base
         if places[row] < 0:
@@ -128,29 +130,33 @@ def render_decimals(
 
 
 @compiled()
-def render_dates(buffer: Bytes, places: Places, text_offsets: Lengths, out: Bytes) -> Number:
+def render_dates(buffer: Bytes, places: Places, text_offsets: Lengths, out: Bytes, start: int) -> Number:
     rows = len(places)
     source, end, base = address_of(buffer), len(buffer), address_of(out)
-    to = base
+    to = base + start
     for row in range(rows):
         text_offsets[row] = to - base
         if places[row] >= 0:
             value = little_at(source, end, np.int64(places[row]), 3)
-            to = store_date(
-                value >> np.uint64(9), value >> np.uint64(5) & np.uint64(15), value & np.uint64(31), to
+            digits = date_digits(
+                value >> np.uint64(9), value >> np.uint64(5) & np.uint64(15), value & np.uint64(31)
             )
+            to = store_date(digits, to)
     text_offsets[rows] = to - base
     return to - base
 
 
 @compiled()
-def render_datetimes(buffer: Bytes, places: Places, digits: int, text_offsets: Lengths, out: Bytes) -> Number:
+def render_datetimes(
+    buffer: Bytes, places: Places, digits: int, text_offsets: Lengths, out: Bytes, start: int
+) -> Number:
     """DATETIME: five bytes of year × 13 + month, day, hour, minute, second; then the fraction."""
     rows = len(places)
     fraction_size = (digits + 1) >> 1
     unused = np.uint64(8 * fraction_size)
     source, end, base = address_of(buffer), len(buffer), address_of(out)
-    to = base
+    date, date_text = ~np.uint64(0), np.uint64(0)
+    to = base + start
     for row in range(rows):
         text_offsets[row] = to - base
         if places[row] < 0:
@@ -158,9 +164,12 @@ def render_datetimes(buffer: Bytes, places: Places, digits: int, text_offsets: L
         stored = big_at(source, end, np.int64(places[row]), 5 + fraction_size)
         packed = (stored >> unused) - np.uint64(0x8000000000)
         fraction = stored & ((np.uint64(1) << unused) - np.uint64(1))
-        months = packed >> np.uint64(22)
-        year = months // np.uint64(13)
-        to = store_date(year, months - year * np.uint64(13), packed >> np.uint64(17) & np.uint64(31), to)
+        if packed >> np.uint64(17) != date:  # rows that come together are of one day, mostly
+            date = packed >> np.uint64(17)
+            months = packed >> np.uint64(22)
+            year = months // np.uint64(13)
+            date_text = date_digits(year, months - year * np.uint64(13), date & np.uint64(31))
+        to = store_date(date_text, to)
         store_byte(to, _SPACE)
         to = store_clock(
             packed >> np.uint64(12) & np.uint64(31),
@@ -175,15 +184,16 @@ def render_datetimes(buffer: Bytes, places: Places, digits: int, text_offsets: L
 
 @compiled()
 def render_timestamps(
-    buffer: Bytes, places: Places, digits: int, text_offsets: Lengths, out: Bytes
+    buffer: Bytes, places: Places, digits: int, text_offsets: Lengths, out: Bytes, start: int
 ) -> Number:
     """TIMESTAMP: four bytes of seconds since 1970, then the fraction; none at all is the zero date."""
     rows = len(places)
     fraction_size = (digits + 1) >> 1
     unused = np.uint64(8 * fraction_size)
     source, end, base = address_of(buffer), len(buffer), address_of(out)
-    to = base
-    day_before, year, month, day = np.int64(-1), np.int64(0), np.int64(0), np.int64(0)
+    to = base + start
+    date, date_text = np.int64(-1), np.uint64(0)
+    zero_date = date_digits(np.uint64(0), np.uint64(0), np.uint64(0))
     for row in range(rows):
         text_offsets[row] = to - base
         if places[row] < 0:
@@ -192,14 +202,12 @@ def render_timestamps(
         fraction = stored & ((np.uint64(1) << unused) - np.uint64(1))
         seconds = np.int64(stored >> unused)
         days = seconds // 86_400
-        if days != day_before:  # rows that come together are of one day, mostly
+        if days != date:
+            date = days
             year, month, day = timestamp_date(days)
-            day_before = days
+            date_text = date_digits(np.uint64(year), np.uint64(month), np.uint64(day))
         clock = np.uint64(seconds - days * 86_400)
-        if stored == np.uint64(0):
-            to = store_date(np.uint64(0), np.uint64(0), np.uint64(0), to)
-        else:
-            to = store_date(np.uint64(year), np.uint64(month), np.uint64(day), to)
+        to = store_date(zero_date if stored == np.uint64(0) else date_text, to)
         store_byte(to, _SPACE)
         minutes = clock // np.uint64(60)
         to = store_clock(
@@ -211,10 +219,10 @@ def render_timestamps(
 
 
 @compiled()
-def render_doubles(buffer: Bytes, places: Places, text_offsets: Lengths, out: Bytes) -> Number:
+def render_doubles(buffer: Bytes, places: Places, text_offsets: Lengths, out: Bytes, start: int) -> Number:
     rows = len(places)
     source, end, base = address_of(buffer), len(buffer), address_of(out)
-    to = base
+    to = base + start
     for row in range(rows):
         text_offsets[row] = to - base
         if places[row] >= 0:
@@ -224,12 +232,14 @@ def render_doubles(buffer: Bytes, places: Places, text_offsets: Lengths, out: By
 
 
 @compiled()
-def copy_texts(buffer: Bytes, places: Places, lengths: Lengths, text_offsets: Lengths, out: Bytes) -> Number:
+def copy_texts(
+    buffer: Bytes, places: Places, lengths: Lengths, text_offsets: Lengths, out: Bytes, start: int
+) -> Number:
     """Texts as they are: UTF-8, and what a result of a query has."""
     rows = len(places)
     source, target = address_of(buffer), address_of(out)
     last = len(buffer) - SLACK
-    to: Number = np.int64(0)
+    to: Number = np.int64(start)
     for row in range(rows):
         text_offsets[row] = to
         if places[row] >= 0:
@@ -258,13 +268,14 @@ def render_others(
     codes: Ints,
     text_offsets: Lengths,
     out: Bytes,
+    start: int,
 ) -> Number:
     """Any kind but UTF-8.
 
     `width` is that of every value, or below zero where each has its own in `lengths`.
     """
     rows = len(places)
-    to: Number = np.int64(0)
+    to: Number = np.int64(start)
     for row in range(rows):
         text_offsets[row] = to
         if places[row] >= 0:

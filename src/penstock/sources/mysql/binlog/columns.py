@@ -5,6 +5,7 @@ How long texts may become is known before they are written: from the type, or fr
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -26,6 +27,8 @@ NO_NUMBERS: Final = np.zeros(0, np.int64)
 Texts = tuple[Lengths, int, Bytes]
 
 _OFFSET_MAX = 2**31 - 1
+_ROWS_AT_A_TIME = 8_192
+_AT_ONCE: Final = (FLOAT, JSON, VECTOR)  # those for which Arrow does a part
 _INTEGER_BYTES: Final = (1, 4, 6, 8, 11, 13, 15, 18, 20)  # by width: digits and a sign
 _LONGEST = 32  # of doubles, dates and times
 _SRID_BYTES = 16
@@ -55,26 +58,70 @@ def render(buffer: Bytes, places: Places, lengths: Lengths, column: Rendering, s
 
     `lengths` is empty if the column's width is that of all its values.
     """
+    return render_all(buffer, [(places, lengths, column)], stream)[0]
+
+
+def render_all(
+    buffer: Bytes, located: Sequence[tuple[Places, Lengths, Rendering]], stream: str
+) -> list[pa.StringArray]:
+    """Columns of the same rows. Some thousand rows at a time, column by column, while caches hold them."""
+    filled = [
+        _Filled(buffer, *each) if each[2].codec is None and each[2].kind not in _AT_ONCE else None
+        for each in located
+    ]
+    rows = len(located[0][0]) if located else 0
+    for first in range(0, max(rows, 1), _ROWS_AT_A_TIME):
+        for texts in filled:
+            if texts is not None:
+                texts.fill(first, min(first + _ROWS_AT_A_TIME, rows))
+    return [
+        _rendered_at_once(buffer, *each, stream)
+        if texts is None
+        else _string_array(*texts.texts, each[0], stream)
+        for texts, each in zip(filled, located, strict=True)
+    ]
+
+
+def _rendered_at_once(
+    buffer: Bytes, places: Places, lengths: Lengths, column: Rendering, stream: str
+) -> pa.StringArray:
     if column.kind == FLOAT:
         return _floats(buffer, places)
     if column.codec is not None:
         return _decoded(buffer, places, lengths, column.codec)
     if column.kind == JSON:
-        texts = _json(buffer, places, lengths, stream)
-    elif column.kind == VECTOR:
-        texts = _vectors(buffer, places, lengths)
-    else:
-        texts = _texts(buffer, places, lengths, column)
-    return _string_array(*texts, places, stream)
+        return _string_array(*_json(buffer, places, lengths, stream), places, stream)
+    return _string_array(*_vectors(buffer, places, lengths), places, stream)
 
 
-def _texts(buffer: Bytes, places: Places, lengths: Lengths, column: Rendering) -> Texts:
-    """Offsets and texts side by side in memory that was used before, as a rule."""
-    offset_bytes = 4 * (len(places) + 1)
-    size = offset_bytes + room(column, places, lengths) + SLACK
-    memory = MEMORY.take(size + size // 8)  # the next batch may have a little more
-    offsets, out = memory[:offset_bytes].view(np.int32), memory[offset_bytes:]
-    return offsets, int(_fill(buffer, places, lengths, column, offsets, out)), out
+class _Filled:
+    """Offsets and texts of a column side by side, in memory that was used before, as a rule."""
+
+    def __init__(self, buffer: Bytes, places: Places, lengths: Lengths, column: Rendering) -> None:
+        offset_bytes = 4 * (len(places) + 1)
+        size = offset_bytes + room(column, places, lengths) + SLACK
+        memory = MEMORY.take(size + size // 8)  # the next batch may have a little more
+        self._buffer, self._places, self._lengths, self._column = buffer, places, lengths, column
+        self._offsets, self._out = memory[:offset_bytes].view(np.int32), memory[offset_bytes:]
+        self._offsets[0] = 0
+        self._used = 0
+
+    def fill(self, first: int, last: int) -> None:
+        self._used = int(
+            _fill(
+                self._buffer,
+                self._places[first:last],
+                self._lengths[first:last],
+                self._column,
+                self._offsets[first : last + 1],
+                self._out,
+                self._used,
+            )
+        )
+
+    @property
+    def texts(self) -> Texts:
+        return self._offsets, self._used, self._out
 
 
 def room(column: Rendering, places: Places, lengths: Lengths) -> int:
@@ -90,33 +137,41 @@ def room(column: Rendering, places: Places, lengths: Lengths) -> int:
         return rows * (column.length + 4)
     if kind == values.BITS:
         return rows * column.length
-    members = np.diff(column.ends, prepend=0)
-    if kind == values.SET:
-        return rows * int((members + 1).sum())
-    return rows * max(_LONGEST, int(members.max(initial=0)))
+    if kind in (values.ENUM, values.SET):
+        members = np.diff(column.ends, prepend=0)
+        return rows * int((members + 1).sum() if kind == values.SET else members.max(initial=0))
+    return rows * _LONGEST
 
 
 def _fill(
-    buffer: Bytes, places: Places, lengths: Lengths, column: Rendering, offsets: Lengths, out: Bytes
+    buffer: Bytes,
+    places: Places,
+    lengths: Lengths,
+    column: Rendering,
+    offsets: Lengths,
+    out: Bytes,
+    start: int,
 ) -> Any:
     kind, length, scale = column.kind, column.length, column.scale
     if kind == values.UTF8:
-        return kernels.copy_texts(buffer, places, lengths, offsets, out)
+        return kernels.copy_texts(buffer, places, lengths, offsets, out, start)
     if kind in (values.SIGNED, values.UNSIGNED):
-        return kernels.render_integers(buffer, places, column.width, kind == values.SIGNED, offsets, out)
+        return kernels.render_integers(
+            buffer, places, column.width, kind == values.SIGNED, offsets, out, start
+        )
     if kind == DOUBLE:
-        return kernels.render_doubles(buffer, places, offsets, out)
+        return kernels.render_doubles(buffer, places, offsets, out, start)
     if kind == values.DECIMAL and 0 < length - scale <= kernels.WHOLE_MAX and scale <= kernels.SCALE_MAX:
-        return kernels.render_decimals(buffer, places, length, scale, offsets, out)
+        return kernels.render_decimals(buffer, places, length, scale, offsets, out, start)
     if kind == values.DATE:
-        return kernels.render_dates(buffer, places, offsets, out)
+        return kernels.render_dates(buffer, places, offsets, out, start)
     if kind == values.DATETIME2:
-        return kernels.render_datetimes(buffer, places, length, offsets, out)
+        return kernels.render_datetimes(buffer, places, length, offsets, out, start)
     if kind == values.TIMESTAMP2:
-        return kernels.render_timestamps(buffer, places, length, offsets, out)
+        return kernels.render_timestamps(buffer, places, length, offsets, out, start)
     return kernels.render_others(
         kind, buffer, places, lengths, column.width, length, scale,
-        column.texts, column.ends, column.codes, offsets, out,
+        column.texts, column.ends, column.codes, offsets, out, start,
     )  # fmt: skip
 
 

@@ -17,8 +17,8 @@ from penstock.recycled_memory import RecycledMemory
 from penstock.sources.mysql.binlog import packet_kernels as kernels
 from penstock.sources.mysql.binlog.packet_kernels import Bytes, Ints
 
-#: For what is made of batches: where rows and values are, texts. Two or three batches' worth.
-MEMORY: Final = RecycledMemory(64 << 20)
+#: For batches and what is made of them: where rows and values are, texts. Three or four batches' worth.
+MEMORY: Final = RecycledMemory(96 << 20)
 _COM_REGISTER, _COM_DUMP, _COM_DUMP_GTID = b"\x15", b"\x12", b"\x1e"
 _THROUGH_GTID = 4  # a flag of COM_BINLOG_DUMP_GTID: the set counts, not file and offset
 _ERROR = 0xFF

@@ -154,11 +154,12 @@ def _members(column: Column, collations: Mapping[int, str], table: TableMap) -> 
 
 
 def _render_all(buffer: Bytes, located: _Located, layout: RowLayout) -> list[pa.StringArray]:
-    rendered, variable = [], 0
-    for places, column in zip(located.places, layout.columns, strict=True):
-        lengths = _NO_LENGTHS
-        if column.width < 0:
-            lengths = located.lengths[variable]
-            variable += 1
-        rendered.append(columns.render(buffer, places, lengths, column, layout.table.stream))
-    return rendered
+    lengths = iter(located.lengths)
+    return columns.render_all(
+        buffer,
+        [
+            (places, next(lengths) if column.width < 0 else _NO_LENGTHS, column)
+            for places, column in zip(located.places, layout.columns, strict=True)
+        ],
+        layout.table.stream,
+    )

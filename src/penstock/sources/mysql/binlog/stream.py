@@ -21,17 +21,15 @@ from typing import Any, cast
 import pymysql
 
 from penstock.core.errors import SourceError
-from penstock.recycled_memory import RecycledMemory
 from penstock.sources.mysql.binlog import packets
 from penstock.sources.mysql.binlog.gtid_set import GtidSet
 from penstock.sources.mysql.binlog.packet_kernels import CHECKSUM_CRC32, CHECKSUM_NONE
-from penstock.sources.mysql.binlog.packets import EventBatch, Framing
+from penstock.sources.mysql.binlog.packets import MEMORY, EventBatch, Framing
 
-BATCH_BYTES_MAX = 8 << 20
+BATCH_BYTES_MAX = 4 << 20  # with what is made of it, a batch stays in the processor's caches
 BATCH_EVENTS_MAX = 131_072
 _ROOM_MIN = 64 << 10
-_FULL_BYTES = BATCH_BYTES_MAX // 2
-_KEPT_BYTES_MAX = 4 * BATCH_BYTES_MAX
+_FULL_BYTES = BATCH_BYTES_MAX // 4 * 3
 _PIECE_S = 0.001
 _HEARTBEATS_MISSED_MAX = 3
 _SILENCE_S_MIN = 15.0  # a machine may be busy for some seconds
@@ -73,8 +71,7 @@ class BinlogStream:
         self._socket.setblocking(False)
         self._poll = select.poll()
         self._poll.register(self._socket, select.POLLIN)
-        self._memory = RecycledMemory(_KEPT_BYTES_MAX)
-        self._buffer = self._memory.take(BATCH_BYTES_MAX)
+        self._buffer = MEMORY.take(BATCH_BYTES_MAX)
         self._used = self._rest = 0
         self._has_whole_events = False
         self._heard_at = time.monotonic()
@@ -204,7 +201,7 @@ class BinlogStream:
     def _make_room(self) -> None:
         """A single event may be larger than a batch: the buffer grows with what has come of it."""
         if len(self._buffer) - self._used < _ROOM_MIN:
-            larger = self._memory.take(2 * len(self._buffer))
+            larger = MEMORY.take(2 * len(self._buffer))
             larger[: self._used] = self._buffer[: self._used]
             self._buffer = larger
 
@@ -212,7 +209,7 @@ class BinlogStream:
         batch, done, self._has_whole_events = self._framing.frame(self._buffer, self._used)
         if done:
             rest = self._used - done
-            fresh = self._memory.take(max(BATCH_BYTES_MAX, rest + _ROOM_MIN))
+            fresh = MEMORY.take(max(BATCH_BYTES_MAX, rest + _ROOM_MIN))
             fresh[:rest] = self._buffer[done : self._used]
             self._buffer, self._used = fresh, rest
         return batch

@@ -17,6 +17,7 @@ from penstock.sources.mysql.binlog.packet_kernels import Bytes, Ints, Number, li
 from penstock.text_kernels import copy_bytes
 from penstock.word_kernels import (
     address_of,
+    date_digits,
     load_big,
     store_clock,
     store_date,
@@ -125,7 +126,8 @@ def _digits_of(buffer: Bytes, at: Number, digits: Number, flip: Number, is_first
 @compiled()
 def write_date(year: Number, month: Number, day: Number, out: Bytes, to: Number) -> Number:
     base = address_of(out)
-    return store_date(np.uint64(year), np.uint64(month), np.uint64(day), base + to) - base
+    digits = date_digits(np.uint64(year), np.uint64(month), np.uint64(day))
+    return store_date(digits, base + to) - base
 
 
 @compiled()
