@@ -74,7 +74,10 @@ class Browser:
         return lambda **arguments: self._process.ask(what, **arguments)
 
     def see(self, text: str, within: str = "main") -> None:
-        self.wait(selector=f"{within}:has-text({json.dumps(text)})")
+        try:
+            self.wait(selector=f"{within}:has-text({json.dumps(text)})")
+        except AssertionError as error:
+            raise AssertionError(f"not seen: {text}\n{self.text(selector='main')}") from error
 
     def press_button(self, name: str, within: str = "main") -> None:
         self.click(selector=f"{within} button:text-is({json.dumps(name)})")
@@ -84,11 +87,10 @@ class Browser:
         self.wait(selector="dialog[open]")
         for name, text in fields.items():
             self.fill(selector=f"dialog [name={name}]", text=text)
-        before = self.count(selector=".toasts p")
+        number = self.evaluate(script="(window.penstock.told ?? 0) + 1")
         self.click(selector=f'dialog [data-do="{action}"]')
         self.gone(selector="dialog[open]")
-        self.wait(selector=f".toasts p:nth-child({before + 1})")
-        said: str = self.text(selector=f".toasts p:nth-child({before + 1})")
+        said: str = self.text(selector=f'.toasts [data-number="{number}"]')
         return said
 
     def picture(self, name: str) -> None:
@@ -143,8 +145,7 @@ def writing(url: str) -> Iterator[threading.Event]:
 
 
 def test_every_screen_and_action_on_a_running_pipeline_and_in_trouble(tmp_path: Path) -> None:
-    with EmbeddedPostgres(tmp_path / "postgres") as server:
-        tmp_path.chmod(0o755)
+    with EmbeddedPostgres() as server:
         with psycopg.connect(server.url(), autocommit=True) as connection:
             connection.execute(_SHOP.encode())
         shapes_port = free_port()
@@ -169,7 +170,11 @@ def test_every_screen_and_action_on_a_running_pipeline_and_in_trouble(tmp_path: 
             link = link_of_running(config)
             assert link is not None
             page.open(url=link)
-            _walk(page, instance, server, pipeline, shapes_port)
+            try:
+                _walk(page, instance, server, pipeline, shapes_port)
+            except AssertionError:
+                print(instance.said(), instance.status())
+                raise
             asked = {url.split("/")[2] for url in page.asked() if url.startswith("http")}
             assert asked == {link.split("/")[2]}, "nothing comes from elsewhere"
             assert instance.stop() == 0
