@@ -34,6 +34,7 @@ const requests = {
   open: ({ url }) => page.goto(url, { waitUntil: 'commit' }),
   go: ({ screen }) => page.evaluate((to) => { location.hash = `#/${to}` }, screen),
   wait: ({ selector }) => page.locator(selector).first().waitFor({ state: 'visible' }),
+  attached: ({ selector }) => page.locator(selector).first().waitFor({ state: 'attached' }),
   gone: ({ selector }) => page.locator(selector).first().waitFor({ state: 'detached' }),
   click: ({ selector }) => page.locator(selector).first().click(),
   fill: ({ selector, text }) => page.locator(selector).first().fill(text),
