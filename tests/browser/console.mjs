@@ -20,7 +20,7 @@ const browser = await chromium.launch({
   args: ['--headless', '--no-sandbox', '--disable-gpu', '--disable-background-networking', '--disable-component-update', '--disable-sync', '--no-first-run', '--hide-scrollbars'],
 })
 const page = await browser.newPage({ viewport: { width: 1440, height: 900 }, colorScheme: 'light', reducedMotion: 'no-preference' })
-page.setDefaultTimeout(60_000)
+page.setDefaultTimeout(90_000)
 const problems = []
 page.on('pageerror', (error) => problems.push(String(error.stack ?? error)))
 page.on('console', (message) => {
@@ -34,6 +34,7 @@ const requests = {
   open: ({ url }) => page.goto(url, { waitUntil: 'commit' }),
   go: ({ screen }) => page.evaluate((to) => { location.hash = `#/${to}` }, screen),
   wait: ({ selector }) => page.locator(selector).first().waitFor({ state: 'visible' }),
+  attached: ({ selector }) => page.locator(selector).first().waitFor({ state: 'attached' }),
   gone: ({ selector }) => page.locator(selector).first().waitFor({ state: 'detached' }),
   click: ({ selector }) => page.locator(selector).first().click(),
   fill: ({ selector, text }) => page.locator(selector).first().fill(text),

@@ -120,7 +120,7 @@ class TestWhatIsSaidWhenAFileIsWrong:
             ("spark: {mastr: local}", 6, "spark.mastr: unknown key `mastr`; did you mean `master`?"),
             ("load: {paralel: 2}", 6, "load.paralel: unknown key `paralel`; did you mean `parallel`?"),
             ("  - {tabel: public.x}", 6, "streams[1].tabel: unknown key `tabel`; did you mean `table`?"),
-            ("qqq: 1", 6, "qqq: unknown key `qqq`; known here are checkpoint, destination, exclude,"),
+            ("qqq: 1", 6, "qqq: unknown key `qqq`; known here are checkpoint, console, destination,"),
         ],
     )
     def test_an_unknown_key_is_named_with_its_place_and_the_nearest_known_one(

@@ -6,6 +6,7 @@ import base64
 import http.client
 import json
 import socket
+import ssl
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from penstock.console import access
 from penstock.console.http import BODY_BYTES_MAX, CONNECTIONS_MAX
 from penstock.console.serving import Console, said_in
 from penstock.core.errors import ConfigError
+from tests.certificates import write_certificates
 from tests.conftest import wait_until
 
 ACT, LOOK, PASSWORD = "token-that-may-act", "token-that-may-look", "correct horse"
@@ -433,6 +435,35 @@ def test_the_command_prints_the_link_to_the_console_that_runs(
 def test_an_address_that_others_reach_needs_somebody_who_may(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="access"):
         served(tmp_path, listen="0.0.0.0:0", access=[])
+
+
+def test_over_tls_the_cookie_is_for_tls_alone(tmp_path: Path) -> None:
+    write_certificates(tmp_path)
+    files = {"certificate": str(tmp_path / "server.crt"), "key": str(tmp_path / "server.key")}
+    console, client = served(tmp_path, **files)
+    try:
+        context = ssl.create_default_context(cafile=str(tmp_path / "authority.pem"))
+        connection = http.client.HTTPSConnection("localhost", client.port, timeout=10, context=context)
+        body = json.dumps({"token": ACT})
+        connection.request("POST", "/api/login", body, {"content-type": "application/json"})
+        answer = connection.getresponse()
+        assert answer.status == 200
+        assert "; Secure" in answer.headers["set-cookie"]
+        connection.close()
+        with pytest.raises((OSError, http.client.HTTPException)):
+            client.ask("GET", "/")
+    finally:
+        console.stop()
+
+
+def test_the_command_listens_by_the_same_rules(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    console, _client = served(tmp_path, access=[])
+    console.stop()
+    for listen in ("0.0.0.0:0", "nowhere"):
+        with pytest.raises(SystemExit) as ended:
+            main(["-c", str(tmp_path / "penstock.yaml"), "--json", "console", "--listen", listen])
+        assert ended.value.code == ConfigError.exit_code
+        assert listen in json.loads(capsys.readouterr().out)["error"]["message"]
 
 
 def test_events_come_to_who_is_known_and_end_with_the_session(client: Client) -> None:

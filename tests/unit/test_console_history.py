@@ -70,16 +70,16 @@ def test_a_day_of_two_hundred_streams_takes_less_than_the_bar_and_old_points_go(
 
 
 def test_it_stays_below_its_bytes_and_lets_the_oldest_go(tmp_path: Path) -> None:
-    kept = history(tmp_path, bytes_max=1 << 20)
-    values = {f"s{number}": 1.0 for number in range(2000)}
-    for number in range(300):
+    kept = history(tmp_path, bytes_max=256 << 10)
+    values = {f"s{number}": 1.0 for number in range(600)}
+    for number in range(120):
         kept.add(NOW + 10 * number, values)
-    kept.prune(NOW + 3000)
-    assert kept.path.stat().st_size < 3 << 20
-    points = kept.read(["s5"], NOW, NOW + 3000)["s5"]
+    kept.prune(NOW + 1200)
+    assert kept.path.stat().st_size <= 300 << 10
+    points = kept.read(["s5"], NOW, NOW + 1200)["s5"]
     assert points
-    assert points[0][0] > NOW + 1000, "the oldest went"
-    assert points[-1][0] == NOW + 2990
+    assert points[0][0] > NOW + 300, "the oldest went"
+    assert points[-1][0] == NOW + 1190
     kept.close()
 
 

@@ -8,9 +8,12 @@ import webbrowser
 from typing import Annotated
 
 import typer
+from pydantic import ValidationError
 
 from penstock.cli.settings import settings_of
 from penstock.config import Config
+from penstock.config.sections import ConsoleConfig
+from penstock.core.errors import ConfigError
 
 
 def console(
@@ -31,11 +34,13 @@ def console(
 
     settings = settings_of(context)
     config = Config.load(settings.config_path)
+    if listen is not None:
+        config = config.model_copy(update={"console": _listening(config.console, listen)})
     link = link_of_running(config) if listen is None else None
     served = (
         None
         if link is not None
-        else Console(config, settings.config_path, lambda: running_status(config.state), listen)
+        else Console(config, settings.config_path, lambda: running_status(config.state))
     )
     link = link or (served.link if served is not None else "")
     if settings.json:
@@ -49,3 +54,15 @@ def console(
         with contextlib.suppress(KeyboardInterrupt):
             threading.Event().wait()
         served.stop()
+
+
+def _listening(console: ConsoleConfig, listen: str) -> ConsoleConfig:
+    """The section with another address, by the same rules."""
+    fields = {name: getattr(console, name) for name in ConsoleConfig.model_fields}
+    try:
+        return ConsoleConfig.model_validate({**fields, "listen": listen})
+    except ValidationError as error:
+        why = str(error.errors()[0]["msg"]).removeprefix("Value error, ")
+        raise ConfigError(
+            f"--listen {listen}: {why}.", remedy="See `console` in the pipeline file."
+        ) from None

@@ -129,7 +129,7 @@ class History:
                     self._ids.pop(name, None)
             while self._size() > self._bytes_max and self._halve():
                 pass
-            self._connection.execute("PRAGMA incremental_vacuum")
+            self._connection.executescript("PRAGMA incremental_vacuum")  # `execute` gives one page back
 
     def _halve(self) -> bool:
         """Let the older half of the longer table go; False if there is nothing left."""

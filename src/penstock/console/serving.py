@@ -37,7 +37,6 @@ class Console:
         config: Config,
         config_path: Path,
         ask: Callable[[], dict[str, Any] | None],
-        listen: str | None = None,
     ) -> None:
         directory = config.state / DIRECTORY
         settings = config.console
@@ -53,9 +52,7 @@ class Console:
         self._thread = threading.Thread(
             target=self._watching.run, args=(self._stop,), name="console-watch", daemon=True
         )
-        self._server = ConsoleServer(
-            listen or settings.listen, frozenset(settings.hosts), routes.answer, _tls(config)
-        )
+        self._server = ConsoleServer(settings.listen, frozenset(settings.hosts), routes.answer, _tls(config))
         self.url = self._server.url
         self.link = f"{self.url}/" if access.own_token is None else f"{self.url}/#token={access.own_token}"
         self._thread.start()

@@ -6,6 +6,7 @@ not."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 from penstock.config import Config
 from penstock.core.errors import PenstockError
 from penstock.core.stream import StreamId
-from penstock.ledger import orders, state_json
+from penstock.ledger import orders
 from penstock.ledger.recovery import recover_chunks, recover_round, recover_stream_round
 from penstock.ledger.state import StateDocument
 from penstock.ledger.state_check import problems
@@ -226,5 +227,5 @@ def _name(entry: dict[str, Any]) -> str:
 def _brief(value: Any) -> str | None:
     if value is None:
         return None
-    text = value if isinstance(value, str) else state_json.encode(value).decode().strip()
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 300 else f"{text[:300]}…"

@@ -100,7 +100,7 @@ export function changed() {
 }
 
 export function toast(text, isBad = false) {
-  const one = { text, isBad, id: Math.random() }
+  const one = { text, isBad, id: (window.penstock.told = (window.penstock.told ?? 0) + 1) }
   app.toasts.push(one)
   draw()
   setTimeout(() => { app.toasts = app.toasts.filter((each) => each !== one); draw() }, isBad ? 12000 : 6000)
@@ -207,7 +207,7 @@ function page() {
       app.view?.problem && h('p', { class: 'problem', role: 'alert' }, app.view.problem),
       app.view ? current[2](app.view) : h('p', { class: 'boot' }, 'Waiting for the first numbers…')),
     h('div', { class: 'toasts', role: 'status', 'aria-live': 'polite', key: 'toasts' },
-      app.toasts.map((each) => h('p', { key: each.id, class: each.isBad ? 'bad' : 'good' }, each.text))),
+      app.toasts.map((each) => h('p', { key: each.id, 'data-number': each.id, class: each.isBad ? 'bad' : 'good' }, each.text))),
     dialog(),
   ]
 }

@@ -10,7 +10,13 @@ export function spark(values) {
   const x = (index) => (index / (values.length - 1)) * 100
   const y = (value) => 23 - (value / top) * 21
   return h('svg', { class: 'spark', viewBox: '0 0 100 24', preserveAspectRatio: 'none', 'aria-hidden': 'true' },
-    h('path', { class: 'area', d: `${line(values, x, y)}V24H0Z`.replace(/^$/, '') }), h('path', { class: 'line', d: line(values, x, y) }))
+    h('path', { class: 'area', d: area(values, x, y) }), h('path', { class: 'line', d: line(values, x, y) }))
+}
+
+function area(values, x, y) {
+  const points = values.map((value, index) => [index, value]).filter(([, value]) => value !== null && value !== undefined)
+  const [first, last] = [points[0][0], points.at(-1)[0]]
+  return `M${x(first)} 24${points.map(([index, value]) => `L${x(index).toFixed(2)} ${y(value).toFixed(2)}`).join('')}L${x(last)} 24Z`
 }
 
 function line(values, x, y) {
