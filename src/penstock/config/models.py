@@ -25,6 +25,7 @@ from penstock.config.sections import (
     SparkConfig,
     StreamConfig,
     TailConfig,
+    VerifyConfig,
     WalConfig,
 )
 from penstock.config.selection import choose, not_there, unmatched
@@ -57,6 +58,7 @@ class Config(Section):
     lanes: LanesConfig = LanesConfig()
     tail: TailConfig = TailConfig()
     run: RunConfig = RunConfig()
+    verify: VerifyConfig = VerifyConfig()
 
     @classmethod
     def load(cls, path: str | Path, environment: Mapping[str, str] | None = None) -> Config:
