@@ -211,8 +211,11 @@ class Pipeline:
         require_captured(self.config)
         heard = Silence() if listener is None else listener
         options = VerifyOptions(tuple(map(_stream_id, streams)), sample, limit, show_values, _position(at))
-        with spark_starter(self.config) as spark, opened(self.config, heard, spark) as pipeline:
-            report = run_and_repair(self.config, pipeline, spark, heard, options, repair=repair)
+        with spark_starter(self.config) as spark:
+            if self.config.destination.type == "iceberg":
+                spark.begin_java()
+            with opened(self.config, heard, spark) as pipeline:
+                report = run_and_repair(self.config, pipeline, spark, heard, options, repair=repair)
         reports.save(self.config.state, report)
         return report
 

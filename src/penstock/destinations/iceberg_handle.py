@@ -99,7 +99,10 @@ class TableHandle:
             if snapshot is None:
                 return
             if snapshot.commit is not None:
-                record = text.read_record(metadata.property, snapshot.commit)
+                try:
+                    record = text.read_record(metadata.property, snapshot.commit)
+                except ValueError:
+                    return  # its columns are written down no more
                 layout = read_layout(self._catalog.java, metadata)
                 yield replace(record, snapshot_id=at, layout=layout)
             at = snapshot.parent_id
