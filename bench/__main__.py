@@ -4,6 +4,7 @@ capture  the change log against `pg_recvlogical` to /dev/null, equal slots on th
 tail     an always-on capture with one and with three readers of its tail against `pg_recvlogical`, and the
          way from capture to a lane against a bare Flight hop
 load     a full load to Parquet against `COPY … (FORMAT binary)` to /dev/null on one connection
+verify   a comparison of a table with its source against a full load of it, and its memory by table size
 changes  inserted rows from the slot to the committed table against `pg_recvlogical` on the same log
 binlog   1 M rows of a MySQL binary log to Arrow columns against its packets, read and not decoded, and into
          the change log; 100,000 transactions of one row; compressed logs of both servers, in which none
@@ -24,6 +25,7 @@ streams-kafka    rows to Kafka, in transactions, against `pg_recvlogical`; from 
 streams-kinesis  rows to a Kinesis emulator against a bare PutRecords loop; CPU where Kinesis costs nothing
 
 iceberg-load, iceberg-changes, iceberg-tables: the same into Iceberg tables, the first two against Parquet's.
+iceberg-verify: of an Iceberg table, against a load to Parquet.
 
 Method. One embedded Postgres, fsync off, on the machine that also runs Penstock, so both share its cores.
 Each comparison has a warm-up that is not counted, then rounds: the reference and Penstock one after the
@@ -60,6 +62,7 @@ from bench import (
     tables,
     tail,
     upserts,
+    verify,
     workload,
 )
 from bench.command import finish, new_console, parse_arguments, warn_if_busy
@@ -69,8 +72,8 @@ from bench.references import BinaryCopy, ReceiveLogical
 from penstock.sources.postgres.embedded import EmbeddedPostgres
 
 NAMES = (
-    "capture", "tail", "load", "changes", "tables", "binlog",
-    "iceberg-load", "iceberg-changes", "iceberg-tables", "upserts",
+    "capture", "tail", "load", "verify", "changes", "tables", "binlog",
+    "iceberg-load", "iceberg-verify", "iceberg-changes", "iceberg-tables", "upserts",
     "shapes-router", "shapes-latency", "shapes-sync", "shapes-fanout", "shapes-memory",
     "streams-kafka", "streams-kinesis",
 )  # fmt: skip
@@ -143,7 +146,7 @@ class Benchmarks:
             compared, found = binlog.compare(self._change_rows, self._rounds, self._directory, self._console)
             self.comparisons += compared
             self.figures += found
-        if {"load", "iceberg-load"} & set(names):
+        if {"load", "iceberg-load", "verify", "iceberg-verify"} & set(names):
             self._load(names)
         if {"changes", "iceberg-changes"} & set(names):
             self._changes(names)
@@ -191,6 +194,11 @@ class Benchmarks:
         if "iceberg-load" in names:
             reference = load.ToParquet(self._directory)
             self.comparisons.append(load.compare(reference, *work, load.ICEBERG_BARS, ICEBERG))
+        for lake in (PARQUET, ICEBERG):
+            if f"{lake.prefix}verify" in names:
+                comparison, found = verify.compare(self._server, *work, lake)
+                self.comparisons.append(comparison)
+                self.figures += found
         with workload.connect(self._server) as connection:
             workload.drop_table(connection, load.TABLE)
 

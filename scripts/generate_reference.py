@@ -26,7 +26,6 @@ from penstock.config import Config
 from penstock.config.unavailable import (
     LATER_COMMANDS,
     LATER_DESTINATIONS,
-    LATER_DESTINATIONS_OF,
     LATER_LANES,
     LATER_SOURCES,
     LATER_STREAM_KEYS,
@@ -85,8 +84,6 @@ def _later_of_sources() -> Iterator[tuple[str, str]]:
         yield f"`streams`, of a source of type `{kind}`", _codes(shown)
     for kind, lanes in LATER_LANES.items():
         yield f"`lanes`, of a source of type `{kind}`", _codes(lanes)
-    for kind, destinations in LATER_DESTINATIONS_OF.items():
-        yield f"`destination.type`, of a source of type `{kind}`", _codes(destinations)
     for kind, commands in LATER_COMMANDS.items():
         yield f"commands, of a source of type `{kind}`", _codes(commands)
 

@@ -59,6 +59,7 @@ from penstock.locking import only_leader
 from penstock.resolution import resolve_from_source
 from penstock.sources.open import open_source
 from penstock.turns import LeftOffError, Turns, reload_published, spark_starter
+from penstock.verify.always import Verifying
 
 POLL_S = 0.2
 LOOK_EVERY_S = 60.0  # for tables that came or changed at the source
@@ -85,10 +86,12 @@ class LakeProcess:
         self._said = ""
         self._rows_seen = -1
         self._took_turn_at = self._moved_at = 0.0
+        self._is_in_turns = False
 
     def run(self, *, warm: bool) -> None:
         """Until the end is asked for; an error if the process must end before."""
         ended = threading.Event()
+        self._compare_again_and_again()
         sending = (self._channel.metrics, ended)
         threading.Thread(target=self._measures.send, args=sending, name="lake-metrics", daemon=True).start()
         with self._spark:
@@ -101,6 +104,15 @@ class LakeProcess:
                     self._begin_anew_after(error)
         ended.set()
         self._channel.state("stopping")
+
+    def _compare_again_and_again(self) -> None:
+        """Tables with their source, beside everything else, if the pipeline file says so."""
+        if self._config.verify.every is None:
+            return
+        where = self._channel.spec["capture"]
+        verifying = Verifying(self._config, where, self._spark, lambda: self._is_in_turns, self._channel.note)
+        self._measures.also(verifying.samples)
+        threading.Thread(target=verifying.run, args=(self._stop,), name="lake-verify", daemon=True).start()
 
     # A term
 
@@ -128,8 +140,12 @@ class LakeProcess:
             self._capture.heard()
             self._measures.watch(lane)
             self._channel.state("running")
-            with suppress(LeftOffError):
-                self._take_turns(turns, lane)
+            self._is_in_turns = True
+            try:
+                with suppress(LeftOffError):
+                    self._take_turns(turns, lane)
+            finally:
+                self._is_in_turns = False
             turns.acknowledge(lane)
 
     def _waits(self) -> bool:

@@ -92,6 +92,16 @@ ROUNDS = _counter("rounds", "Rounds of the two-phase commit.")
 ROUND_SECONDS = _counter("round_seconds", "Time spent in rounds.")
 ROUND_RETRIES = _counter("round_retries", "Times a lane began anew after an error.", "lane")
 
+VERIFY_DIFFERENCES = _gauge(
+    "verify_differences", "Rows that differed from the source, in the newest comparison.", "stream"
+)
+VERIFY_NOT_COMPARED = _gauge(
+    "verify_not_compared", "1 if the newest comparison could not compare the stream.", "stream"
+)
+VERIFY_TIMESTAMP = _gauge("verify_timestamp_seconds", "When the newest comparison was begun.")
+VERIFY_SECONDS = _counter("verify_seconds", "Time spent comparing tables with their source.")
+VERIFY_FAILURES = _counter("verify_failures", "Comparisons that ended with an error.")
+
 # Said by the live lane
 SHAPES = _gauge("shapes", "Shapes that are kept in sync.")
 SHAPES_CREATED = _counter("shapes_created", "Shapes that were made.")

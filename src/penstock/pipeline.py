@@ -29,6 +29,7 @@ from penstock.core.offset import LogOffset
 from penstock.core.position import Lsn
 from penstock.core.report import CompactReport, PipelineStatus, PlannedStream, ProgressListener, SyncReport
 from penstock.core.stream import StreamId
+from penstock.core.verify_report import VerifyReport
 from penstock.destinations.base import Destination
 from penstock.destinations.iceberg import IcebergTable
 from penstock.lake.dead_letters import open_letters, read_dead_letters
@@ -52,6 +53,11 @@ from penstock.sources.tables import SourceTable
 from penstock.streams.checking import check_lanes
 from penstock.supervisor.asking import running_status
 from penstock.sync import Sync
+from penstock.turns import spark_starter
+from penstock.verify import reports
+from penstock.verify.mending import run_and_repair
+from penstock.verify.opened import opened
+from penstock.verify.run import VerifyOptions
 
 _LAST_POSITION = Lsn(2**63 - 1)
 
@@ -176,6 +182,39 @@ class Pipeline:
                 Silence() if listener is None else listener,
                 dry_run=dry_run,
             )
+
+    def verify(
+        self,
+        streams: Sequence[str] = (),
+        listener: ProgressListener | None = None,
+        *,
+        sample: float = 1.0,
+        limit: int = 20,
+        show_values: bool = False,
+        repair: bool = False,
+        at: str | None = None,
+    ) -> VerifyReport:
+        """Compare tables with their source at one position, whoever writes meanwhile; changes neither.
+
+        `repair`: then give the rows that differ what the source has for them, and compare again.
+
+        `at`: a position of the log; compared is the version that each table had there, taken on by the log.
+
+        `sample`: the part of the keys that is compared. `limit`: how many differences of a stream are told
+        one by one; `show_values`: with what both sides hold.
+        """
+        require_postgres(self.config, "`penstock verify`")
+        heard = Silence() if listener is None else listener
+        options = VerifyOptions(
+            tuple(map(operations.stream_id, streams)), sample, limit, show_values, _position(at)
+        )
+        with spark_starter(self.config) as spark:
+            if self.config.destination.type == "iceberg":
+                spark.begin_java()
+            with opened(self.config, heard, spark) as pipeline:
+                report = run_and_repair(self.config, pipeline, spark, heard, options, repair=repair)
+        reports.save(self.config.state, report)
+        return report
 
     def pause(self, streams: Sequence[str], reason: str = "") -> Told:
         """Let these streams stand still where they are; the others go on, and nothing of theirs is lost.
@@ -314,3 +353,12 @@ def _later_than(table: pa.Table, after: LogOffset) -> pa.Table:
     tx, op = table.column("_tx"), table.column("_op_index")
     same_tx = pc.and_(pc.equal(tx, after.tx), pc.greater(op, after.op))
     return table.filter(pc.or_(pc.greater(tx, after.tx), same_tx))
+
+
+def _position(text: str | None) -> Lsn | None:
+    try:
+        return None if text is None else Lsn.parse(text)
+    except ValueError as error:
+        raise ConfigError(
+            f"{text!r} is no position of the log.", remedy="Write one as `penstock status` does: 0/19C9B158."
+        ) from error

@@ -50,6 +50,7 @@ def instance(database: Database, make: MakePipeline) -> Iterator[Instance]:
         },
         log={"seal_every": "1s"},
         checkpoint={"interval": "1s"},
+        verify={"every": "1s", "sample": "50%"},
     )
     made = Instance(pipeline, "one")
     with instances(made):

@@ -14,6 +14,8 @@ from penstock.cli.settings import Settings
 from penstock.core.errors import ConfigError, PenstockError
 
 UNEXPECTED = 1
+DIFFERENT = 10
+NOT_COMPARED = 11
 INTERRUPTED = 130
 _PANEL_WIDTH_MAX = 100
 
@@ -56,6 +58,8 @@ def exit_codes() -> dict[int, str]:
         0: "Done.",
         UNEXPECTED: "An error of no kind below.",
         ConfigError.exit_code: "The command or the pipeline file is wrong; nothing was done.",
+        DIFFERENT: "`verify` found differences between source and tables.",
+        NOT_COMPARED: "`verify` found no difference, and could not compare every stream.",
         INTERRUPTED: "Stopped by Ctrl-C or SIGTERM; the same command goes on from there.",
     }
     pending = list(PenstockError.__subclasses__())

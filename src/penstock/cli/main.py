@@ -30,6 +30,7 @@ from penstock.cli import (
     sync,
     table,
     teardown,
+    verify,
 )
 from penstock.cli.failure import exit_codes, report_error, report_interrupted, report_unexpected
 from penstock.cli.log_output import configure_logs
@@ -114,6 +115,7 @@ app.command("run")(run.run)
 app.command("console")(console.console)
 app.command("resync")(resync.resync)
 app.command("compact")(compact.compact)
+app.command("verify")(verify.verify)
 app.command("pause")(pause.pause)
 app.command("resume")(pause.resume)
 app.command("status")(status.status)

@@ -40,6 +40,7 @@ def _compile() -> None:
     from penstock.sources.open import compiled_modules
 
     modules = compiled_modules() + [f"penstock.streams.encoding.{name}" for name in _STREAM_KERNELS]
+    modules.append("penstock.verify.canonical")
     if find_spec("uvloop") is not None:  # the live lane is an extra
         modules.append("penstock.shapes.service")
     with ProcessPoolExecutor(os.cpu_count(), get_context("spawn")) as pool:

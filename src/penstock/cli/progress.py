@@ -22,8 +22,8 @@ from penstock.cli.tables import count, size
 from penstock.core.report import ProgressListener
 
 PLAIN_INTERVAL_S = 5.0
-_VERBS = {"load": "loading", "capture": "reading changes", "apply": "applying changes"}
-_DONE = {"load": "loaded", "capture": "read", "apply": "applied"}
+_VERBS = {"load": "loading", "capture": "reading changes", "apply": "applying changes", "verify": "comparing"}
+_DONE = {"load": "loaded", "capture": "read", "apply": "applied", "verify": "compared"}
 
 
 @contextmanager

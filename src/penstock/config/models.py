@@ -26,6 +26,7 @@ from penstock.config.sections import (
     SparkConfig,
     StreamConfig,
     TailConfig,
+    VerifyConfig,
     WalConfig,
 )
 from penstock.config.selection import choose, not_there, unmatched
@@ -59,6 +60,7 @@ class Config(Section):
     tail: TailConfig = TailConfig()
     run: RunConfig = RunConfig()
     console: ConsoleConfig = ConsoleConfig()
+    verify: VerifyConfig = VerifyConfig()
 
     @model_validator(mode="after")
     def _source_has_its_file(self) -> Config:

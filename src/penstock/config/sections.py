@@ -39,6 +39,7 @@ from penstock.config.values import (
     PathOrObject,
     Pause,
     PostgresUrl,
+    Share,
     SlotName,
     SocketOrAddress,
     SortBy,
@@ -408,6 +409,15 @@ class TailConfig(Section):
         if self.listen != "unix" and None in (self.certificate, self.key, self.token):
             raise ValueError("over TCP needs `certificate`, `key` and `token`")
         return self
+
+
+class VerifyConfig(Section):
+    """Comparing tables with their source while `penstock run` is at work, as `penstock verify` does."""
+
+    every: Interval = None
+    """How often; `never` unless it is set."""
+    sample: Share = 1.0
+    """Which part of the rows, drawn anew each time: `5%`."""
 
 
 class RunConfig(Section):

@@ -19,10 +19,11 @@ LATER_DESTINATIONS: tuple[str, ...] = ()
 LATER_STREAM_KEYS: dict[str, tuple[tuple[str, str | None], ...]] = {
     "mysql": (("replica_identity", "full"),),
 }
-#: By `source.type`: where its tables cannot go.
-LATER_DESTINATIONS_OF: dict[str, tuple[str, ...]] = {}
 #: By `source.type`: commands that end with an error.
-LATER_COMMANDS: dict[str, tuple[str, ...]] = {"mysql": ("state migrate",), "mongodb": ("state migrate",)}
+LATER_COMMANDS: dict[str, tuple[str, ...]] = {
+    "mysql": ("state migrate", "verify"),
+    "mongodb": ("state migrate", "verify"),
+}
 LATER_LANES: dict[str, tuple[str, ...]] = {
     "mysql": ("shapes", "kafka", "kinesis", "file"),
     "mongodb": ("shapes", "kafka", "kinesis", "file"),
@@ -43,10 +44,9 @@ def unavailable(values: dict[str, Any]) -> list[Problem]:
 
 def _of_source(kind: str, values: dict[str, Any]) -> Iterator[Problem]:
     """What is there for other sources."""
-    streams, lanes, destination = values.get("streams"), values.get("lanes"), values.get("destination")
-    if isinstance(destination, dict) and destination.get("type") in LATER_DESTINATIONS_OF.get(kind, ()):
-        shown = f"`{destination['type']}`"
-        yield ("destination", "type"), f"{shown} is not available yet for a source of type {kind}."
+    streams, lanes = values.get("streams"), values.get("lanes")
+    if "verify" in values and "verify" in LATER_COMMANDS.get(kind, ()):
+        yield ("verify",), f"is not available yet for a source of type {kind}."
     for index, stream in enumerate(streams if isinstance(streams, list) else ()):
         for key, value in LATER_STREAM_KEYS.get(kind, ()) if isinstance(stream, dict) else ():
             if key in stream and value in (None, stream[key]):

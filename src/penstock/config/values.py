@@ -40,6 +40,18 @@ def _duration(value: Any) -> timedelta:
     raise ValueError("should be a duration with a unit, such as 30s, 15m, 12h or 7d")
 
 
+def share_of(value: Any) -> float:
+    """A part of a whole, as `5%` or 0.05."""
+    text = str(value).strip()
+    try:
+        part = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        part = 0.0
+    if isinstance(value, bool) or not 0 < part <= 1:
+        raise ValueError("should be a part of a whole, such as 5% or 0.05")
+    return part
+
+
 def _interval(value: Any) -> timedelta | None:
     return None if value is None or value == "never" else _duration(value)
 
@@ -181,6 +193,7 @@ Address = Annotated[str, AfterValidator(_address)]
 SocketOrAddress = Annotated[str, AfterValidator(_socket_or_address)]
 Token = Annotated[SecretStr, AfterValidator(_token)]
 Interval = Annotated[timedelta | None, BeforeValidator(_interval)]  # None: never
+Share = Annotated[float, BeforeValidator(share_of)]
 LocalPath = Annotated[Path, BeforeValidator(_path)]
 PathOrObject = Annotated[str, BeforeValidator(_place)]
 StreamPattern = Annotated[str, BeforeValidator(_stream)]
@@ -212,10 +225,12 @@ __all__ = [
     "PathOrObject",
     "Pause",
     "PostgresUrl",
+    "Share",
     "SlotName",
     "SocketOrAddress",
     "SortBy",
     "SparkValue",
     "StreamPattern",
     "Token",
+    "share_of",
 ]

@@ -7,7 +7,7 @@ and the other gets `CommitConflictError` with nothing changed (correctness 16).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -26,6 +26,10 @@ class DestinationTable(Protocol):
 
     def record(self) -> TableRecord | None:
         """The newest record; None if the table was never written."""
+        ...
+
+    def history(self) -> Iterator[TableRecord]:
+        """The newest record and those before it, as far back as the table still knows them."""
         ...
 
     def is_thread_committed(self, thread_id: str) -> bool: ...

@@ -14,7 +14,7 @@ import secrets
 import shutil
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -183,6 +183,10 @@ class IcebergTable:
 
     def record(self) -> TableRecord | None:
         return self.handle.record()
+
+    def history(self) -> Iterator[TableRecord]:
+        with iceberg_errors("reading the table's history", self.stream):
+            yield from self.handle.history()
 
     def files(self, record: TableRecord) -> tuple[DataFile, ...]:
         if record.snapshot_id is None:

@@ -10,7 +10,7 @@ outcome the catalog did not tell is looked for by its record and never repeated 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -89,6 +89,23 @@ class TableHandle:
         if read is None or read[0] != location:
             self._read = read = location, self._record(metadata)
         return read[1]
+
+    def history(self) -> Iterator[TableRecord]:
+        """What the table said at each commit of ours, the newest first, as far as snapshots are known."""
+        metadata = self.metadata()
+        at = None if metadata is None else metadata.head(branch_of(metadata))
+        while metadata is not None and at is not None:
+            snapshot = metadata.find(text.SUMMARY)(at)
+            if snapshot is None:
+                return
+            if snapshot.commit is not None:
+                try:
+                    record = text.read_record(metadata.property, snapshot.commit)
+                except ValueError:
+                    return  # its columns are written down no more
+                layout = read_layout(self._catalog.java, metadata)
+                yield replace(record, snapshot_id=at, layout=layout)
+            at = snapshot.parent_id
 
     def parent(self, snapshot_id: int) -> int | None:
         """What a snapshot was made on top of: ours, unless somebody committed in between."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -123,6 +123,13 @@ class ParquetTable:
 
     def record(self) -> TableRecord | None:
         return self.layout.newest_record()
+
+    def history(self) -> Iterator[TableRecord]:
+        for version in reversed(self.layout.versions()):
+            try:
+                yield self.layout.read_record(version)
+            except FileNotFoundError:  # swept since it was listed, and so are all before it
+                return
 
     def version_path(self) -> Path | None:
         """The directory of the version readers see now. It stays as it is for the grace period."""

@@ -13,7 +13,7 @@ by their ids, whatever they were called when the file was written.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -101,7 +101,7 @@ def delete_rows(task: DeleteTask) -> DeleteResult:
             hit = _marks((find(bucket.touched, index)[1] for bucket in wanted), file.rows)
             if not hit.any() and not task.rewrites_all:
                 continue
-            dead = _marks(_deleted_positions(file), file.rows)
+            dead = _marks(deleted_positions(file.deletes, file.delete_paths, file.location), file.rows)
             for bucket, sink in zip(wanted, sinks, strict=True):
                 if bucket.asked is not None:
                     asked = _marks([find(bucket.asked, index)[1]], file.rows)
@@ -177,12 +177,15 @@ class _TableFiles:
         return output.files
 
 
-def _deleted_positions(file: HeldFile) -> Iterator[Positions]:
-    for held, path in zip(file.deletes, file.delete_paths, strict=True):
+def deleted_positions(
+    deletes: Sequence[HeldDeletes], paths: Sequence[Path], location: str
+) -> Iterator[Positions]:
+    """What is deleted from the data file at `location`; `paths`: where these deletes are."""
+    for held, path in zip(deletes, paths, strict=True):
         if held.vector is not None:
             yield read_vector(path, held.vector)
         else:
-            yield _read_deletes(path, file.location if held.is_shared else None)
+            yield _read_deletes(path, location if held.is_shared else None)
 
 
 def _read_deletes(path: Path, of: str | None) -> Positions:

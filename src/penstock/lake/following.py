@@ -8,28 +8,25 @@ comes to the same files. A stream that cannot go on leaves the round and is load
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from penstock import failpoints
 from penstock.core.errors import StaleLookupError, StateError
 from penstock.core.position import Lsn
 from penstock.core.stream import StreamId
-from penstock.core.where import WhereError
 from penstock.destinations.records import Marker
 from penstock.lake.apply import Outcome, StreamWork, apply, fold, merge
 from penstock.lake.backfill import Backfill
-from penstock.lake.column_ids import dropped_partition, evolved_columns
 from penstock.lake.fold_task import FoldResult
 from penstock.lake.lane_state import LaneState
 from penstock.lake.light import Stages, rewriting_is_light
-from penstock.lake.load import owns_keys
-from penstock.lake.skip import skip_rule
-from penstock.lake.work import MustReload, plan_schema, unfit_default, words_of
+from penstock.lake.repair import Repairs, just_before, repaired
+from penstock.lake.round_plan import plan_round, truncated_in_part
+from penstock.lake.work import MustReload, words_of
 from penstock.ledger import two_phase
 from penstock.ledger.load_record import LoadRecord
 from penstock.ledger.threads import cdc_thread_id
-from penstock.log.reader import LogRange
 
 ROUND_BYTES_MAX = 256 * 1024 * 1024
 EARLY_ROUND_BYTES = 16 * 1024 * 1024
@@ -158,6 +155,46 @@ class Following:
                 remedy="Restore the state directory from a backup, or run `penstock resync --yes`.",
             )
         return self._lane.log.boundaries(after, to, ROUND_BYTES_MAX)
+
+    def repair(self, position: Lsn, repairs: Repairs) -> list[StreamId]:
+        """Put rows right that were found wrong at `position`, beyond which no table is; whose were.
+
+        A stream that does not share the global position by then is left as it is.
+        """
+        before = just_before(position)
+        for end in self._batches(self._lane.ledger.document.lsn, before):
+            self._global_round(end)
+        start = self._lane.ledger.document.lsn
+        if start is not None and start < before:
+            self._global_round(before)
+        with self._lane.rounds:
+            return self._repair_round(before, position, repairs)
+
+    def _repair_round(self, start: Lsn, to: Lsn, repairs: Repairs) -> list[StreamId]:
+        document = self._lane.ledger.document
+        streams = sorted(set(repairs).intersection(document.global_streams))
+        if not streams or document.lsn != start:
+            return []
+
+        def make(work: StreamWork) -> Outcome:
+            stream = work.stream
+            for file in work.files:  # rows may be elsewhere in it than its index has them
+                work.table.index_path(file).unlink(missing_ok=True)
+            return merge(
+                self._stages,
+                [work],
+                lambda staging: {stream: [repaired(work, repairs[stream], staging[stream])]},
+            )[stream]
+
+        self._lane.ledger.write(two_phase.prepare_round(document, to, streams))
+        failpoints.reach("cdc.prepared")
+        for stream in streams:
+            work = self._work(stream, start, to)
+            self._commit(work, make(work), make)
+            failpoints.reach("cdc.committed")
+            self._lane.ledger.write(two_phase.stream_committed(self._lane.ledger.document, stream, to))
+        self._lane.ledger.write(two_phase.finish_round(self._lane.ledger.document))
+        return streams
 
     def _global_round(self, to: Lsn) -> None:
         with self._lane.rounds:
@@ -300,50 +337,12 @@ class Following:
         table = self._lane.table(stream)
         record = table.record()
         assert record is not None, "only a loaded table follows the log"
-        assert record.marker is not None, "only a loaded table follows the log"
-        changes = self._lane.log.files(stream, start, to)
-        part = self._lane.streams[stream].selection
-        plan = plan_schema(
-            record.schema, changes.files, lambda schema_id: part.of(self._lane.log.schema(schema_id))
-        )
-        if isinstance(plan, MustReload):
-            return plan
-        if changes.altered:
-            return MustReload("a statement at the source altered it in a way that its rows do not tell")
-        if truncated_in_part(changes) and self._lane.streams[stream].write == "upsert":
-            return MustReload("a single partition was truncated", by_schema=False)
-        try:
-            target = self._lane.streams[stream].target(plan.schema)
-        except WhereError:
-            return MustReload("columns of its filter had other types")
-        target = target.with_ids_of(evolved_columns(record, target, plan.rewrite), record.layout)
-        if (column := dropped_partition(table, record, target)) is not None:
-            return MustReload(f"column {column}, by which its files are partitioned, is gone")
-        unfit = unfit_default(plan, target.schema) if target.write == "upsert" else None
-        if unfit is not None:
-            return MustReload(f"rows read column {unfit} as a default that its type cannot hold")
-        load = self._load_shown(stream)
-        skip = None
-        if load is not None and len(load.points) > 1 and owns_keys(load):
-            skip = skip_rule(load, self._lane.streams[stream].target())
-            if changes.truncates and start < load.newest_read:
-                return MustReload("the table was truncated while it was being loaded", by_schema=False)
-        if truncated_in_part(changes) and stream not in self._lane.kept_up:
+        configured, log = self._lane.streams[stream], self._lane.log
+        plan = plan_round(configured, table, record, log, self._load_shown(stream), start, to)
+        emptied = isinstance(plan, StreamWork) and truncated_in_part(log.files(stream, start, to))
+        if emptied and stream not in self._lane.kept_up:
             self._lane.reload(stream, "a single partition was truncated")
-        return StreamWork(
-            stream=stream,
-            table=table,
-            target=target,
-            files=table.files(record),
-            read_from=record.snapshot_id,
-            changes=changes.files,
-            truncates=changes.truncates,
-            after=start,
-            to=to,
-            columns=plan.columns,
-            rewrite=plan.rewrite,
-            skip=skip,
-        )
+        return plan
 
     def _load_shown(self, stream: StreamId) -> LoadRecord | None:
         """The load that the table's rows come from, while the log has not passed its snapshots."""
@@ -398,8 +397,13 @@ class Following:
         self._lane.reload(work.stream, reason)
         return True
 
-    def _commit(self, work: StreamWork, outcome: Outcome) -> bool:
-        """Commit what a round wrote; False if it lacks values, now or after it was looked up again."""
+    def _commit(
+        self, work: StreamWork, outcome: Outcome, make: Callable[[StreamWork], Outcome] | None = None
+    ) -> bool:
+        """Commit what a round wrote; False if it lacks values, now or after it was looked up again.
+
+        `make`: how to write it again; by default, from the log.
+        """
         state = self._lane.ledger.document.stream(work.stream)
         assert state is not None
         assert state.generation is not None
@@ -424,15 +428,9 @@ class Following:
                     raise
             lookups += 1
             work = self._work(work.stream, work.after, work.to)
-            outcome = apply(self._stages, [work])[work.stream]
+            outcome = apply(self._stages, [work])[work.stream] if make is None else make(work)
         return False
 
     def _marker(self, stream: StreamId, generation: str, start: Lsn, to: Lsn) -> Marker:
         thread_id = cdc_thread_id(stream, generation, start)
         return Marker(generation, self._lane.settings.epoch, start, to, (thread_id,))
-
-
-def truncated_in_part(changes: LogRange) -> bool:
-    """Whether a partition was emptied alone, and the whole table not after it."""
-    last = max(changes.truncates, default=(-1, -1))
-    return any((tx, op) > last for tx, op, _ in changes.leaf_truncates)

@@ -24,6 +24,7 @@ from penstock.lake.increments import Increments
 from penstock.lake.lane_state import LaneSettings, LaneState, LaneStream, RoundListener, StreamTotals
 from penstock.lake.rebuild import rebuild_state
 from penstock.lake.recovery import Recovery
+from penstock.lake.repair import Repairs
 from penstock.ledger import pausing, two_phase
 from penstock.ledger.ledger import Ledger
 from penstock.ledger.load_record import LoadPoint, LoadRecords
@@ -186,6 +187,10 @@ class LakeLane:
     def follow(self, to: Lsn) -> None:
         """Apply the log up to `to` to every stream that is loaded; those that cannot go on are set aside."""
         self._following.follow(to)
+
+    def repair(self, position: Lsn, repairs: Repairs) -> list[StreamId]:
+        """Put rows right that were found wrong at `position`; the streams of which that was done."""
+        return self._following.repair(position, repairs)
 
     def follow_ahead(self) -> None:
         """Apply what is sealed already if that is worth a round of its own; more of the log is to come."""

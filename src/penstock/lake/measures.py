@@ -54,6 +54,11 @@ class LaneMeasures:
         self._tables: dict[str, _Table] = {}
         self._loading: dict[str, tuple[int, int | None]] = {}  # rows read, rows estimated
         self._rounds, self._round_seconds, self._times_anew = 0, 0.0, 0
+        self._others: list[Callable[[], list[Sample]]] = []
+
+    def also(self, samples: Callable[[], list[Sample]]) -> None:
+        """Send these besides."""
+        self._others.append(samples)
 
     def watch(self, lane: LakeLane) -> None:
         """From now on the numbers are this lane's."""
@@ -136,7 +141,7 @@ class LaneMeasures:
             (metrics.STREAM_LAG_SECONDS, self._lag()),
         ):
             found += [(metric.name, {"stream": str(name)}, float(value)) for name, value in values.items()]
-        return found
+        return [*found, *(sample for others in self._others for sample in others())]
 
     def _lag(self) -> dict[StreamId, float]:
         lane = self._lane

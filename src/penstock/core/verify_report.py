@@ -1,0 +1,103 @@
+"""What a comparison of tables with their source came to; `to_json()` is public, as of other reports."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal
+
+DifferenceKind = Literal["missing", "extra", "different"]
+Verdict = Literal["equal", "different", "not compared"]
+#: Why a stream was not compared: its mode has nothing to compare, or something must be done first.
+NotCompared = Literal["by its mode", "for now"]
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnDifference:
+    """A column in which a row differs. The values are as the source prints them; None: null, or not shown."""
+
+    name: str
+    source: str | None = None
+    table: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A row that the source has and the table has not, the other way round, or that both have otherwise."""
+
+    kind: DifferenceKind
+    key: dict[str, str | None]
+    columns: tuple[ColumnDifference, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class VerifiedStream:
+    """One stream, compared at `position`. The table was at `table_position`; the log between was applied.
+
+    `missing`, `extra` and `different` count rows of the buckets that were looked into; `columns` says in how
+    many of those rows each column differs. `left_out`: rows that differ and are not among `differences`.
+    """
+
+    stream: str
+    verdict: Verdict
+    reason: str = ""
+    why_not: NotCompared | None = None
+    position: str | None = None
+    table_position: str | None = None
+    against: Literal["source", "change log"] = "source"
+    compared_from: str | None = None  # of a history: changes before this position were not compared
+    source_rows: int = 0
+    table_rows: int = 0
+    dead_letters: int = 0  # rows of the source that the table cannot hold, or could not complete
+    missing: int = 0
+    extra: int = 0
+    different: int = 0
+    columns: dict[str, int] = field(default_factory=dict)
+    columns_not_compared: tuple[str, ...] = ()
+    buckets: int = 0
+    buckets_differing: int = 0
+    buckets_looked_into: int = 0
+    differences: tuple[Difference, ...] = ()
+    left_out: int = 0
+    repaired: int | None = None  # rows; None: it was not asked for
+    seconds: float = 0.0
+
+    @property
+    def found(self) -> int:
+        return self.missing + self.extra + self.different
+
+    @property
+    def differing_at_least(self) -> int:
+        """Rows that differ: those that were found, and one in every bucket that was not looked into."""
+        if self.verdict != "different":
+            return 0
+        return self.found + self.buckets_differing - self.buckets_looked_into
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyReport:
+    streams: tuple[VerifiedStream, ...]
+    began_at: str
+    seconds: float
+    sample: float = 1.0  # the part of the keys that was compared
+    shows_values: bool = False
+
+    @property
+    def equal(self) -> bool:
+        """Whether no difference was found, in what could be compared."""
+        return all(stream.verdict != "different" for stream in self.streams)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every stream was compared that could be at all."""
+        return all(stream.why_not != "for now" for stream in self.streams)
+
+    def without_values(self) -> VerifyReport:
+        return replace(self, shows_values=False)
+
+    def to_json(self) -> dict[str, Any]:
+        document = {"equal": self.equal, "complete": self.complete, **asdict(self)}
+        if not self.shows_values:
+            for stream in document["streams"]:
+                for difference in stream["differences"]:
+                    difference["columns"] = [{"name": each["name"]} for each in difference["columns"]]
+        return document

@@ -1,0 +1,55 @@
+"""Rows of a table that are put right: what a round does for changes, done for rows that were found wrong.
+
+A repair is a round of its own whose first stage is not a fold of the log: the keys that are wrong lose their
+rows, and get those that the source has for them at the round's end. Everything after it is the round's: rows
+go by position or by writing their files anew, the table commits under its epoch, generation and position, the
+state says before what is going to be done. A crash on the way leaves a round without changes to repeat.
+
+Exact only at one position: the table must be where the source's rows are from. So rounds take it to just
+before that position first. No change lies in the last byte before it, since commit records begin at multiples
+of eight, as positions between transactions do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+
+from penstock.core.position import Lsn
+from penstock.core.stream import StreamId
+from penstock.destinations.parquet_files import new_file_name
+from penstock.lake.apply import StreamWork
+from penstock.lake.fold_task import FoldResult, stage
+from penstock.lake.table_output import TableOutput
+from penstock.lake.target import DELETED_AT
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """`keys`: whose rows in the table go. `rows`: what the source has for them; both by the table's names."""
+
+    keys: pa.Table
+    rows: pa.Table
+
+
+Repairs = Mapping[StreamId, Repair]
+
+
+def just_before(position: Lsn) -> Lsn:
+    """Where the log has the same changes as at `position`."""
+    assert position % 8 == 0, "positions between transactions are aligned"
+    return Lsn(position - 1)
+
+
+def repaired(work: StreamWork, repair: Repair, staging: Path) -> FoldResult:
+    """The first stage of a repair."""
+    target, rows = work.target, repair.rows
+    if target.soft_deletes:
+        rows = rows.append_column(DELETED_AT, pa.nulls(rows.num_rows, DELETED_AT.type))
+    with TableOutput(work.table.files_directory / new_file_name("repaired"), target) as output:
+        output.write_table(rows.select(target.arrow_schema().names))
+    staged = stage(staging / "repaired", repair.keys.select(target.key))
+    return FoldResult(output.files, None, staged, False, {"u": repair.keys.num_rows})

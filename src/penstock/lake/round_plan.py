@@ -1,0 +1,78 @@
+"""What a range of the log is for a table: the work of a round, or that the table must be loaded again.
+
+A function of the table's record and the log alone: recovery comes to the same answer as the round that was
+cut short, and whoever wants to know what a round would make of a table can ask without one.
+"""
+
+from __future__ import annotations
+
+from penstock.core.position import Lsn
+from penstock.core.where import WhereError
+from penstock.destinations.base import DestinationTable
+from penstock.destinations.records import TableRecord
+from penstock.lake.apply import StreamWork
+from penstock.lake.column_ids import dropped_partition, evolved_columns
+from penstock.lake.lane_state import LaneStream
+from penstock.lake.load import owns_keys
+from penstock.lake.skip import skip_rule
+from penstock.lake.work import MustReload, plan_schema, unfit_default
+from penstock.ledger.load_record import LoadRecord
+from penstock.log.reader import ChangeLog, LogRange
+
+
+def plan_round(
+    configured: LaneStream,
+    table: DestinationTable,
+    record: TableRecord,
+    log: ChangeLog,
+    load: LoadRecord | None,
+    start: Lsn,
+    to: Lsn,
+) -> StreamWork | MustReload:
+    """`load`: the one that the table's rows come from, while the log has not passed its snapshots."""
+    assert record.marker is not None, "only a loaded table follows the log"
+    stream = configured.info.stream
+    changes = log.files(stream, start, to)
+    part = configured.selection
+    plan = plan_schema(record.schema, changes.files, lambda schema_id: part.of(log.schema(schema_id)))
+    if isinstance(plan, MustReload):
+        return plan
+    if changes.altered:
+        return MustReload("a statement at the source altered it in a way that its rows do not tell")
+    if truncated_in_part(changes) and configured.write == "upsert":
+        return MustReload("a single partition was truncated", by_schema=False)
+    try:
+        target = configured.target(plan.schema)
+    except WhereError:
+        return MustReload("columns of its filter had other types")
+    target = target.with_ids_of(evolved_columns(record, target, plan.rewrite), record.layout)
+    if (column := dropped_partition(table, record, target)) is not None:
+        return MustReload(f"column {column}, by which its files are partitioned, is gone")
+    unfit = unfit_default(plan, target.schema) if target.write == "upsert" else None
+    if unfit is not None:
+        return MustReload(f"rows read column {unfit} as a default that its type cannot hold")
+    skip = None
+    if load is not None and len(load.points) > 1 and owns_keys(load):
+        skip = skip_rule(load, configured.target())
+        if changes.truncates and start < load.newest_read:
+            return MustReload("the table was truncated while it was being loaded", by_schema=False)
+    return StreamWork(
+        stream=stream,
+        table=table,
+        target=target,
+        files=table.files(record),
+        read_from=record.snapshot_id,
+        changes=changes.files,
+        truncates=changes.truncates,
+        after=start,
+        to=to,
+        columns=plan.columns,
+        rewrite=plan.rewrite,
+        skip=skip,
+    )
+
+
+def truncated_in_part(changes: LogRange) -> bool:
+    """Whether a partition was emptied alone, and the whole table not after it."""
+    last = max(changes.truncates, default=(-1, -1))
+    return any((tx, op) > last for tx, op, _ in changes.leaf_truncates)

@@ -1,0 +1,94 @@
+"""Comparing and putting right, in turns: rows that differ are given what the source has for them.
+
+What is written is what was found under one snapshot, at its position; `lake.repair` says why that is exact,
+and what a crash leaves. Then everything is compared anew, under another snapshot.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.config import Config
+from penstock.core.errors import ConfigError, SourceBusyError
+from penstock.core.report import ProgressListener
+from penstock.core.stream import StreamId
+from penstock.core.verify_report import VerifyReport
+from penstock.lake.keys import distinct
+from penstock.lake.lane import LakeLane
+from penstock.lake.repair import Repair
+from penstock.lake.spark_starter import SparkStarter
+from penstock.verify.opened import Opened
+from penstock.verify.outcome import Drilled
+from penstock.verify.run import Verification, VerifyOptions
+
+REPAIRS_MAX = 5  # a table in which more differs is better loaded anew
+
+
+def run_and_repair(
+    config: Config,
+    opened: Opened,
+    spark: SparkStarter,
+    listener: ProgressListener,
+    options: VerifyOptions,
+    *,
+    repair: bool,
+) -> VerifyReport:
+    """Compare; with `repair`, put right what differs and compare again, until nothing does."""
+    if repair and opened.lane is None:
+        raise SourceBusyError(
+            "`penstock run` is at work on this pipeline, and it alone writes to the tables.",
+            remedy="Stop it, run this command, then start it again; or compare without --repair.",
+        )
+    if repair and options.at is not None:
+        raise ConfigError(
+            "Only the newest version of a table can be repaired.", remedy="Leave out --at, or --repair."
+        )
+    repaired: dict[StreamId, int] = {}
+    for _ in range(REPAIRS_MAX):
+        verification = Verification(config, opened, spark, listener, options)
+        report = verification.run()
+        if opened.lane is None or not repair or report.equal:
+            break
+        now = _repair(verification, opened.lane)
+        for stream, rows in now.items():
+            listener.note(f"{stream}: {rows:,} rows were given what the source has for them.")
+            repaired[stream] = repaired.get(stream, 0) + rows
+        if not now:
+            break
+    else:
+        report = Verification(config, opened, spark, listener, options).run()
+    if not repair:
+        return report
+    streams = tuple(
+        replace(each, repaired=repaired.get(StreamId.parse(each.stream), 0)) for each in report.streams
+    )
+    return replace(report, streams=streams)
+
+
+def _repair(verification: Verification, lane: LakeLane) -> dict[StreamId, int]:
+    """Put right what the run found, as far as it looked; how many rows of each stream."""
+    repaired: dict[StreamId, int] = {}
+    for position in sorted({position for position, _ in verification.found.values()}):
+        repairs = {
+            stream: mended
+            for stream, (at, drilled) in verification.found.items()
+            if at == position and (mended := mend(drilled)) is not None
+        }
+        for stream in lane.repair(position, repairs):
+            repaired[stream] = repairs[stream].keys.num_rows
+    return repaired
+
+
+def mend(drilled: Drilled) -> Repair | None:
+    """What would put the table right in the rows that were found; None: the source's rows are not whole."""
+    if drilled.stream.columns_not_compared or drilled.stream.against != "source":
+        return None
+    found, key = drilled.found, list(drilled.key)
+    wrong = np.concatenate([found.missing, found.different[0]])
+    rows = drilled.source.rows.take(pa.array(wrong))
+    extra = drilled.table.rows.take(pa.array(found.extra)).select(key)
+    keys = distinct(pa.concat_tables([rows.select(key), extra.cast(rows.select(key).schema)]))
+    return Repair(keys, rows) if keys.num_rows else None

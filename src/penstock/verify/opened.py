@@ -1,0 +1,112 @@
+"""A pipeline opened for a comparison: who reads the log, and who keeps the snapshot.
+
+While `penstock run` is at work, its capture seals the log as far as it is asked to, and goes on; the snapshot
+is kept by a process of our own that does nothing else, so that it is gone when we are, however we end.
+
+Otherwise the pipeline is opened as a sync opens it: what an earlier run left open is settled, the lock is
+held, and capture, a child of ours, reads the log on. No table is loaded and no round is carried out; what is
+read stays in the log for the next sync.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+from penstock.capture.client import CaptureProcess
+from penstock.capture.from_config import spec_of
+from penstock.capture.remote import RemoteCapture
+from penstock.capture.spec import ExportedSnapshot
+from penstock.config import Config
+from penstock.core.errors import CaptureAwayError, StateError
+from penstock.core.position import Lsn
+from penstock.core.report import ProgressListener
+from penstock.core.stream import StreamId
+from penstock.lake.lane import LakeLane
+from penstock.lake.spark_starter import SparkStarter
+from penstock.ledger.run_file import read_running
+from penstock.ledger.store import StateStore
+from penstock.locking import only_one
+from penstock.resolution import resolve_from_source
+from penstock.sources.open import open_source
+from penstock.turns import Turns
+
+LANE = "verify"  # as capture knows us; it never joins, so nothing is held for it
+
+
+class Snapshots(Protocol):
+    def snapshot(self) -> ExportedSnapshot: ...
+
+    def release_snapshot(self) -> None: ...
+
+
+class LogReader(Protocol):
+    def read_to(self, target: Lsn) -> None: ...
+
+    def reached(self, within_s: float | None = None) -> Lsn | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """`lane`: ours, where nobody else runs the pipeline. `waiting`: streams that are to be loaded first."""
+
+    snapshots: Snapshots
+    log: LogReader
+    lane: LakeLane | None = None
+    waiting: Sequence[StreamId] = ()
+
+
+@contextmanager
+def opened(config: Config, listener: ProgressListener, spark: SparkStarter) -> Iterator[Opened]:
+    running = read_running(config.state)
+    if running is None:
+        with _alone(config, listener, spark) as pipeline:
+            yield pipeline
+        return
+    token = config.tail.token
+    secret = None if token is None else token.get_secret_value()
+    found = running.capture
+    with beside(config, found["address"], secret, found.get("certificate")) as pipeline:
+        yield pipeline
+
+
+@contextmanager
+def beside(
+    config: Config, address: str, token: str | None = None, certificate: str | None = None
+) -> Iterator[Opened]:
+    """Beside an instance whose capture answers at `address`."""
+    with (
+        RemoteCapture(address, LANE, token, certificate) as capture,
+        CaptureProcess(spec_of(config)) as snapshots,
+    ):
+        hello = capture.hello()
+        if not hello.leading:
+            raise CaptureAwayError(
+                f"Capture does not lead. {hello.reason}", remedy="Run the command where the leader runs."
+            )
+        capture.epoch = hello.epoch
+        yield Opened(snapshots, capture)
+
+
+@contextmanager
+def _alone(config: Config, listener: ProgressListener, spark: SparkStarter) -> Iterator[Opened]:
+    with only_one(config.state), CaptureProcess() as capture:
+        if StateStore(config.state).load() is None or open_source(config.source).hold() is None:
+            raise StateError(
+                "This pipeline was never synced, or its slot is gone: there is nothing to compare.",
+                remedy="Run `penstock sync` first.",
+            )
+        streams = resolve_from_source(config)
+        followed = [stream for stream in streams if stream.reads_log]
+        capture.use(
+            spec_of(
+                config,
+                [stream.info.stream for stream in followed],
+                [stream.info.stream for stream in followed if stream.full_identity],
+            )
+        )
+        turns = Turns(config, listener, spark, capture, round_every_s=0.0)
+        lane = turns.open(streams, capture.start)
+        yield Opened(capture, capture, lane, tuple(lane.streams_to_load()))

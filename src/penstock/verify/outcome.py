@@ -1,0 +1,233 @@
+"""Carries comparisons out: digests of both sides, then the rows of what differs."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from penstock.core.verify_report import Difference, VerifiedStream
+from penstock.lake.dead_letters import key_columns, open_letters
+from penstock.lake.light import Stages
+from penstock.sources.types import cast_text
+from penstock.verify import drill
+from penstock.verify.canonical import hash_rows
+from penstock.verify.comparison import Comparison
+from penstock.verify.digest import Buckets, Digest
+from penstock.verify.sip_kernels import Hashes
+from penstock.verify.tasks import DigestResult, DigestTask, PickResult, PickTask, digest_side, pick_rows
+
+#: Of digests that tasks hand back at once: 24 bytes each.
+BUCKETS_AT_ONCE_MAX = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Digests:
+    """Both sides of a comparison. None of a table that the source rewrote while it was read."""
+
+    source: Digest
+    table: Digest
+    unfit: int
+
+
+def digest_all(stages: Stages, comparisons: Sequence[Comparison], *, light: bool) -> list[Digests | None]:
+    found: list[Digests | None] = []
+    for group in _groups(comparisons):
+        tasks = [DigestTask(side, each.hashing) for each in group for side in each.sides]
+        weights = [weight for each in group for weight in each.weights]
+        results = iter(stages.run(digest_side, tasks, "digest tables", light=light, weights=weights))
+        for each in group:
+            source = [next(results) for _ in each.source]
+            table = [next(results) for _ in each.table]
+            found.append(_digests(each, source, table))
+    return found
+
+
+def _groups(comparisons: Sequence[Comparison]) -> list[list[Comparison]]:
+    """Comparisons that share a Spark job: as many as the driver can take the digests of at once."""
+    groups: list[list[Comparison]] = []
+    room = 0
+    for each in comparisons:
+        size = each.hashing.buckets * len(each.sides)
+        if size > room:
+            groups.append([])
+            room = BUCKETS_AT_ONCE_MAX
+        groups[-1].append(each)
+        room -= size
+    return groups
+
+
+def _digests(
+    comparison: Comparison, source: Sequence[DigestResult], table: Sequence[DigestResult]
+) -> Digests | None:
+    if any(result.table_rewritten for result in source):
+        return None
+    sides = Digest.empty(comparison.hashing.buckets), Digest.empty(comparison.hashing.buckets)
+    for side, results in zip(sides, (source, table), strict=True):
+        for result in results:
+            side.merge(result.digest)
+    return Digests(*sides, sum(result.unfit for result in source))
+
+
+@dataclass(frozen=True, slots=True)
+class Telling:
+    """How much is said of differences. `letters`: files of the table's dead letters."""
+
+    limit: int
+    letters: Sequence[Path]
+    staging: Path
+    shows_values: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Drilled:
+    """What was found, with the rows it was found in, for whoever mends it."""
+
+    stream: VerifiedStream
+    found: drill.Found
+    source: drill.Picked
+    table: drill.Picked
+    key: tuple[str, ...]
+    is_whole: bool  # every bucket that differs was looked into
+
+
+def verdict(comparison: Comparison, digests: Digests) -> tuple[VerifiedStream, Buckets]:
+    differing = digests.source.differing(digests.table)
+    stream = VerifiedStream(
+        comparison.name,
+        "different" if differing.size else "equal",
+        source_rows=digests.source.total,
+        table_rows=digests.table.total,
+        dead_letters=digests.unfit,
+        columns_not_compared=comparison.left_out,
+        buckets=comparison.hashing.buckets,
+        buckets_differing=int(differing.size),
+    )
+    return stream, differing
+
+
+def look_into(
+    stages: Stages,
+    comparison: Comparison,
+    digests: Digests,
+    stream: VerifiedStream,
+    differing: Buckets,
+    telling: Telling,
+    *,
+    light: bool,
+) -> Drilled | None:
+    """What differs in the buckets that do; None if the source rewrote the table meanwhile."""
+    looked_into = drill.to_look_into(digests.source, digests.table, differing)
+    wanted = np.zeros(comparison.hashing.buckets, np.bool_)
+    wanted[looked_into] = True
+    try:
+        results = _pick(stages, comparison, wanted, telling.staging, light=light)
+        if any(result.table_rewritten for result in results):
+            return None
+        source, table = (_read(comparison, part) for part in _halves(comparison, results))
+        found = drill.pair(source.hashes, table.hashes)
+        found, excused = _excused(comparison, found, source, table, results, telling.letters)
+        masks = drill.columns_in_which(
+            source, table, found.different, len(comparison.key), comparison.hashing.secret
+        )
+        told = drill.describe(source, table, found, masks, comparison.key, telling.limit)
+        missing, extra, different = (
+            int(places.size) for places in (found.missing, found.extra, found.different[0])
+        )
+        is_whole = len(looked_into) == len(differing)
+        is_equal = is_whole and not missing + extra + different
+        stream = replace(
+            stream,
+            verdict="equal" if is_equal else "different",
+            dead_letters=stream.dead_letters + excused,
+            missing=missing,
+            extra=extra,
+            different=different,
+            columns={name: int(mask.sum()) for name, mask in masks.items()},
+            buckets_looked_into=len(looked_into),
+            differences=told if telling.shows_values else tuple(map(_without_values, told)),
+            left_out=missing + extra + different - len(told),
+        )
+        return Drilled(
+            stream, found, source, table, comparison.key, is_whole
+        )  # maps of files outlive their names
+    finally:
+        shutil.rmtree(telling.staging, ignore_errors=True)
+
+
+def _without_values(difference: Difference) -> Difference:
+    bare = tuple(replace(each, source=None, table=None) for each in difference.columns)
+    return replace(difference, columns=bare)
+
+
+def _pick(
+    stages: Stages,
+    comparison: Comparison,
+    wanted: np.ndarray[tuple[int], np.dtype[np.bool_]],
+    staging: Path,
+    *,
+    light: bool,
+) -> list[PickResult]:
+    tasks = [
+        PickTask(side, comparison.hashing, wanted, staging / f"{number}.arrow")
+        for number, side in enumerate(comparison.sides)
+    ]
+    return stages.run(
+        pick_rows, tasks, "look into differences", light=light, weights=list(comparison.weights)
+    )
+
+
+def _halves(
+    comparison: Comparison, results: Sequence[PickResult]
+) -> tuple[Sequence[PickResult], Sequence[PickResult]]:
+    return results[: len(comparison.source)], results[len(comparison.source) :]
+
+
+def _read(comparison: Comparison, results: Sequence[PickResult]) -> drill.Picked:
+    schema = comparison.target.arrow_schema()
+    types = [schema.field(name).type for name in comparison.columns]
+    paths = [result.path for result in results if result.path is not None]
+    return drill.Picked.read(paths, comparison.columns, types)
+
+
+def _excused(
+    comparison: Comparison,
+    found: drill.Found,
+    source: drill.Picked,
+    table: drill.Picked,
+    results: Sequence[PickResult],
+    letters: Sequence[Path],
+) -> tuple[drill.Found, int]:
+    """Without rows that the table is known not to have as the source has them: those of dead letters.
+
+    A row that lacks a value, since neither log nor table had it, is not in the table. A table that keeps
+    deleted rows shows the last version that fitted of a row that does not fit any more.
+    """
+    missing = drill.without_keys(found.missing, source.hashes, _open_keys(comparison, letters))
+    extra = found.extra
+    if comparison.target.soft_deletes:
+        for result in results:
+            extra = drill.without_keys(extra, table.hashes, result.unfit)
+    return replace(found, missing=missing, extra=extra), int(found.missing.size - missing.size)
+
+
+def _open_keys(comparison: Comparison, letters: Sequence[Path]) -> tuple[Hashes, Hashes]:
+    """Hashes of the keys whose newest version is a dead letter."""
+    nothing = np.zeros(0, np.uint64)
+    schema = comparison.target.schema
+    if not letters or comparison.target.write != "upsert":
+        return nothing, nothing
+    texts = key_columns(
+        open_letters(letters, len(schema.key)).column("_key").combine_chunks(), len(schema.key)
+    )
+    casts = [
+        cast_text(column.combine_chunks(), schema.column(name))
+        for name, column in zip(schema.key, texts.columns, strict=True)
+    ]
+    if not texts.num_rows:
+        return nothing, nothing
+    hashes = hash_rows([cast.values for cast in casts], len(casts), comparison.hashing.secret)
+    return hashes.key_high, hashes.key_low

@@ -1,0 +1,222 @@
+"""A table as it is at a position of the log: pinned where it stands, and taken on by what a round would do.
+
+The pin is the table's newest record: its files never change, and whoever commits later makes another record.
+What the log has between the pin and the position is applied by the functions of a round, and not committed:
+the files it wrote are the view's own, and are removed with it. A crash leaves files that no record names,
+which the table's sweep and Iceberg's removal of orphans know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+
+from penstock.core.position import Lsn
+from penstock.core.stream import StreamId
+from penstock.destinations.base import DestinationTable
+from penstock.destinations.records import DataFile, HeldDeletes, TableRecord
+from penstock.lake.apply import Outcome, StreamWork, apply
+from penstock.lake.lane_state import LaneStream
+from penstock.lake.light import Stages
+from penstock.lake.round_plan import plan_round
+from penstock.lake.target import Target
+from penstock.lake.work import MustReload
+from penstock.ledger.load_record import LoadRecord, LoadRecords
+from penstock.ledger.state import StateDocument
+from penstock.log.reader import ChangeLog
+from penstock.verify.sides import TableFile
+
+LOG_BYTES_MAX = 1 << 30  # of changes that wait; a table that is further behind is to be synced first
+
+
+class NotComparableError(Exception):
+    """A stream has no table that could be taken to the position; the reason is for people."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """A table at `position`, up to which the log is in it."""
+
+    table: DestinationTable
+    record: TableRecord
+    position: Lsn
+    load: LoadRecord | None
+
+    @classmethod
+    def of(
+        cls,
+        stream: StreamId,
+        table: DestinationTable,
+        document: Callable[[], StateDocument],
+        loads: LoadRecords,
+        at: Lsn | None = None,
+    ) -> Pin:
+        """`at`: the newest version of the table that is not beyond it; None: the newest of all.
+
+        `document` is read after the record: a state that names the record's commit is not older.
+        """
+        record = table.record() if at is None else _version_at(table, at)
+        if record is None or record.marker is None:
+            raise NotComparableError("it is not loaded yet; run `penstock sync` first")
+        if record.readable_from is not None:
+            raise NotComparableError("its load is not one state of the source yet; run `penstock sync` first")
+        if record.marker.to is None:
+            raise NotComparableError("its table follows no log, so it is at no position")
+        # Once: a later one may know of a commit that this record does not have.
+        now = document()
+        state, position = now.stream(stream), record.marker.to
+        if state is not None and (state.reload is not None or state.is_loading):
+            raise NotComparableError("it is being loaded again; compare it when that is done")
+        if state is not None and (state.generation, state.committed_to) == (
+            record.marker.generation,
+            record.marker.to,
+        ):
+            # The log had nothing for the table up to there.
+            shared = now.lsn if stream in now.global_streams else state.cdc_from
+            position = max(position, shared or position)
+        load = loads.load(stream) if state is not None and state.has_completed_backfill else None
+        return cls(table, record, position, load)
+
+
+def _version_at(table: DestinationTable, at: Lsn) -> TableRecord | None:
+    """By its commit records, or its snapshots; of Parquet tables, while the files are not swept."""
+    newest = table.record()
+    if newest is None or newest.marker is None:
+        return newest
+    for record in table.history():
+        marker = record.marker
+        if marker is None or marker.to is None or marker.generation != newest.marker.generation:
+            break
+        if marker.to <= at and record.readable_from is None:
+            if all(table.path(file).exists() for file in table.files(record)):
+                return record
+            break
+    raise NotComparableError(f"no version of its table at or before {at} is kept")
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    pin: Pin
+    target: Target
+    files: tuple[TableFile, ...]
+    letters: tuple[Path, ...]  # files of dead letters and of settled keys
+    at: Lsn | None = None  # the position, where the source's rows are known too
+
+
+def plan_view(configured: LaneStream, pin: Pin, log: ChangeLog, position: Lsn) -> StreamWork | None:
+    """What is to be applied to take the table to the position; None: the log has nothing for it."""
+    start = log.start()
+    if pin.position < position and (start is None or pin.position < start):
+        raise NotComparableError(
+            f"the change log begins at {start} and its table stands at {pin.position}; run `penstock sync`"
+        )
+    changes = log.files(configured.info.stream, pin.position, position)
+    if not changes:
+        return None
+    if changes.bytes > LOG_BYTES_MAX:
+        raise NotComparableError(
+            "more of the log waits for it than is applied here; run `penstock sync` first"
+        )
+    work = plan_round(configured, pin.table, pin.record, log, pin.load, pin.position, position)
+    if isinstance(work, MustReload):
+        raise NotComparableError(f"it is to be loaded again: {work.reason}")
+    return work
+
+
+@contextmanager
+def applied(
+    spark: Callable[[], SparkSession], works: Mapping[StreamId, StreamWork | None]
+) -> Iterator[Mapping[StreamId, Outcome]]:
+    """What a round would make of these; the files that were written for it are gone after the block."""
+    outcomes: dict[StreamId, Outcome] = {}
+    try:
+        outcomes = apply(Stages(spark), [work for work in works.values() if work is not None])
+        yield outcomes
+    finally:
+        for stream, outcome in outcomes.items():
+            work = works[stream]
+            assert work is not None
+            for path in _written(work.table, outcome):
+                with suppress(FileNotFoundError):
+                    path.unlink()
+
+
+def pinned(configured: LaneStream, pin: Pin) -> View:
+    """The table where it stands."""
+    target = configured.target(pin.record.schema).with_ids_of(pin.record.columns, pin.record.layout)
+    return View(pin, target, _held(pin, pin.table.files(pin.record)), _letters(pin))
+
+
+def taken_on(pin: Pin, work: StreamWork, outcome: Outcome) -> View:
+    """The table with what was applied."""
+    directory = pin.table.dead_letters_directory
+    written = [directory / file.name for file in (*outcome.dead_letters, *outcome.settled)]
+    return View(pin, work.target, _held(pin, _files_after(work, outcome)), (*_letters(pin), *written))
+
+
+def only_added(pin: Pin, work: StreamWork, outcome: Outcome) -> View:
+    """What was applied, without the table."""
+    return View(pin, work.target, _held(pin, outcome.added), ())
+
+
+def _held(pin: Pin, files: Sequence[DataFile]) -> tuple[TableFile, ...]:
+    shown = _shown(pin)
+    return tuple(_table_file(pin.table, file, shown) for file in files if file.rows)
+
+
+def _shown(pin: Pin) -> dict[str, Path]:
+    """Where readers find each file of a table that shows versions of itself, as directories of links."""
+    if pin.table.deletes_rows or pin.record.directory is None:
+        return {}
+    version = pin.table.files_directory.parent / pin.record.directory
+    return {path.name.partition("-")[2]: path for path in version.glob("*.parquet")}
+
+
+def _letters(pin: Pin) -> tuple[Path, ...]:
+    letters, directory = pin.record.dead_letters, pin.table.dead_letters_directory
+    return tuple(directory / name for name in (*letters.files, *letters.settled))
+
+
+def _files_after(work: StreamWork, outcome: Outcome) -> tuple[DataFile, ...]:
+    files = {file.name: file for file in work.files if file.name not in outcome.removed}
+    for each in outcome.deletes:
+        location = work.table.file_location(each.file.name)
+        new = HeldDeletes(location, each.file.rows, each.file.bytes, each.vector)
+        held = files[each.of]
+        files[each.of] = replace(held, deletes=(new,) if each.vector else (*held.deletes, new))
+    return (*files.values(), *outcome.added)
+
+
+def _table_file(table: DestinationTable, file: DataFile, shown: Mapping[str, Path]) -> TableFile:
+    return TableFile(
+        path=shown.get(file.name) or table.path(file),
+        rows=file.rows,
+        bytes=file.bytes,
+        location=table.file_location(file.name),
+        deletes=file.deletes,
+        delete_paths=tuple(table.path(DataFile(each.location, 0, 0)) for each in file.deletes),
+    )
+
+
+def _written(table: DestinationTable, outcome: Outcome) -> Sequence[Path]:
+    letters = [table.dead_letters_directory / file.name for file in (*outcome.dead_letters, *outcome.settled)]
+    deletes = [table.path(each.file) for each in outcome.deletes]
+    return [*(table.path(file) for file in outcome.added), *deletes, *letters]
+
+
+def has_columns(configured: LaneStream, pin: Pin, read_schema: Callable[[Path], pa.Schema]) -> bool:
+    """Whether the table has the columns that the stream's settings ask for."""
+    record = pin.record
+    if not configured.selection.is_of(record.schema):
+        return False
+    written = record.columns
+    if written is None:
+        files = pin.table.files(record)
+        written = read_schema(pin.table.path(files[0])) if files else None
+    wanted = configured.target(record.schema).arrow_schema()
+    return written is None or (written.names == wanted.names and written.types == wanted.types)

@@ -1,0 +1,162 @@
+"""Pairing rows of two sides: against a plain model, for any multisets of rows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from html.parser import HTMLParser
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.cli.failure import DIFFERENT, NOT_COMPARED, exit_codes
+from penstock.cli.verify import exit_code, parse_part
+from penstock.cli.verify_page import page
+from penstock.core.errors import ConfigError
+from penstock.core.verify_report import ColumnDifference, Difference, VerifiedStream, VerifyReport
+from penstock.verify import drill
+from penstock.verify.canonical import RowHashes, hash_rows
+from penstock.verify.digest import Digest
+
+SECRET = (3, 5)
+Rows = list[tuple[int, str]]
+ROWS = st.lists(st.tuples(st.integers(0, 6), st.sampled_from("abc")), max_size=20)
+
+
+def side(rows: Rows) -> drill.Picked:
+    ids = pa.array([row[0] for row in rows], pa.int64())
+    texts = pa.array([row[1] for row in rows], pa.string())
+    hashes = hash_rows([ids, texts], 1, SECRET)
+    return drill.Picked(pa.table([ids, texts], names=["id", "v"]), hashes)
+
+
+@given(ROWS, ROWS)
+def test_rows_are_paired_as_a_plain_model_does(source_rows: Rows, table_rows: Rows) -> None:
+    source, table = side(source_rows), side(table_rows)
+    found = drill.pair(source.hashes, table.hashes)
+    left, right = Counter(source_rows), Counter(table_rows)
+    here, there = left - right, right - left  # what is left when equal rows have cancelled each other
+    keys_here = Counter(key for key, _ in here.elements())
+    keys_there = Counter(key for key, _ in there.elements())
+    different = keys_here & keys_there
+    assert Counter(source_rows[i][0] for i in found.missing) == keys_here - different
+    assert Counter(table_rows[i][0] for i in found.extra) == keys_there - different
+    assert Counter(source_rows[i][0] for i in found.different[0]) == different
+    for i, j in zip(*found.different, strict=True):
+        assert source_rows[i][0] == table_rows[j][0]
+        assert source_rows[i] != table_rows[j]
+
+
+@given(ROWS, ROWS, st.integers(0, 10))
+def test_what_is_told_is_bounded_and_has_some_of_each_kind(
+    source_rows: Rows, table_rows: Rows, limit: int
+) -> None:
+    source, table = side(source_rows), side(table_rows)
+    found = drill.pair(source.hashes, table.hashes)
+    masks = drill.columns_in_which(source, table, found.different, 1, SECRET)
+    told = drill.describe(source, table, found, masks, ["id"], limit)
+    total = found.missing.size + found.extra.size + found.different[0].size
+    assert len(told) == min(limit, total)
+    assert all(each.columns for each in told if each.kind == "different")
+    if limit >= 3:
+        kinds = {each.kind for each in told}
+        there = {"missing": found.missing, "extra": found.extra, "different": found.different[0]}
+        assert kinds == {kind for kind, places in there.items() if places.size}
+
+
+def test_known_keys_are_taken_out() -> None:
+    source = side([(1, "a"), (2, "b"), (3, "c")])
+    known = side([(2, "whatever")]).hashes
+    left = drill.without_keys(np.array([0, 1, 2]), source.hashes, (known.key_high, known.key_low))
+    assert left.tolist() == [0, 2]
+
+
+def test_at_least_one_bucket_is_looked_into_and_no_more_than_there_is_room_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(drill, "ROWS_MAX", 10)
+    source, table = Digest.empty(64), Digest.empty(64)
+    source.rows[:] = 4
+    buckets = np.array([1, 5, 9, 20])
+    assert drill.to_look_into(source, table, buckets).tolist() == [1, 5]
+    source.rows[:] = 1000
+    assert drill.to_look_into(source, table, buckets).tolist() == [1]
+
+
+def test_no_rows_at_all_are_equal() -> None:
+    nothing = drill.Picked.read([], ["id"], [pa.int64()])
+    assert isinstance(nothing.hashes, RowHashes)
+    found = drill.pair(nothing.hashes, nothing.hashes)
+    assert not found.missing.size + found.extra.size + found.different[0].size
+
+
+def report(*streams: VerifiedStream, shows_values: bool = False) -> VerifyReport:
+    return VerifyReport(streams, "2026-11-16T13:00:00+00:00", 1.5, shows_values=shows_values)
+
+
+EVIL = "<script>alert(1)</script>\"'&"
+DIFFERS = VerifiedStream(
+    f"public.{EVIL}",
+    "different",
+    position="0/1",
+    different=1,
+    left_out=3,
+    buckets=64,
+    buckets_differing=2,
+    buckets_looked_into=1,
+    differences=(
+        Difference("different", {EVIL: EVIL}, (ColumnDifference(EVIL, EVIL, None),)),
+        Difference("missing", {"id": "7"}),
+    ),
+)
+
+
+class _Tags(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += [name for name, _ in attrs]
+
+
+@pytest.mark.parametrize("shown", [False, True])
+def test_the_page_has_no_script_and_fetches_nothing_whatever_a_table_holds(shown: bool) -> None:
+    text = page(report(DIFFERS, VerifiedStream("public.b", "equal"), shows_values=shown))
+    parser = _Tags()
+    parser.feed(text)
+    assert not {"script", "img", "link", "iframe", "object"} & set(parser.tags)
+    assert not {"src", "href", "onload", "onclick", "style"} & set(parser.attributes)
+    assert "<script" not in text
+    assert "default-src 'none'" in text
+
+
+def test_values_are_in_no_form_of_the_result_unless_they_are_asked_for() -> None:
+    secret = "4711-secret"
+    row = Difference("different", {"id": "1"}, (ColumnDifference("v", secret, secret),))
+    stream = VerifiedStream("public.a", "different", different=1, differences=(row,))
+    assert secret not in page(report(stream))
+    assert secret not in str(report(stream).to_json())
+    assert secret in page(report(stream, shows_values=True))
+    assert secret in str(report(stream, shows_values=True).to_json())
+
+
+def test_exit_codes_tell_equal_different_and_not_compared_apart() -> None:
+    equal = VerifiedStream("public.a", "equal")
+    by_mode = VerifiedStream("public.b", "not compared", "why", "by its mode")
+    for_now = VerifiedStream("public.c", "not compared", "why", "for now")
+    assert exit_code(report(equal, by_mode)) == 0
+    assert exit_code(report(equal, for_now)) == NOT_COMPARED
+    assert exit_code(report(equal, for_now, DIFFERS)) == DIFFERENT
+    assert {DIFFERENT, NOT_COMPARED} <= set(exit_codes())
+
+
+def test_a_part_is_a_percentage_or_a_fraction() -> None:
+    assert [parse_part(text) for text in ("5%", "0.05", "100%", "1")] == [0.05, 0.05, 1.0, 1.0]
+    for wrong in ("0", "101%", "-1", "all"):
+        with pytest.raises(ConfigError):
+            parse_part(wrong)
