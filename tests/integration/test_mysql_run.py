@@ -79,6 +79,27 @@ def assert_level(instance: Instance, pipeline: PipelineUnderTest, server: MysqlS
         assert_history(server, table, pipeline.path(table))
 
 
+def test_tables_follow_the_source_and_status_and_metrics_say_how_far(
+    server: MysqlServer, workload: MysqlWorkload, pipeline: PipelineUnderTest
+) -> None:
+    instance = Instance(pipeline, "a")
+    with instances(instance), workload.start():
+        lead_and_follow(instance, pipeline, server)
+        metrics = instance.metrics()
+        assert any(name.startswith("penstock_capture_lag_bytes") for name in metrics), sorted(metrics)
+        shown = instance.status()
+        assert shown["source"]["capture_lag_bytes"] is not None
+        assert {stream["stream"] for stream in shown["streams"]} == {*UPSERT, *APPEND}
+        readers = [row[0] for row in server.rows("SHOW PROCESSLIST") if row[4].startswith("Binlog Dump")]
+        assert len(readers) == 1
+        server.execute(f"KILL {readers[0]}")
+        written = server.position()
+        instance.wait_until(lambda: place(instance) >= written, "what was written since the log was cut")
+        workload.stop()
+        assert_level(instance, pipeline, server)
+        assert instance.stop() == 0, instance.said()
+
+
 @pytest.mark.parametrize("strike", [signal.SIGKILL, signal.SIGSTOP], ids=lambda strike: strike.name)
 def test_a_standby_takes_over_and_nothing_is_lost_or_doubled(
     server: MysqlServer, workload: MysqlWorkload, pipeline: PipelineUnderTest, strike: signal.Signals
