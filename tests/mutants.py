@@ -164,9 +164,9 @@ MUTANTS = (
     ),
     Mutant(
         "skip the skip: in a load by key ranges that was resumed",
-        "lake/following.py",
-        "            skip = skip_rule(",
-        "            skip = None and skip_rule(",
+        "lake/round_plan.py",
+        "        skip = skip_rule(",
+        "        skip = None and skip_rule(",
         (SYNC + "test_key_ranges_load_and_resume_exactly",),
     ),
     Mutant(

@@ -11,7 +11,9 @@ import pytest
 
 from penstock import metrics
 from penstock.core.position import Lsn
+from penstock.core.schema import TableSchema
 from penstock.core.stream import StreamId
+from penstock.destinations.records import TableRecord
 from penstock.lake.lane import LakeLane
 from penstock.lake.measures import LaneMeasures
 from penstock.metrics import Sample
@@ -30,8 +32,9 @@ class Lane:
 
     def tell_of_rounds(self, listener: object) -> None: ...
 
-    def dead_letters(self, stream: StreamId) -> int:
-        return 3
+    def record(self, stream: StreamId) -> TableRecord:
+        schema = TableSchema(stream, (), ())
+        return TableRecord(1, "changes", "2026-01-01T00:00:00Z", Lsn(1), "upsert", schema, "v1")
 
     def positions(self) -> dict[StreamId, Lsn]:
         return {ORDERS: Lsn(100)}

@@ -205,7 +205,7 @@ def test_rows_are_found_wherever_the_bytes_are_cut(
         if reason in (result_kernels.FULL, result_kernels.END):
             for index in range(row):
                 found.append(tuple(
-                    None if length < 0 else sent[start : start + length]
+                    None if start < 0 else sent[start : start + length]
                     for start, length in zip(
                         offsets[:, index].tolist(), lengths[:, index].tolist(), strict=True
                     )
