@@ -24,6 +24,7 @@ from penstock.word_kernels import (
     copy_text,
     date_digits,
     little_at,
+    load_word,
     store_byte,
     store_clock,
     store_date,
@@ -76,15 +77,19 @@ def render_integers(
     to = base + start
     for row in range(rows):
         text_offsets[row] = to - base
-        if places[row] < 0:
+        at = np.int64(places[row])
+        if at < 0:
             continue
-        magnitude = little_at(source, end, np.int64(places[row]), width)
-        if signed and width > 0:
+        if signed and width > 0 and at <= end - 8:  # the bytes behind the value go with the shift
+            number = np.int64(load_word(source + at)) << unused >> unused
+        else:
+            magnitude = little_at(source, end, at, width)
+            if not signed or width == 0:
+                to = store_digits(magnitude, to)
+                continue
             number = np.int64(magnitude) << unused >> unused
-            store_byte(to, _MINUS)  # a digit takes its place if there is none
-            to += number < 0
-            magnitude = np.uint64(abs(number))
-        to = store_digits(magnitude, to)
+        store_byte(to, _MINUS)  # a digit takes its place if there is none
+        to = store_digits(np.uint64(abs(number)), to + (number < 0))
     text_offsets[rows] = to - base
     return to - base
 
