@@ -99,6 +99,7 @@ class Browser:
         script = "document.documentElement.scrollWidth > document.documentElement.clientWidth"
         if self.evaluate(script=script):
             self.too_wide.append(name)
+        self.evaluate(script="window.penstock.hush()")
         if directory := os.environ.get("PENSTOCK_SCREENSHOTS"):
             self.screenshot(path=str(Path(directory).absolute() / f"console-{name}.png"))
 
@@ -363,6 +364,7 @@ def _sizes(page: Browser) -> None:
     page.scheme(scheme="light")
     page.picture("flow")
     page.press(key="8")
+    page.press_button("15 min")
     page.attached(selector=".chart path.line[d^=M]")
     page.picture("plots")
 

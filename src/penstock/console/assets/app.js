@@ -27,7 +27,7 @@ const SCREENS = [
 ]
 
 export const app = { session: null, view: null, live: false, toasts: [], asking: null, local: {}, login: {} }
-window.penstock = { screens: SCREENS.map(([name]) => name) }
+window.penstock = { screens: SCREENS.map(([name]) => name), hush: () => { app.toasts = []; draw() } }
 
 // Asking the server
 

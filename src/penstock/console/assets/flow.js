@@ -32,7 +32,7 @@ function tiles(view) {
     ...app.recent.filter((_, index) => index % 10 === 0).map(pick),
   ]
   return h('div', { class: 'tiles', key: 'tiles' },
-    tile('Captured', rate(view.capture.rows_rate, ' rows'), `${rate(view.capture.bytes_rate === null ? null : view.capture.bytes_rate / 1e6, ' MB')}`, series('captured_rows_rate', (each) => each.capture.rows_rate), 'good'),
+    tile('Captured', rate(view.capture.rows_rate, ' rows'), `${bytes(view.capture.bytes_rate)}/s`, series('captured_rows_rate', (each) => each.capture.rows_rate), 'good'),
     tile('Applied to tables', rate(view.totals.applied_rate, ' rows'), `${count(view.totals.rows)} rows in ${count(view.totals.streams)} tables`, series('applied_rate', (each) => each.totals.applied_rate), 'good'),
     tile('Freshness p99', span(view.totals.freshness_p99), `p50 ${span(view.totals.freshness_p50)} · commit to table`, series('freshness_p99', (each) => each.totals.freshness_p99), 'accent'),
     tile('Kept by the source', bytes(view.source.retained_wal_bytes), view.source.safe_wal_bytes !== null && view.source.safe_wal_bytes !== undefined ? `${bytes(view.source.safe_wal_bytes)} until the slot is lost` : 'log that the slot holds', series('retained_wal_bytes', (each) => each.source.retained_wal_bytes), view.source.wal_pressure ? 'bad' : 'accent'),
@@ -48,25 +48,26 @@ function drawing(view) {
   ]
   const capture = view.processes.find((each) => each.name === 'capture')
   const lanes = view.lanes
+  const read = capture?.state === 'leading' ? view.capture.rows_rate : 0
   return h('div', { class: 'flow' },
     node('source', view.source.type === 'postgres' ? 'Postgres' : view.source.type, sourceLevel(view), [
       fact('slot', view.source.slot),
       fact('acknowledged', position(view.source.acknowledged)),
       fact('keeps for us', bytes(view.source.retained_wal_bytes)),
     ], capture?.state === 'reconnecting' ? 'cannot be reached' : view.source.slot_healthy === false ? 'slot lost' : view.source.wal_pressure ? 'under pressure' : 'healthy'),
-    pipe(1, [view.capture.rows_rate], 'one', 'in'),
+    pipe(1, [read], 'one', 'in'),
     node('capture', 'Capture', levelOf(capture?.state), [
       fact('reads', rate(view.capture.rows_rate, ' rows')),
       fact('', `${rate(view.capture.transactions_rate, ' tx')}`),
       fact('behind', bytes(view.source.capture_lag_bytes)),
     ], capture?.state ?? 'absent', capture?.reason),
-    pipe(1, [view.capture.rows_rate], 'one', 'on'),
+    pipe(1, [read], 'one', 'on'),
     node('log', 'Change log', 'good', [
       fact('holds', bytes(view.capture.log_bytes)),
       fact('not sealed', bytes(view.capture.unsealed_bytes)),
       fact('tables at', position(view.position)),
     ], 'durable'),
-    pipe(lanes.length, lanes.map((lane) => (lane.paused ? 0 : lane.rate)), 'fan', 'out'),
+    pipe(lanes.length, lanes.map(flowing), 'fan', 'out'),
     h('div', { class: 'lanes' }, lanes.map((lane) => laneRow(lane, view))))
 }
 
@@ -79,12 +80,14 @@ function laneRow(lane, view) {
       fact('behind', lane.known ? `${bytes(lane.lag_bytes)} · ${span(lane.lag_seconds)}` : 'not known yet'),
       lane.rate !== null && fact('writes', rate(lane.rate, lane.kind === 'stream' ? ' events' : ' rows')),
     ], word, lane.paused ? lane.paused_reason : lane.reason),
-    pipe(1, [lane.paused ? 0 : lane.rate], 'one', 'to'),
+    pipe(1, [flowing(lane)], 'one', 'to'),
     node(`to-${lane.lane}`, target, level === 'good' ? 'good' : 'idle', [
       lane.kind === 'lake' ? fact('fresh to', span(view.totals.freshness_p50)) : lane.freshness_s !== null && fact('fresh to', span(lane.freshness_s)),
       lane.kind === 'lake' && fact('holds', `${short(view.totals.rows)} rows`),
     ]))
 }
+
+const flowing = (lane) => (lane.paused || lane.state !== 'running' ? 0 : lane.rate)
 
 const sourceLevel = (view) => {
   const capture = view.processes.find((each) => each.name === 'capture')

@@ -56,7 +56,7 @@ function ofTable(stream) {
       h('header', { class: 'about-head' }, h('h2', null, stream), h('span', { class: 'grow' }, found.value && `${count(found.value.dead_letters)} dead letters, the newest first`), hidden(key, 'letters.lake', { stream })),
       found.error ? problem(found.error) : !found.value ? h('p', { class: 'quiet' }, 'Reading…') : shown.length === 0 ? empty('None', 'There are no dead letters of this stream.')
       : table([{ name: 'op' }, { name: 'offset' }, { name: 'committed' }, { name: 'dead since' }, { name: 'why' }, ...(withValues ? [{ name: 'key' }, { name: 'row' }] : [])],
-          shown.map((each, index) => ({ key: `${each.offset} ${index}`, cells: [each.op, position(each.offset), moment(each.committed), moment(each['dead since']), each.why, ...(withValues ? [h('code', null, (each.key ?? []).join(', ')), values(each.row)] : [])] })))),
+          shown.map((each, index) => ({ key: `${each.offset} ${index}`, cells: [each.op, h('code', { class: 'nowrap' }, each.offset), moment(each.committed), moment(each['dead since']), each.why, ...(withValues ? [h('code', null, (each.key ?? []).join(', ')), values(each.row)] : [])] })))),
   ]
 }
 
@@ -71,7 +71,7 @@ function ofLane(lane, stream) {
       h('header', { class: 'about-head' }, h('h2', null, stream), h('span', { class: 'grow' }, found.value && `${count(found.value.dead_letters)} dead letters of the ${lane} lane, the newest first`), hidden(key, 'letters.lane', { lane, stream }), shown.length > 0 && ask(lane, stream)),
       found.error ? problem(found.error) : !found.value ? h('p', { class: 'quiet' }, 'Reading…') : shown.length === 0 ? empty('None', 'There are no dead letters of this stream.')
       : table([{ name: 'letter' }, { name: 'op' }, { name: 'offset' }, { name: 'dead since' }, { name: 'code' }, { name: 'why' }, { name: 'tries', right: true }, ...(withValues ? [{ name: 'key' }, { name: 'value' }] : []), { name: '' }],
-          shown.map((each) => ({ key: String(each.letter), cells: [count(each.letter), each.op, position(each.offset), moment(each['dead since']), position(each.code), each.why, count(each.attempts), ...(withValues ? [h('code', null, each.key ?? 'NULL'), h('code', { class: 'long' }, each.value ?? 'NULL')] : []), ask(lane, stream, String(each.letter))] })))),
+          shown.map((each) => ({ key: String(each.letter), cells: [count(each.letter), each.op, h('code', { class: 'nowrap' }, each.offset), moment(each['dead since']), position(each.code), each.why, count(each.attempts), ...(withValues ? [h('code', null, each.key ?? 'NULL'), h('code', { class: 'long' }, each.value ?? 'NULL')] : []), ask(lane, stream, String(each.letter))] })))),
   ]
 }
 
