@@ -156,7 +156,7 @@ class _Demo:
             subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log) as run,
         ):
             try:
-                with Customers(self.server.url()):
+                with Customers(self.server.url(), pause_s=0.02, visit=1):
                     link = _console_link(config, run)
                     self.settings.out.print(f"\n  {link}\n", markup=False, highlight=False, soft_wrap=True)
                     self.settings.note("Shop, pipeline and console run until you press Enter.")

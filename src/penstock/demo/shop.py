@@ -65,15 +65,19 @@ def make_shop(connection: Connection, rows: int) -> int:
 
 
 class Customers:
-    """People at work in the shop, each on a connection of its own, until the block is left."""
+    """People at work in the shop, each on a connection of its own, until the block is left.
 
-    def __init__(self, url: str, count: int = 2, pause_s: float = 0.004) -> None:
+    `visit`: another one than before, since the ids that people make are a function of it.
+    """
+
+    def __init__(self, url: str, count: int = 2, pause_s: float = 0.004, visit: int = 0) -> None:
         self._url = url
         self._pause_s = pause_s
         self._leaving = threading.Event()
         self._failure: BaseException | None = None
         self._threads = [
-            threading.Thread(target=self._work, args=(number,), daemon=True) for number in range(count)
+            threading.Thread(target=self._work, args=(visit * count + number,), daemon=True)
+            for number in range(count)
         ]
 
     def __enter__(self) -> Self:

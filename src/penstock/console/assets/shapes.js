@@ -14,7 +14,7 @@ export function shapes() {
   const some = all.filter((each) => `${each.table} ${each.where ?? ''} ${each.handle}`.includes(chosen.text.trim()))
   return card('Shapes', { key: 'shapes' },
     (found.error || found.value?.problem) && problem(found.error ?? found.value.problem),
-    h('div', { class: 'filters' }, h('input', { type: 'search', placeholder: 'Filter by table, condition or handle  ( / )', 'aria-label': 'Filter', oninput: (event) => { chosen.text = event.target.value; draw() } }), h('span', { class: 'quiet' }, found.value && `${count(found.value.total)} shapes`)),
+    h('div', { class: 'filters' }, h('input', { type: 'search', placeholder: 'Filter by table, condition or handle  ( / )', 'aria-label': 'Filter', oninput: (event) => { chosen.text = event.target.value; draw() } }), h('span', { class: 'quiet' }, found.value && `${count(found.value.total)} shape${found.value.total === 1 ? '' : 's'}`)),
     !found.value && !found.error ? h('p', { class: 'quiet' }, 'Asking the live lane…')
     : some.length === 0 ? empty(all.length ? 'None like that' : 'None yet', all.length ? 'No shape matches the filter.' : 'A shape is made when the first client asks for it.')
     : table([{ name: 'table' }, { name: 'definition' }, { name: 'state' }, { name: 'clients', right: true }, { name: 'size', right: true }, { name: 'last read' }, { name: '' }],
