@@ -10,9 +10,10 @@ Why there is no false alarm. A comparison is of two states of a stream at one po
 3. *The log between is applied, and not waited for.* Capture seals the log up to P. What the next round would
    make of the changes in `[T, P)` is made, by the very functions of a round (`lake.apply`), into files that
    nobody commits: the table as it would be at P (`view`). So writers, rounds and other tables may go on.
-4. *Both sides are read in one form.* The source is asked for its rows as it prints them, as the log has them;
-   they are cast as the log is, and each value on either side becomes the same words (`canonical`). What a
-   column cannot hold is a dead letter in the table and none of the rows to compare.
+4. *Both sides are read in one form.* The source's rows are read as a load reads them, and some chunks of
+   every table, drawn anew in each run, as the source prints them, cast as the log is: so neither way of
+   reading is taken on trust. Each value on either side becomes the same words (`canonical`). What a column
+   cannot hold is a dead letter in the table and none of the rows to compare.
 5. *Columns stood still.* The catalog is read on both sides of the snapshot, and a table whose file was
    replaced while it was read is compared again under another snapshot.
 

@@ -1,7 +1,8 @@
 """One form for a value, whichever side it comes from, and the hash of a row in that form.
 
 Both sides are brought to the column's Arrow type first: the source's own words by the casts that the log goes
-through (`values.text_casts`), the table's by reading its files. In that type every value has one spelling:
+through (`values.text_casts`), its binary form by those of a load, the table's by reading its files. In that
+type every value has one spelling:
 
 - whole numbers, truth values, days, times and instants: their number, as a word of 64 bits. An instant is
   counted from the epoch in UTC, so that one that was shifted by a time zone is another number;

@@ -1,8 +1,8 @@
 """The two sides of a comparison as blocks of rows, wherever a task reads them.
 
-Of the source, chunks under the exported snapshot, as the source prints its values; rows with a value that the
-table cannot hold are told apart. Of the table, its files without the rows that are deleted from them. Both
-give the columns of the comparison and nothing else, in its order and in the table's types.
+Of the source, chunks under the exported snapshot; rows with a value that the table cannot hold are told
+apart. Of the table, its files without the rows that are deleted from them. Both give the columns of the
+comparison and nothing else, in its order and in the table's types.
 
 Memory: a block of the source (4 MiB of text), or a batch of a file (131,072 rows).
 """
@@ -46,9 +46,12 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class SourceSide:
-    """A share of the source's chunks. `target` is the table's, whose schema the source is read by."""
+    """A share of the source's chunks. `target` is the table's, whose schema the source is read by.
 
-    chunks: tuple[ChunkReading, ...]
+    Each chunk with whether it is read as the source prints it, or as a load reads it.
+    """
+
+    chunks: tuple[tuple[ChunkReading, bool], ...]
     target: Target
     columns: tuple[str, ...]  # by the names that the table has for them, those of the key first
     key_width: int
@@ -58,8 +61,8 @@ class SourceSide:
 
     def blocks(self) -> Iterator[Block]:
         place = {name: index for index, name in enumerate(self.target.names)}
-        for chunk in self.chunks:
-            blocks = chunk.blocks(self.target.schema, self.target.condition, as_text=True)
+        for chunk, as_text in self.chunks:
+            blocks = chunk.blocks(self.target.schema, self.target.condition, as_text=as_text)
             with closing(blocks):
                 for block in blocks:
                     columns = [block.values[place[name]] for name in self.columns]
