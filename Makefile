@@ -6,7 +6,7 @@
 #   make iceberg       what the state file and each mode promise, on Iceberg tables; ALL=1: every integration test
 #   make lint          ruff, mypy --strict, import-linter
 #   make chaos-once    kill -9 at every failpoint, on Parquet and on Iceberg, writers running on; REST=1 as in CI:
-#                      what `make test` left
+#                      what `make test` left, and with SHARE=3 a third of what is left of MySQL and MongoDB
 #   make chaos         the whole matrix: at every failpoint several times, in every scenario, on both
 #   make soak          leader and standby under load while something breaks every while; SECONDS=1200
 #   make mutants       plant known bugs; each must turn a test red; SHARE=8 an eighth of them, as in CI, where GREEN=known
@@ -103,7 +103,7 @@ bench-peers: $(PEERS_STAMP)
 	CHECK=$(CHECK) $(BIN)/python -m bench.peers
 
 chaos-once: venv
-	PENSTOCK_CHAOS=$(if $(REST),rest,once) $(PYTEST) tests/chaos
+	SHARE=$(SHARE) PENSTOCK_CHAOS=$(if $(REST),rest,once) $(PYTEST) tests/chaos
 
 chaos: venv
 	PENSTOCK_CHAOS=full $(PYTEST) tests/chaos

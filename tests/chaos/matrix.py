@@ -14,12 +14,14 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
+from typing import TypeVar
 
 from penstock.failpoints import FAILPOINTS
 from tests.pipelines import DESTINATIONS
+from tests.share import is_in_share
 
 ASKED = os.environ.get("PENSTOCK_CHAOS", "short") or "once"
 #: How thoroughly: a round that leaves out what another has done is as thorough.
@@ -42,6 +44,7 @@ OF_SHAPES = tuple(name for name in FAILPOINTS if name.startswith("shapes."))
 OF_STREAMS = tuple(name for name in FAILPOINTS if name.startswith("streams."))
 LOAD = tuple(name for name in FAILPOINTS if name.startswith("load."))
 Case = tuple[str, str]
+Struck = TypeVar("Struck")
 
 
 def has(destination: str, name: str) -> bool:
@@ -164,6 +167,14 @@ LOADING_MYSQL = Scenario(
 )
 SCENARIOS = (FOLLOWING, LOADING, REFRESHING, READING_ON, LOADING_TO_READ_ON)
 SCENARIOS_MYSQL = (FOLLOWING_MYSQL, LOADING_MYSQL)
+
+
+def shared(cases: Sequence[Struck]) -> Sequence[Struck]:
+    """Of a source whose pipelines share most of their code with those of another: in `rest` the part that
+    `SHARE` asks for, another one with each commit."""
+    return [case for case in cases if is_in_share(str(case))] if ASKED == "rest" else cases
+
+
 #: Killed at the first, and killed again at the second while it recovers.
 _PAIRS_IN_FULL = 40
 

@@ -6,7 +6,7 @@ settled, is all that is another way here.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import pytest
 
 from penstock.failpoints import FAILPOINTS
 from penstock.sources.mongodb.warming import warm_up
-from tests.chaos.matrix import ASKED, FULL, LOAD
+from tests.chaos.matrix import ASKED, FULL, LOAD, shared
 from tests.mongo_server import MongoServer
 from tests.mongo_shop import FOLLOWED, Shop, assert_same, new_shop, pipeline, states, writing
 from tests.pipelines import Ended, PipelineUnderTest
@@ -40,13 +40,13 @@ NTH = {"cdc.written": 2, "cdc.committed": 2, "cdc.processed": 2, "load.swapped":
 TIMES = (1, 2, 3)
 
 
-def cases(scenario: str) -> list[str]:
+def cases(scenario: str) -> Sequence[str]:
     if FULL:
         return [f"{name}=kill@{nth}" for name in ALL[scenario] for nth in TIMES]
     short = SHORT[scenario]
     names = short if ASKED == "short" else ALL[scenario]
     left_out = short if ASKED == "rest" else ()
-    return [f"{name}=kill@{NTH.get(name, 1)}" for name in names if name not in left_out]
+    return shared([f"{name}=kill@{NTH.get(name, 1)}" for name in names if name not in left_out])
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ import pytest
 from penstock.sources.mysql.binlog.warming import warm_up
 from tests.chaos.chain import Chain
 from tests.chaos.killing import kill_and_recover
-from tests.chaos.matrix import FOLLOWING_MYSQL, LOADING_MYSQL, SEED
+from tests.chaos.matrix import FOLLOWING_MYSQL, LOADING_MYSQL, SEED, shared
 from tests.conftest import wait_until
 from tests.mysql_server import MysqlServer
 from tests.mysql_workload import APPEND, UPSERT, MysqlWorkload
@@ -102,14 +102,14 @@ def loading(request: pytest.FixtureRequest, source: MysqlSource, tmp_path: Path)
     return source.pipeline(tmp_path, request.param)
 
 
-@pytest.mark.parametrize(("following", "rule"), FOLLOWING_MYSQL.cases(), indirect=["following"])
+@pytest.mark.parametrize(("following", "rule"), shared(FOLLOWING_MYSQL.cases()), indirect=["following"])
 def test_killed_while_following_it_ends_with_every_value_right(
     source: MysqlSource, following: PipelineUnderTest, rule: str
 ) -> None:
     kill_and_recover(source, following, rule)
 
 
-@pytest.mark.parametrize(("loading", "rule"), LOADING_MYSQL.cases(), indirect=["loading"])
+@pytest.mark.parametrize(("loading", "rule"), shared(LOADING_MYSQL.cases()), indirect=["loading"])
 def test_killed_while_loading_it_ends_with_every_value_right(
     source: MysqlSource, loading: PipelineUnderTest, rule: str
 ) -> None:
