@@ -229,8 +229,8 @@ class LakeProcess:
         """Do what people want of streams; whether there was something. No round is open here."""
         found = orders.waiting(self._config.state)
         for path, order in found:
-            if order.stream not in lane.streams:
-                self._channel.note(f"{order.stream} is no stream of this run: {order.action} is given up.")
+            if order.stream not in lane.streams:  # a table that is there, and not looked at yet
+                lane.ledger.write(orders.applied(lane.ledger.document, [order]))
             elif order.action == "pause":
                 lane.pause(order.stream, order.reason)
             elif order.action == "resume":

@@ -114,7 +114,6 @@ class Turns:
         `fence`: have the tables refuse every older leader before anything is read of them.
         """
         ledger = self._ledger()
-        orders.settle(ledger, self._config.state)
         follows = any(stream.reads_log for stream in streams)
         # Setting up may create the slot, and with it the first snapshot.
         self._seen_before_start = fingerprints(streams)
@@ -135,6 +134,8 @@ class Turns:
             # Where the log begins, the slot stood.
             begins = ChangeLog(self._config.state / "log").start() or started.slot_position
             lane.rebuild(begins, slot_knows_tables=self._slot_knows_tables())
+        # Not before: a state that only knows of orders would not be made anew from the tables.
+        orders.settle(ledger, self._config.state)
         # Before anything asks whether a stream may follow its source's table.
         self._reload_asked(lane, reload)
         lane.recover()

@@ -120,7 +120,7 @@ FOLLOWING = Scenario(
 LOADING = Scenario(
     names=("capture.slot_created", "destination.file_write"),
     turns=LOAD,
-    short=(("iceberg", "load.swapped"),),
+    short=(("parquet", "load.committed"),),
     nth={"load.before_swap": 2, "load.swapped": 3, "load.done": 2},
 )
 #: A pipeline that loads its tables anew at each sync, and follows nothing.

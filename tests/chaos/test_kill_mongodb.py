@@ -26,7 +26,7 @@ IN_ANOTHER_PROCESS = (
     *("capture.slot_created", "log.file_write", "log.files_written", "log.manifest_written"),
     *("checkpoint.write", "destination.file_write"),
 )
-SHORT = {"following": ["cdc.committed"], "loading": ["load.swapped"]}
+SHORT: dict[str, list[str]] = {"following": ["cdc.committed"], "loading": []}
 ALL = {
     "following": [
         name

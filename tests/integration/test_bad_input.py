@@ -110,6 +110,7 @@ def test_a_table_without_a_key_under_upsert(pipeline: PipelineUnderTest, databas
     assert_refused(pipeline.sync_apart(), "source", 3, "public.orders", "no primary key", "write: append")
 
 
+@pytest.mark.slow
 def test_a_corrupt_state_file(pipeline: PipelineUnderTest) -> None:
     pipeline.sync()
     (pipeline.state / "state.json").write_text('{"type": "GLO')

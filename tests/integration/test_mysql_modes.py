@@ -57,7 +57,8 @@ def rows_of(synced: PipelineUnderTest, table: str) -> list[dict[str, Any]]:
     return [row for file in files for row in pq.ParquetFile(file).read().to_pylist()]
 
 
-@pytest.mark.parametrize("destination", ["parquet", pytest.param("iceberg", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("destination", ["parquet", "iceberg"])
 def test_append_tables_have_the_rows_of_one_moment_and_each_change_since_once(
     server: MysqlServer, workload: MysqlWorkload, tmp_path: Path, destination: str
 ) -> None:

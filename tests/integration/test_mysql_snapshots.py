@@ -78,7 +78,13 @@ def writing(server: MysqlServer) -> Iterator[None]:
     assert failures == []
 
 
-@pytest.mark.parametrize("looks", [0, 20], ids=["by a lock", "by looking twice or a lock"])
+@pytest.mark.parametrize(
+    "looks",
+    [
+        pytest.param(0, id="by a lock", marks=pytest.mark.slow),
+        pytest.param(20, id="by looking twice or a lock"),
+    ],
+)
 def test_a_snapshot_shows_what_was_logged_before_its_place(
     shop: MysqlServer, monkeypatch: pytest.MonkeyPatch, looks: int
 ) -> None:

@@ -32,7 +32,11 @@ ORDERS = (
 )
 
 
-@pytest.fixture(scope="module", params=[MYSQL, MARIADB], ids=lambda kind: str(kind.name))
+@pytest.fixture(
+    scope="module",
+    params=[MYSQL, pytest.param(MARIADB, marks=pytest.mark.slow)],
+    ids=lambda kind: str(kind.name),
+)
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[MysqlServer]:
     warm_up()  # no test waits for a compiler
     with MysqlServer(tmp_path_factory.mktemp(request.param.name), request.param) as started:

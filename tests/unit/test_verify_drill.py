@@ -19,6 +19,8 @@ from penstock.core.verify_report import ColumnDifference, Difference, VerifiedSt
 from penstock.verify import drill
 from penstock.verify.canonical import RowHashes, hash_rows
 from penstock.verify.digest import Digest
+from penstock.verify.mending import mend
+from penstock.verify.outcome import Drilled
 
 SECRET = (3, 5)
 Rows = list[tuple[int, str]]
@@ -47,6 +49,25 @@ def test_rows_are_paired_as_a_plain_model_does(source_rows: Rows, table_rows: Ro
     for i, j in zip(*found.different, strict=True):
         assert source_rows[i][0] == table_rows[j][0]
         assert source_rows[i] != table_rows[j]
+
+
+@given(ROWS, ROWS)
+def test_a_repair_leaves_what_the_source_has_whatever_the_table_held(
+    source_rows: Rows, table_rows: Rows
+) -> None:
+    source_rows = list(dict(source_rows).items())  # a source has each key once, a table that is wrong may not
+    source, table = side(source_rows), side(table_rows)
+    found = drill.pair(source.hashes, table.hashes)
+    stream = VerifiedStream("public.orders", "different", against="source")
+    repair = mend(Drilled(stream, found, source, table, ("id",), is_whole=True))
+    if repair is None:
+        assert sorted(source_rows) == sorted(table_rows)
+        return
+    taken = set(repair.keys.column("id").to_pylist())
+    written = list(zip(*repair.rows.to_pydict().values(), strict=True))
+    assert sorted([row for row in table_rows if row[0] not in taken] + written) == sorted(source_rows)
+    gone = repair.gone.column("id").to_pylist()
+    assert sorted(gone) == sorted({key for key, _ in table_rows} - {key for key, _ in source_rows})
 
 
 @given(ROWS, ROWS, st.integers(0, 10))

@@ -170,7 +170,7 @@ class ExportedSnapshot:
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> ExportedSnapshot:
-        place = fields["place"]
+        place = fields.get("place")
         return cls(
             fields["name"],
             Lsn.parse(fields["consistent_point"]),

@@ -142,7 +142,12 @@ class _Handler(BaseHTTPRequestHandler):
     def setup(self) -> None:
         if self.context is not None:
             self.request.settimeout(REQUEST_S)
-            self.request = self.context.wrap_socket(self.request, server_side=True)
+            # What was accepted is detached by this, and no longer a way to end the connection.
+            self.request = self.context.wrap_socket(
+                self.request, server_side=True, do_handshake_on_connect=False
+            )
+            self.server.is_now(self.client_address, self.request)
+            self.request.do_handshake()
         super().setup()
 
     def do_GET(self) -> None:
@@ -263,6 +268,12 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
             with self._lock:
                 self._open.pop(client_address, None)
                 self._staying.discard(client_address)
+
+    def is_now(self, client: Any, request: socket.socket) -> None:
+        """By another socket the same connection goes on."""
+        with self._lock:
+            if client in self._open:
+                self._open[client] = (request, self._open[client][1])
 
     def stays(self, client: Any) -> bool:
         """Let a connection live for as long as its client; False if there are enough of that kind."""

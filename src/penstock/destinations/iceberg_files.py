@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -48,8 +49,8 @@ class IcebergFiles:
         """The data files of a snapshot by name, each with the position deletes that concern it."""
         if snapshot_id != self.snapshot_id:
             self.snapshot_id = None
-            found = (self._described(task) for task in self._tasks(snapshot_id))
-            self._live = {file.name: file for file in found}
+            with self._tasks(snapshot_id) as tasks:
+                self._live = {file.name: file for file in map(self._described, tasks)}
             self.snapshot_id = snapshot_id
         return self._live
 
@@ -70,9 +71,9 @@ class IcebergFiles:
             live[each.of] = replace(held, deletes=(new,) if each.vector else (*held.deletes, new))
         self._live, self.snapshot_id = live, snapshot_id
 
-    def java_files(self, snapshot_id: int) -> Iterator[Any]:
-        for task in self._tasks(snapshot_id):
-            yield task.file()
+    def java_files(self, snapshot_id: int) -> list[Any]:
+        with self._tasks(snapshot_id) as tasks:
+            return [task.file() for task in tasks]
 
     def data_file(self, file: DataFile) -> Any:
         """In the partition that the file was written for, whatever the table's partitions are by now."""
@@ -162,7 +163,7 @@ class IcebergFiles:
         builder.withPath(location).withFileSizeInBytes(size).withFormat("PARQUET").withMetrics(metrics)
         return builder.build()
 
-    def _tasks(self, snapshot_id: int) -> Iterator[Any]:
+    def _tasks(self, snapshot_id: int) -> AbstractContextManager[Iterator[Any]]:
         self._table.refresh()
         return each_of(self._table.newScan().useSnapshot(snapshot_id).includeColumnStats().planFiles())
 

@@ -13,7 +13,7 @@ deleted, some file has that part of its own deleted, and from that bound on the 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -138,7 +138,7 @@ def _totals(summary: Any) -> dict[str, int]:
     return {name: int(summary.get(f"total-{name}") or 0) for name in names}
 
 
-def _partitions(table: IcebergTable) -> Iterator[tuple[int, int]]:
+def _partitions(table: IcebergTable) -> list[tuple[int, int]]:
     """Files and bytes of each partition, summed by Iceberg from its manifests."""
     java = table.catalog.java
     kind = java.iceberg("MetadataTableType").PARTITIONS
@@ -146,6 +146,11 @@ def _partitions(table: IcebergTable) -> Iterator[tuple[int, int]]:
     columns = [str(field.name()) for field in sums.schema().columns()]
     of_files, of_bytes = columns.index("file_count"), columns.index("total_data_file_size_in_bytes")
     any_type = java.jvm.java.lang.Class.forName("java.lang.Object")
-    for task in each_of(sums.newScan().planFiles()):
-        for row in each_of(task.asDataTask().rows()):
-            yield int(row.get(of_files, any_type)), int(row.get(of_bytes, any_type))
+    found: list[tuple[int, int]] = []
+    with each_of(sums.newScan().planFiles()) as tasks:
+        for task in tasks:
+            with each_of(task.asDataTask().rows()) as rows:
+                found += [
+                    (int(row.get(of_files, any_type)), int(row.get(of_bytes, any_type))) for row in rows
+                ]
+    return found

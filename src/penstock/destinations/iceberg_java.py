@@ -67,14 +67,22 @@ def items(java_list: Any) -> Iterator[Any]:
         yield java_list.get(index)
 
 
-def each_of(closeable: Any) -> Iterator[Any]:
-    """What an iterable of Java's holds that wants to be closed."""
+@contextmanager
+def each_of(closeable: Any) -> Iterator[Iterator[Any]]:
+    """What an iterable of Java's holds that wants to be closed.
+
+    At the end of the block, also by an error: left to the collection of garbage, it would be closed in the
+    middle of another call, on the same connection.
+    """
     try:
-        iterator = closeable.iterator()
-        while iterator.hasNext():
-            yield iterator.next()
+        yield _held(closeable.iterator())
     finally:
         closeable.close()
+
+
+def _held(iterator: Any) -> Iterator[Any]:
+    while iterator.hasNext():
+        yield iterator.next()
 
 
 class StaleMetadataError(Exception):

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pyarrow as pa
@@ -29,10 +30,12 @@ from penstock.lake.target import DELETED_AT
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """`keys`: whose rows in the table go. `rows`: what the source has for them; both by the table's names."""
+    """`keys`: whose rows in the table go. `rows`: what the source has for them. `gone`: a row of the table
+    for each key that the source has none of, kept as deleted where deleted rows are. By the table's names."""
 
     keys: pa.Table
     rows: pa.Table
+    gone: pa.Table
 
 
 Repairs = Mapping[StreamId, Repair]
@@ -48,8 +51,13 @@ def repaired(work: StreamWork, repair: Repair, staging: Path) -> FoldResult:
     """The first stage of a repair."""
     target, rows = work.target, repair.rows
     if target.soft_deletes:
-        rows = rows.append_column(DELETED_AT, pa.nulls(rows.num_rows, DELETED_AT.type))
+        # When a row was deleted that the log has no more, nobody knows: by now it is.
+        rows = pa.concat_tables([_deleted(rows, None), _deleted(repair.gone, datetime.now(UTC))])
     with TableOutput(work.table.files_directory / new_file_name("repaired"), target) as output:
         output.write_table(rows.select(target.arrow_schema().names))
     staged = stage(staging / "repaired", repair.keys.select(target.key))
     return FoldResult(output.files, None, staged, False, {"u": repair.keys.num_rows})
+
+
+def _deleted(rows: pa.Table, at: datetime | None) -> pa.Table:
+    return rows.append_column(DELETED_AT, pa.repeat(pa.scalar(at, DELETED_AT.type), rows.num_rows))

@@ -110,6 +110,16 @@ def _rank(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
     return ranks
 
 
+def of_same_keys(source: RowHashes, table: RowHashes, places: Places) -> tuple[Places, Places]:
+    """Of the keys of the table's rows at `places`: the source's rows, and of those that it has none of, the
+    first row of each in the table."""
+    keys = _numbers(source, table, whole=False)
+    here, there = keys[: len(source)], keys[len(source) + places]
+    _, first = np.unique(there, return_index=True)
+    is_gone = ~np.isin(there[first], here)
+    return np.flatnonzero(np.isin(here, there)), places[first[is_gone]]
+
+
 def without_keys(places: Places, hashes: RowHashes, known: tuple[Hashes, Hashes]) -> Places:
     """Those of the places whose keys are not among the known ones."""
     if not known[0].size or not places.size:

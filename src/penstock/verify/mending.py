@@ -20,6 +20,7 @@ from penstock.lake.keys import distinct
 from penstock.lake.lane import LakeLane
 from penstock.lake.repair import Repair
 from penstock.lake.spark_starter import SparkStarter
+from penstock.verify import drill
 from penstock.verify.opened import Opened
 from penstock.verify.outcome import Drilled
 from penstock.verify.run import Verification, VerifyOptions
@@ -87,8 +88,10 @@ def mend(drilled: Drilled) -> Repair | None:
     if drilled.stream.columns_not_compared or drilled.stream.against != "source":
         return None
     found, key = drilled.found, list(drilled.key)
-    wrong = np.concatenate([found.missing, found.different[0]])
+    # All rows of a key go, also the right one of a key that is there twice: it is written again.
+    kept, gone = drill.of_same_keys(drilled.source.hashes, drilled.table.hashes, found.extra)
+    wrong = np.unique(np.concatenate([found.missing, found.different[0], kept]))
     rows = drilled.source.rows.take(pa.array(wrong))
-    extra = drilled.table.rows.take(pa.array(found.extra)).select(key)
-    keys = distinct(pa.concat_tables([rows.select(key), extra.cast(rows.select(key).schema)]))
-    return Repair(keys, rows) if keys.num_rows else None
+    without_source = drilled.table.rows.take(pa.array(gone)).cast(rows.schema)
+    keys = distinct(pa.concat_tables([rows.select(key), without_source.select(key)]))
+    return Repair(keys, rows, without_source) if keys.num_rows else None

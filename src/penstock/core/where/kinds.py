@@ -100,6 +100,7 @@ _BUILT_IN_OTHERS = frozenset(
 # fmt: on
 _FIRST_USER_OID = 16384
 #: By family and type of a column that is not Postgres': the type whose values print and compare like its own.
+#: Columns of families that are not here have types of Postgres' names.
 #: Texts compare by their characters, whatever collation the source has; moments of MySQL are in UTC.
 _LIKE = {
     "mysql": {
@@ -118,7 +119,8 @@ _LIKE = {
 
 def type_like(column: SourceColumn) -> str:
     """The type, by its name in pg_type, that the column's values are compared as; empty: as none."""
-    return _LIKE.get(column.family, {}).get(column.type_name, "") if column.family else column.type_name
+    others = _LIKE.get(column.family)
+    return column.type_name if others is None else others.get(column.type_name, "")
 
 
 def kind_of(column: SourceColumn, labels: Sequence[str] = (), *, total: bool = True) -> ValueKind | None:
