@@ -2,11 +2,11 @@
 #
 #   make demo          a real Postgres, loaded and followed into Parquet tables, in front of you
 #   make test          unit, integration and a short chaos round
-#   make slow          integration tests that would make the round above too long; SHARE=12 a twelfth, as in CI
+#   make slow          integration tests that would make the round above too long; SHARE=16 a sixteenth, as in CI
 #   make iceberg       what the state file and each mode promise, on Iceberg tables; ALL=1: every integration test
 #   make lint          ruff, mypy --strict, import-linter
 #   make chaos-once    kill -9 at every failpoint, on Parquet and on Iceberg, writers running on; REST=1 as in CI:
-#                      what `make test` left, and with SHARE=3 a third of what is left of MySQL and MongoDB
+#                      what `make test` left, and with SHARE=4 a fourth of what is left of MySQL and MongoDB
 #   make chaos         the whole matrix: at every failpoint several times, in every scenario, on both
 #   make soak          leader and standby under load while something breaks every while; SECONDS=1200
 #   make mutants       plant known bugs; each must turn a test red; SHARE=8 an eighth of them, as in CI, where GREEN=known
