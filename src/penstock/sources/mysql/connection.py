@@ -41,7 +41,7 @@ _SETTINGS: Mapping[str, str] = {
     "sql_auto_is_null": "0",
     "sql_select_limit": "18446744073709551615",
     "lock_wait_timeout": "600",
-    "net_write_timeout": "3600",
+    "net_write_timeout": "86400",  # `sync` reads the log on when its loads are done
     "net_read_timeout": "600",
     "wait_timeout": "86400",
 }

@@ -74,7 +74,8 @@ def raise_for(packet: bytes) -> None:
     if not packet or packet[0] != _ERROR:
         raise SourceError(
             "The server ended the stream of its binary log.",
-            remedy="Penstock connects again by itself; if it goes on, look into the server's error log.",
+            remedy="Run the same command again, `penstock run` does it by itself; if it goes on, look into "
+            "the server's error log.",
         )
     raise error_of(int.from_bytes(packet[1:3], "little"), packet[3:])
 

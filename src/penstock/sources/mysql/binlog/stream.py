@@ -6,7 +6,7 @@ socket is used: bytes are received to their place in a batch's buffer, and found
 
 A batch is what the server had sent when it was asked for, at most `BATCH_BYTES_MAX` or one event; what is not
 a whole event is moved to the next buffer. The server sends a heartbeat when it has had nothing to send for a
-while; none for three times as long, and some seconds at least, means that the connection is dead.
+while; nothing for a minute in which it was listened to (`Silence`) means that the connection is dead.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ BATCH_EVENTS_MAX = 131_072
 _ROOM_MIN = 64 << 10
 _FULL_BYTES = BATCH_BYTES_MAX // 4 * 3
 _PIECE_S = 0.001
-_HEARTBEATS_MISSED_MAX = 3
-_SILENCE_S_MIN = 15.0  # a machine may be busy for some seconds
+_SILENCE_S_MAX = 60.0  # what a server's own replicas bear
+_LISTENED_S_MAX = 5.0
 _WOULD_WAIT = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
@@ -49,6 +49,27 @@ class GtidPosition:
     """Transactions that are not in the set come, in the server's order. MariaDB: the set as it writes it."""
 
     gtid_set: str
+
+
+class Silence:
+    """How long the other side has said nothing, as far as it was listened to.
+
+    Between two looks at most `_LISTENED_S_MAX` count: whoever looks may have stood still for longer, together
+    with the server and its heartbeats if both are on a machine that did.
+    """
+
+    def __init__(self, now: float) -> None:
+        self._looked_at, self.length_s = now, 0.0
+
+    def note(self, received: int, now: float) -> None:
+        listened_s = min(now - self._looked_at, _LISTENED_S_MAX)
+        self._looked_at, self.length_s = now, 0.0 if received else self.length_s + listened_s
+        if self.length_s > _SILENCE_S_MAX:
+            raise SourceError(
+                f"The server has sent nothing for {self.length_s:.0f} s, not even a heartbeat.",
+                remedy="Run the same command again, `penstock run` does it by itself; look at the network "
+                "and the server if it goes on.",
+            )
 
 
 class BinlogStream:
@@ -74,7 +95,7 @@ class BinlogStream:
         self._buffer = MEMORY.take(BATCH_BYTES_MAX)
         self._used = self._rest = 0
         self._has_whole_events = False
-        self._heard_at = time.monotonic()
+        self._silence = Silence(time.monotonic())
 
     @property
     def is_mariadb(self) -> bool:
@@ -89,7 +110,6 @@ class BinlogStream:
                 if len(batch):
                     return batch
             elif time.monotonic() >= deadline:
-                self._check_heard()
                 return None
 
     @property
@@ -104,10 +124,7 @@ class BinlogStream:
     def receive(self) -> int:
         """Collect what the server has sent, without waiting; how many bytes that were."""
         received = self._drain()
-        if received:
-            self._heard_at = time.monotonic()
-        else:
-            self._check_heard()
+        self._silence.note(received, time.monotonic())
         return received
 
     def take(self) -> EventBatch:
@@ -174,10 +191,7 @@ class BinlogStream:
             wait_s = max(0.0, deadline - time.monotonic())
             self._poll.poll(1_000 * min(wait_s, self._heartbeat_s))
             received = self._drain()
-        if received:
-            self._heard_at = time.monotonic()
-        else:
-            self._check_heard()
+        self._silence.note(received, time.monotonic())
         return received > 0
 
     def _drain(self) -> int:
@@ -214,17 +228,10 @@ class BinlogStream:
             self._buffer, self._used = fresh, rest
         return batch
 
-    def _check_heard(self) -> None:
-        silent_s = time.monotonic() - self._heard_at
-        if silent_s > max(_HEARTBEATS_MISSED_MAX * self._heartbeat_s, _SILENCE_S_MIN):
-            raise SourceError(
-                f"The server has sent nothing for {silent_s:.0f} s, not even a heartbeat.",
-                remedy="Penstock connects again by itself; look at the network if it goes on.",
-            )
-
 
 def _lost() -> SourceError:
     return SourceError(
         "The connection on which the binary log is read was lost.",
-        remedy="Penstock connects again by itself; if it goes on, look into the server's error log.",
+        remedy="Run the same command again, `penstock run` does it by itself; if it goes on, look into the "
+        "server's error log.",
     )
