@@ -22,7 +22,6 @@ from penstock.capture.spec import CaptureSpec, ServiceSpec, Started
 from penstock.core.errors import CaptureAwayError
 from penstock.core.position import Lsn
 from penstock.core.stream import StreamId
-from penstock.log.reader import ChangeLog, read_rows
 from tests.capture_specs import capture_spec
 from tests.conftest import Database, wait_until
 
@@ -155,16 +154,6 @@ class AlwaysOn:
         assert self.process.stdout is not None
         for line in self.process.stdout:
             self.said.append(json.loads(line))
-
-
-def log_rows(state: Path, stream: str = "public.orders") -> list[dict[str, Any]]:
-    """All that the log has of a stream, in its order."""
-    log = ChangeLog(state / "log")
-    start, end = log.start(), log.end()
-    assert start is not None
-    assert end is not None
-    files = log.files(StreamId.parse(stream), start, end).files
-    return [row for part in read_rows(files, start, end) for row in part.to_pylist()]
 
 
 def ids(rows: Sequence[dict[str, Any]]) -> list[int]:

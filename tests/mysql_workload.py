@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import itertools
 import random
-import threading
 import uuid
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Self
 
 import pymysql
 
 from tests.mysql_server import MysqlServer
 from tests.oracle_mysql import install_audit
+from tests.writers import Writers
 
 UPSERT = ("shop.orders", "shop.documents", "shop.readings", "shop.scratch")
 APPEND = ("shop.events", "shop.signals")
@@ -248,15 +248,13 @@ _OPERATIONS: dict[Operation, float] = {
 }
 
 
-class MysqlWorkload(AbstractContextManager["MysqlWorkload"]):
-    """Writers on one server. `stop` waits for their last transaction and raises what went wrong in one."""
+class MysqlWorkload(Writers):
+    """Writers on one server."""
 
     def __init__(self, server: MysqlServer, seed: int, *, pause_s: float = 0.01) -> None:
+        super().__init__(pause_s)
         self.server = server
-        self._pause_s = pause_s
         self._writers = [MysqlWriter(seed, number) for number in range(2)]
-        self._threads: list[threading.Thread] = []
-        self._stopping = threading.Event()
         print(f"workload seed {seed}")
 
     def setup(self, rows: int) -> Self:
@@ -287,35 +285,14 @@ class MysqlWorkload(AbstractContextManager["MysqlWorkload"]):
                 )
         return self
 
-    @property
-    def transactions(self) -> int:
-        return sum(writer.committed for writer in self._writers)
-
     def start(self) -> Self:
-        assert not self._threads, "the writers are running"
-        self._stopping.clear()
-        for writer in self._writers:
-            thread = threading.Thread(target=self._run, args=(writer,), name=f"writer {writer.number}")
-            self._threads.append(thread)
-            thread.start()
-        return self
+        return self.begin(len(self._writers))
 
-    def stop(self) -> None:
-        self._stopping.set()
-        for thread in self._threads:
-            thread.join()
-        self._threads.clear()
-        for writer in self._writers:
-            if writer.error is not None:
-                raise writer.error
+    @property
+    def writers(self) -> list[MysqlWriter]:
+        return self._writers
 
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-
-    def _run(self, writer: MysqlWriter) -> None:
-        try:
-            with self.server.connect("shop") as connection, connection.cursor() as cursor:
-                while not self._stopping.wait(self._pause_s):
-                    writer.transact(cursor)
-        except BaseException as error:  # raised by `stop`, in the test's own thread
-            writer.error = error
+    @contextmanager
+    def connected(self) -> Iterator[Cursor]:
+        with self.server.connect("shop") as connection, connection.cursor() as cursor:
+            yield cursor

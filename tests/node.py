@@ -32,6 +32,14 @@ def program(name: str) -> str:
     return path
 
 
+def chromium() -> str:
+    """Debian's, or another one that PENSTOCK_CHROMIUM names."""
+    found = os.environ.get("PENSTOCK_CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
+    if found is None:
+        pytest.skip("there is no Chromium here: apt-get install chromium, or set PENSTOCK_CHROMIUM")
+    return found
+
+
 def installed(sources: Path) -> Path:
     """A directory with the packages of `sources/package.json`."""
     content = (sources / "package.json").read_bytes()

@@ -13,9 +13,7 @@ belong to one writer; a few are fought over by all.
 from __future__ import annotations
 
 import random
-import threading
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Self
 
 import psycopg
@@ -23,6 +21,7 @@ import psycopg
 from tests.oracle import OPTIONS
 from tests.oracle_history import install_audit
 from tests.workload_writer import Writer
+from tests.writers import Writers
 
 #: Streams with the way they are written to the destination.
 UPSERT = ("public.orders", "public.documents", "public.readings", "public.scratch")
@@ -60,19 +59,17 @@ INITIAL_ROWS: Sequence[str] = (
 )
 
 
-class Workload:
-    """Writers on one database. `stop` waits for their last transaction and raises what went wrong in one."""
+class Workload(Writers):
+    """Writers on one database."""
 
     def __init__(
         self, url: str, seed: int | None = None, *, pause_s: float = 0.01, append_heavy: bool = False
     ) -> None:
+        super().__init__(pause_s)
         self.url = url
         self.seed = random.SystemRandom().randrange(10**6) if seed is None else seed
-        self._pause_s = pause_s
         self._append_heavy = append_heavy
         self._writers: list[Writer] = []
-        self._threads: list[threading.Thread] = []
-        self._stopping = threading.Event()
         print(f"workload seed {self.seed}")
 
     def setup(self, rows: int = 1000, audited: Sequence[str] = APPEND) -> Self:
@@ -86,52 +83,25 @@ class Workload:
             connection.execute("ANALYZE")
         return self
 
-    @property
-    def transactions(self) -> int:
-        """How many have been committed so far."""
-        return sum(writer.committed for writer in self._writers)
-
     def start(self, writers: int = 2) -> Self:
         """Write until `stop`; started again, each writer goes on where it was."""
-        assert not self._threads, "the writers are running"
-        self._stopping.clear()
-        while len(self._writers) < writers:
-            self._writers.append(Writer(self.seed, len(self._writers), self._append_heavy))
-        for writer in self._writers[:writers]:
-            thread = threading.Thread(target=self._run, args=(writer,), name=f"writer {writer.number}")
-            self._threads.append(thread)
-            thread.start()
-        return self
-
-    def stop(self) -> None:
-        self._stopping.set()
-        for thread in self._threads:
-            thread.join()
-        self._threads.clear()
-        for writer in self._writers:
-            if writer.error is not None:
-                raise writer.error
+        self._have(writers)
+        return self.begin(writers)
 
     def run(self, transactions: int, writer: int = 0) -> None:
         """Make this many transactions here and now, by one writer."""
-        while len(self._writers) <= writer:
-            self._writers.append(Writer(self.seed, len(self._writers), self._append_heavy))
-        with psycopg.connect(self.url, options=OPTIONS, autocommit=True) as connection:
+        self._have(writer + 1)
+        with self.connected() as connection:
             for _ in range(transactions):
                 self._writers[writer].transact(connection)
 
-    def __enter__(self) -> Self:
-        return self
+    @property
+    def writers(self) -> list[Writer]:
+        return self._writers
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.stop()
+    def connected(self) -> psycopg.Connection:
+        return psycopg.connect(self.url, options=OPTIONS, autocommit=True)
 
-    def _run(self, writer: Writer) -> None:
-        try:
-            with psycopg.connect(self.url, options=OPTIONS, autocommit=True) as connection:
-                while not self._stopping.wait(self._pause_s):
-                    writer.transact(connection)
-        except BaseException as error:  # raised by `stop`, in the test's own thread
-            writer.error = error
+    def _have(self, writers: int) -> None:
+        while len(self._writers) < writers:
+            self._writers.append(Writer(self.seed, len(self._writers), self._append_heavy))

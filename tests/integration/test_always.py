@@ -23,8 +23,9 @@ from penstock.core.stream import StreamId
 from penstock.ledger.lanes import LaneRegistry
 from penstock.log.reader import ChangeLog
 from penstock.sources.postgres.embedded import EmbeddedPostgres
-from tests.always import AlwaysOn, always_spec, ids, log_rows
+from tests.always import AlwaysOn, always_spec, ids
 from tests.capture_specs import slot_of
+from tests.captured import log_rows
 from tests.conftest import Database, wait_until
 
 pytestmark = pytest.mark.integration

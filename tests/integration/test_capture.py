@@ -21,16 +21,16 @@ from penstock.core.errors import PositionGoneError, SourceBusyError, SourceError
 from penstock.core.position import Lsn
 from penstock.core.stream import StreamId
 from penstock.log.manifest import Manifest, manifest_path
-from penstock.log.reader import ChangeLog, read_rows
+from penstock.log.reader import ChangeLog
 from penstock.sources.postgres.connection import connect
 from penstock.sources.postgres.inbox import FrameInbox, NativeInbox
 from penstock.sources.postgres.replication import ReplicationStream
 from tests.capture_specs import capture_spec
+from tests.captured import WAIT_S, brief, log_rows, read_now
 from tests.conftest import Database, wait_until
 
 pytestmark = pytest.mark.integration
 
-WAIT_S = 60.0
 MEMORY_MAX_KIB = 512 * 1024
 
 
@@ -45,25 +45,6 @@ def spec(database: Database, directory: Path, *streams: str, **changed: Any) -> 
         "lanes": {"lake": None},
     }
     return capture_spec(**{**values, **changed})
-
-
-def read_now(capture: CaptureProcess) -> Lsn:
-    """Read everything that is committed now."""
-    capture.read_to(capture.note_target())
-    return capture.wait_reached(WAIT_S)
-
-
-def log_rows(directory: Path, stream: str = "public.orders") -> list[dict[str, Any]]:
-    log = ChangeLog(directory / "log")
-    start, end = log.start(), log.end()
-    assert start is not None
-    assert end is not None
-    files = log.files(StreamId.parse(stream), start, end).files
-    return [row for part in read_rows(files, start, end) for row in part.to_pylist()]
-
-
-def brief(rows: list[dict[str, Any]], *columns: str) -> list[tuple[Any, ...]]:
-    return [tuple(row[column] for column in ("_op", *columns)) for row in rows]
 
 
 @pytest.fixture

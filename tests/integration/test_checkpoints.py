@@ -14,8 +14,9 @@ from penstock.capture.client import CaptureProcess
 from penstock.core.position import Lsn
 from penstock.ledger.checkpoint import CheckpointFile
 from penstock.ledger.checkpoint_store import LEFT_BEHIND_MAX, ObjectStore
+from tests.captured import read_now
 from tests.conftest import Database
-from tests.integration.test_capture import read_now, spec
+from tests.integration.test_capture import spec
 from tests.s3_server import CREDENTIALS, S3Server
 
 pytestmark = pytest.mark.integration

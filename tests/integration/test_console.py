@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import threading
 import time
 import urllib.request
@@ -28,7 +27,7 @@ from penstock.core.stream import StreamId
 from penstock.sources.postgres.embedded import EmbeddedPostgres
 from penstock.streams.dead_letters import Dead, DeadLetters, dead_letters_path
 from penstock.streams.events import CREATE
-from tests.node import NodeProcess
+from tests.node import NodeProcess, chromium
 from tests.pipelines import PipelineUnderTest
 from tests.publishing import events, term
 from tests.running import Instance, free_port, instances
@@ -55,13 +54,6 @@ _STREAMS = [
     "public.payments",
     {"table": "public.visits", "write": "append"},
 ]
-
-
-def chromium() -> str:
-    found = os.environ.get("PENSTOCK_CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
-    if found is None:
-        pytest.skip("there is no Chromium here: apt-get install chromium, or set PENSTOCK_CHROMIUM")
-    return found
 
 
 class Browser:

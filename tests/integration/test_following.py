@@ -29,8 +29,8 @@ from penstock.log.writer import LogWriter
 from penstock.sources.postgres.connection import connect
 from penstock.sources.postgres.replication import ReplicationStream
 from penstock.sources.postgres.streamed import StreamedTransactions
+from tests.captured import log_rows
 from tests.conftest import Database, wait_until
-from tests.integration.test_capture import log_rows
 
 pytestmark = pytest.mark.integration
 

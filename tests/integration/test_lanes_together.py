@@ -15,8 +15,9 @@ from penstock.core.position import Lsn
 from penstock.core.stream import StreamId
 from penstock.ledger.lanes import LANES_FILE, LaneRegistry
 from penstock.log.reader import ChangeLog
-from tests.always import WAIT_S, AlwaysOn, always_spec, ids, log_rows
+from tests.always import WAIT_S, AlwaysOn, always_spec, ids
 from tests.capture_specs import slot_of
+from tests.captured import log_rows
 from tests.conftest import Database, wait_until
 
 pytestmark = pytest.mark.integration

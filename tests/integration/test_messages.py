@@ -18,7 +18,8 @@ from penstock.log.reader import ChangeLog
 from penstock.streams.followed import followed_streams
 from penstock.streams.messages import EmittedRoute, message_events
 from penstock.streams.settings import StreamSettings
-from tests.always import AlwaysOn, always_spec, log_rows
+from tests.always import AlwaysOn, always_spec
+from tests.captured import log_rows
 from tests.conftest import Database
 from tests.stream_lane import pipeline_file
 

@@ -15,17 +15,16 @@ from penstock.capture.source_spec import MysqlSpec
 from penstock.capture.spec import CaptureSpec
 from penstock.core.binlog_place import BinlogPlace
 from penstock.core.errors import AnotherSourceError, PositionGoneError, SourceBusyError, SourceError
-from penstock.core.position import Lsn
 from penstock.core.stream import StreamId
 from penstock.log.manifest import newest_manifest
-from penstock.log.reader import ChangeLog, read_rows
 from penstock.sources.mysql.binlog.warming import warm_up
+from tests import captured
+from tests.captured import brief, read_now
 from tests.conftest import wait_until
 from tests.mysql_server import MARIADB, MYSQL, MysqlServer
 
 pytestmark = pytest.mark.integration
 
-WAIT_S = 60.0
 MEMORY_MAX_KIB = 512 * 1024
 
 
@@ -58,23 +57,8 @@ def spec(server: MysqlServer, directory: Path, *streams: str, name: str = "penst
     )
 
 
-def read_now(capture: CaptureProcess) -> Lsn:
-    """Read everything that is committed now."""
-    capture.read_to(capture.note_target())
-    return capture.wait_reached(WAIT_S)
-
-
 def log_rows(directory: Path, stream: str = "shop.orders") -> list[dict[str, Any]]:
-    log = ChangeLog(directory / "log")
-    start, end = log.start(), log.end()
-    assert start is not None
-    assert end is not None
-    files = log.files(StreamId.parse(stream), start, end).files
-    return [row for part in read_rows(files, start, end) for row in part.to_pylist()]
-
-
-def brief(rows: list[dict[str, Any]], *columns: str) -> list[tuple[Any, ...]]:
-    return [tuple(row[column] for column in ("_op", *columns)) for row in rows]
+    return captured.log_rows(directory, stream)
 
 
 def folded(rows: list[dict[str, Any]]) -> dict[int, str | None]:

@@ -10,8 +10,9 @@ from penstock.capture.client import CaptureProcess
 from penstock.core.errors import ConfigError
 from penstock.core.position import Lsn
 from penstock.log.reader import ChangeLog
+from tests.captured import brief, log_rows, read_now
 from tests.conftest import Database
-from tests.integration.test_capture import brief, log_rows, read_now, spec
+from tests.integration.test_capture import spec
 
 pytestmark = pytest.mark.integration
 

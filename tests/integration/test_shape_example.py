@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Database, wait_until
-from tests.node import NodeProcess, installed, program
+from tests.node import NodeProcess, chromium, installed, program
 from tests.running import free_port
 from tests.serving import ShapeServer
 
@@ -27,13 +27,6 @@ _ROOT = Path(__file__).resolve().parents[2]
 _EXAMPLE = _ROOT / "examples" / "shapes-react"
 _WATCH = _ROOT / "tests" / "browser" / "watch.mjs"
 _BUILD_S = 120
-
-
-def chromium() -> str:
-    found = os.environ.get("PENSTOCK_CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
-    if found is None:
-        pytest.skip("there is no Chromium here: apt-get install chromium, or set PENSTOCK_CHROMIUM")
-    return found
 
 
 @contextmanager

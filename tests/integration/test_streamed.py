@@ -13,8 +13,9 @@ from penstock.capture.client import CaptureProcess
 from penstock.core.position import Lsn
 from penstock.core.stream import StreamId
 from penstock.log.reader import ChangeLog
+from tests.captured import brief, log_rows, read_now
 from tests.conftest import Database, wait_until
-from tests.integration.test_capture import MEMORY_MAX_KIB, brief, log_rows, peak_memory_kib, read_now, spec
+from tests.integration.test_capture import MEMORY_MAX_KIB, peak_memory_kib, spec
 
 pytestmark = pytest.mark.integration
 

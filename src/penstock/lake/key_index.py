@@ -24,12 +24,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numba
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from penstock.compiling import compiled
 from penstock.lake.keys import flat, read_only, words_of
+from penstock.sip_round import sip_round
 
 Hashes = NDArray[np.uint64]
 Positions = NDArray[np.int64]
@@ -178,7 +179,7 @@ def _uuid_words(column: pa.Array) -> tuple[Hashes, Hashes]:
     return _parse_uuids(digits, len(column))
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled()
 def _parse_uuids(text: NDArray[np.uint8], count: int) -> tuple[Hashes, Hashes]:
     high = np.empty(count, np.uint64)
     low = np.empty(count, np.uint64)
@@ -201,30 +202,16 @@ def _parse_uuids(text: NDArray[np.uint8], count: int) -> tuple[Hashes, Hashes]:
     return high, low
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
-def _turn(word: np.uint64, bits: int) -> np.uint64:
-    return (word << np.uint64(bits)) | (word >> np.uint64(64 - bits))
-
-
-@numba.njit(cache=True, nogil=True)
+@compiled()
 def _rounds(
     v0: np.uint64, v1: np.uint64, v2: np.uint64, v3: np.uint64, count: int
 ) -> tuple[np.uint64, np.uint64, np.uint64, np.uint64]:
     for _ in range(count):
-        v0 = v0 + v1
-        v1 = _turn(v1, 13) ^ v0
-        v0 = _turn(v0, 32)
-        v2 = v2 + v3
-        v3 = _turn(v3, 16) ^ v2
-        v0 = v0 + v3
-        v3 = _turn(v3, 21) ^ v0
-        v2 = v2 + v1
-        v1 = _turn(v1, 17) ^ v2
-        v2 = _turn(v2, 32)
+        v0, v1, v2, v3 = sip_round(v0, v1, v2, v3)
     return v0, v1, v2, v3
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled()
 def _siphash(data: NDArray[np.uint8], offsets: NDArray[np.int64], high: Hashes, low: Hashes) -> None:
     """SipHash-2-4 with 128 bits of each value, under (`high`, `low`), in their place."""
     for i in range(high.size):
@@ -257,7 +244,7 @@ def _siphash(data: NDArray[np.uint8], offsets: NDArray[np.int64], high: Hashes, 
         low[i] = v0 ^ v1 ^ v2 ^ v3
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled()
 def _lower_bound(high: Hashes, wanted: np.uint64, start: int) -> int:
     """The first place from `start` on that is not less: by steps that double, then by halves."""
     step = 1
@@ -277,7 +264,7 @@ def _lower_bound(high: Hashes, wanted: np.uint64, start: int) -> int:
     return below
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled()
 def _walk(few: Hashes, few_low: Hashes, many: Hashes, many_low: Hashes) -> tuple[Positions, Positions]:
     """Pairs of places with equal keys; both are in ascending order of their high words."""
     capacity = max(16, few.size)

@@ -9,9 +9,11 @@ Cost, measured: 0.12 CPU-seconds per million rows of 11 columns, five of them te
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
+
+from penstock.compiling import compiled
+from penstock.sip_round import sip_round
 
 Hashes = NDArray[np.uint64]
 States = NDArray[np.uint64]  # n × 4
@@ -20,29 +22,7 @@ Bytes = NDArray[np.uint8]
 Flags = NDArray[np.bool_]
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
-def _turn(word: np.uint64, bits: int) -> np.uint64:
-    return (word << np.uint64(bits)) | (word >> np.uint64(64 - bits))
-
-
-@numba.njit(cache=True, nogil=True, inline="always")
-def _round(
-    v0: np.uint64, v1: np.uint64, v2: np.uint64, v3: np.uint64
-) -> tuple[np.uint64, np.uint64, np.uint64, np.uint64]:
-    v0 = v0 + v1
-    v1 = _turn(v1, 13) ^ v0
-    v0 = _turn(v0, 32)
-    v2 = v2 + v3
-    v3 = _turn(v3, 16) ^ v2
-    v0 = v0 + v3
-    v3 = _turn(v3, 21) ^ v0
-    v2 = v2 + v1
-    v1 = _turn(v1, 17) ^ v2
-    v2 = _turn(v2, 32)
-    return v0, v1, v2, v3
-
-
-@numba.njit(cache=True, nogil=True)
+@compiled()
 def begin(rows: int, key0: np.uint64, key1: np.uint64) -> States:
     states = np.empty((rows, 4), np.uint64)
     for i in range(rows):
@@ -53,33 +33,33 @@ def begin(rows: int, key0: np.uint64, key1: np.uint64) -> States:
     return states
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled()
 def absorb_words(words: Hashes, null: Flags, states: States) -> None:
     """`null`: which of them are; empty: none is."""
     for i in range(words.size):
         v0, v1, v2, v3 = states[i, 0], states[i, 1], states[i, 2], states[i, 3]
         if null.size and null[i]:
             v2 ^= np.uint64(0x4E)
-            v0, v1, v2, v3 = _round(v0, v1, v2, v3)
+            v0, v1, v2, v3 = sip_round(v0, v1, v2, v3)
         else:
             v3 ^= words[i]
-            v0, v1, v2, v3 = _round(v0, v1, v2, v3)
+            v0, v1, v2, v3 = sip_round(v0, v1, v2, v3)
             v0 ^= words[i]
         states[i, 0], states[i, 1], states[i, 2], states[i, 3] = v0, v1, v2, v3
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled()
 def absorb_bytes(offsets: Offsets, data: Bytes, null: Flags, states: States) -> None:
     for i in range(offsets.size - 1):
         v0, v1, v2, v3 = states[i, 0], states[i, 1], states[i, 2], states[i, 3]
         if null.size and null[i]:
             v2 ^= np.uint64(0x4E)
-            v0, v1, v2, v3 = _round(v0, v1, v2, v3)
+            v0, v1, v2, v3 = sip_round(v0, v1, v2, v3)
         else:
             at, end = offsets[i], offsets[i + 1]
             length = np.uint64(end - at)
             v3 ^= length
-            v0, v1, v2, v3 = _round(v0, v1, v2, v3)
+            v0, v1, v2, v3 = sip_round(v0, v1, v2, v3)
             v0 ^= length
             while at + 8 <= end:
                 word = (
@@ -93,7 +73,7 @@ def absorb_bytes(offsets: Offsets, data: Bytes, null: Flags, states: States) -> 
                     | (np.uint64(data[at + 7]) << np.uint64(56))
                 )
                 v3 ^= word
-                v0, v1, v2, v3 = _round(v0, v1, v2, v3)
+                v0, v1, v2, v3 = sip_round(v0, v1, v2, v3)
                 v0 ^= word
                 at += 8
             if at < end:
@@ -104,12 +84,12 @@ def absorb_bytes(offsets: Offsets, data: Bytes, null: Flags, states: States) -> 
                     shift += np.uint64(8)
                     at += 1
                 v3 ^= word
-                v0, v1, v2, v3 = _round(v0, v1, v2, v3)
+                v0, v1, v2, v3 = sip_round(v0, v1, v2, v3)
                 v0 ^= word
         states[i, 0], states[i, 1], states[i, 2], states[i, 3] = v0, v1, v2, v3
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled()
 def absorb_lists(offsets: Offsets, high: Hashes, low: Hashes, null: Flags, states: States) -> None:
     """Lists by their length and the hashes of their elements, which begin at `offsets[0]`."""
     first = offsets[0]
@@ -117,23 +97,23 @@ def absorb_lists(offsets: Offsets, high: Hashes, low: Hashes, null: Flags, state
         v0, v1, v2, v3 = states[i, 0], states[i, 1], states[i, 2], states[i, 3]
         if null.size and null[i]:
             v2 ^= np.uint64(0x4E)
-            v0, v1, v2, v3 = _round(v0, v1, v2, v3)
+            v0, v1, v2, v3 = sip_round(v0, v1, v2, v3)
         else:
             length = np.uint64(offsets[i + 1] - offsets[i])
             v3 ^= length
-            v0, v1, v2, v3 = _round(v0, v1, v2, v3)
+            v0, v1, v2, v3 = sip_round(v0, v1, v2, v3)
             v0 ^= length
             for at in range(offsets[i] - first, offsets[i + 1] - first):
                 v3 ^= high[at]
-                v0, v1, v2, v3 = _round(v0, v1, v2, v3)
+                v0, v1, v2, v3 = sip_round(v0, v1, v2, v3)
                 v0 ^= high[at]
                 v3 ^= low[at]
-                v0, v1, v2, v3 = _round(v0, v1, v2, v3)
+                v0, v1, v2, v3 = sip_round(v0, v1, v2, v3)
                 v0 ^= low[at]
         states[i, 0], states[i, 1], states[i, 2], states[i, 3] = v0, v1, v2, v3
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled()
 def finish(states: States) -> tuple[Hashes, Hashes]:
     """The hashes of what the states have absorbed so far; they can go on to absorb."""
     rows = states.shape[0]
@@ -143,16 +123,16 @@ def finish(states: States) -> tuple[Hashes, Hashes]:
         v0, v1, v2, v3 = states[i, 0], states[i, 1], states[i, 2], states[i, 3]
         v2 ^= np.uint64(0xEE)
         for _ in range(3):
-            v0, v1, v2, v3 = _round(v0, v1, v2, v3)
+            v0, v1, v2, v3 = sip_round(v0, v1, v2, v3)
         high[i] = v0 ^ v1 ^ v2 ^ v3
         v1 ^= np.uint64(0xDD)
         for _ in range(3):
-            v0, v1, v2, v3 = _round(v0, v1, v2, v3)
+            v0, v1, v2, v3 = sip_round(v0, v1, v2, v3)
         low[i] = v0 ^ v1 ^ v2 ^ v3
     return high, low
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled()
 def add_rows(
     key_high: Hashes,
     row_high: Hashes,
