@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 import pytest
 
 from penstock.capture.mysql.statements import read_statement
+from penstock.capture.mysql.tables import MappedTables
 from penstock.core.stream import StreamId
 from penstock.sources.mysql.binlog.events import Statement
 
@@ -22,6 +25,7 @@ def _told(text: str) -> tuple[str, list[str], bool]:
         ("/* by hand */ TRUNCATE TABLE `other`.`or``ders`", "other.or`ders"),
         ("-- a note\n\tTRUNCATE\n other . orders /* all */", "other.orders"),
         ("/*!40000 TRUNCATE TABLE orders */", "shop.orders"),
+        ("SET STATEMENT max_statement_time=0, lock_wait_timeout=1 FOR TRUNCATE orders", "shop.orders"),
     ],
 )
 def test_a_table_that_is_emptied_is_known_however_it_is_written(text: str, emptied: str) -> None:
@@ -38,6 +42,11 @@ def test_a_table_that_is_emptied_is_known_however_it_is_written(text: str, empti
         ("RENAME TABLE orders TO _orders_del, _orders_gho TO orders",
          ["shop.orders", "shop._orders_del", "shop._orders_gho", "shop.orders"]),
         ("DROP DATABASE IF EXISTS `shop`", ["shop.*"]),
+        ("ALTER TABLE p EXCHANGE PARTITION x WITH TABLE `orders`", ["shop.p", "shop.orders"]),
+        ("ALTER TABLE p CONVERT PARTITION x TO TABLE s.orders", ["shop.p", "s.orders"]),
+        ("ALTER TABLE p CONVERT TABLE orders TO PARTITION x VALUES LESS THAN (9)", ["shop.p", "shop.orders"]),
+        ("SET STATEMENT sql_mode='FOR' FOR ALTER TABLE orders ENGINE=InnoDB", ["shop.orders"]),
+        ("RENAME TABLE orders WAIT 5 TO o, a NOWAIT TO b", ["shop.orders", "shop.o", "shop.a", "shop.b"]),
     ],
 )  # fmt: skip
 def test_tables_that_are_not_what_they_were_are_named(text: str, changed: list[str]) -> None:
@@ -61,6 +70,7 @@ def test_changes_of_rows_are_told_apart(text: str) -> None:
         "CREATE INDEX i ON orders (a)",
         "CREATE VIEW v AS SELECT 1",
         "SAVEPOINT `s`",
+        "SET PASSWORD FOR app = 'x'",
         "GRANT SELECT ON shop.orders TO app",
         "CREATE DATABASE other",
         "",
@@ -74,3 +84,20 @@ def test_what_concerns_no_table_of_ours_says_nothing(text: str) -> None:
 def test_a_database_that_is_dropped_takes_its_tables_along() -> None:
     [pattern] = read_statement(Statement("", "DROP SCHEMA shop")).changed
     assert pattern.matches(StreamId("shop", "orders"))
+
+
+@pytest.mark.parametrize("text", ["ROLLBACK TO `s`", "rollback work to savepoint s"])
+def test_rows_that_are_taken_back_are_told_of(text: str) -> None:
+    assert read_statement(Statement("shop", text)).takes_back
+
+
+def test_names_are_those_of_the_catalog_where_the_server_folds_them() -> None:
+    def connect() -> NoReturn:
+        raise AssertionError("nothing is asked")
+
+    streams = [StreamId("shop", "Orders"), StreamId("shop", "lines")]
+    folding = MappedTables(streams, connect, folds_names=True)
+    assert folding.meant(StreamId("SHOP", "ORDERS")) == streams[0]
+    assert folding.meant(StreamId("Shop", "Other")) == StreamId("shop", "other")
+    exact = MappedTables(streams, connect)
+    assert exact.meant(StreamId("SHOP", "ORDERS")) == StreamId("SHOP", "ORDERS")

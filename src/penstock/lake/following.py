@@ -80,7 +80,9 @@ class Following:
         standing: dict[Lsn, list[StreamId]] = {}
         if not document.dialect.shares_position:
             for state in document.stream_states:
-                if state.cdc_from is not None and state.stream in self._lane.streams:
+                if state.stream not in self._lane.streams or state.cdc_from is None:
+                    continue
+                if self._stands_at(state.stream, state.cdc_from):
                     standing.setdefault(state.cdc_from, []).append(state.stream)
         return standing
 

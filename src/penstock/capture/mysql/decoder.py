@@ -107,8 +107,9 @@ class BinlogDecoder:
         files = self._files(found)
         tx = self._begins(found, files)
         new = (tx >= log_end) & ~self._seen.had(self._tables.sources, found.source, found.number)
-        self._require_plain_endings(found, new, rows_before=int(before[CARRY_ORDINAL]))
-        self._write(part, found, tx, new, sink)
+        rows_before = int(before[CARRY_ORDINAL])
+        self._require_plain_endings(found, new, rows_before=rows_before)
+        self._write(part, found, tx, new, rows_before, sink)
         self._seen.add(
             self._tables.sources, found.source[found.end_transaction], found.number[found.end_transaction]
         )
@@ -194,7 +195,9 @@ class BinlogDecoder:
 
     # Rows
 
-    def _write(self, part: EventBatch, found: Scan, tx: Ints, new: Flags, sink: ChangeSink) -> None:
+    def _write(
+        self, part: EventBatch, found: Scan, tx: Ints, new: Flags, rows_before: int, sink: ChangeSink
+    ) -> None:
         begin = 0
         for rare in found.rare:
             if not isinstance(rare.event, Statement):
@@ -202,14 +205,18 @@ class BinlogDecoder:
             told = read_statement(rare.event)
             if told.changes_rows and new[rare.transaction]:
                 raise _logged_as_statement()
-            if told.emptied is not None and self._mapped.wants(told.emptied):
+            has_rows = told.takes_back and new[rare.transaction] and self._has_rows(found, rare.transaction)
+            if has_rows or (told.takes_back and new[0] and rare.transaction == 0 and rows_before):
+                raise _rolled_back()
+            emptied = None if told.emptied is None else self._mapped.meant(told.emptied)
+            if emptied is not None and self._mapped.wants(emptied):
                 self._write_changes(part, found, tx, new, begin, rare.changes_before, sink)
                 begin = rare.changes_before
-                self._write_truncate(told.emptied, rare, found, tx, new, sink)
+                self._write_truncate(emptied, rare, found, tx, new, sink)
             if told.changed:
                 self._write_changes(part, found, tx, new, begin, rare.changes_before, sink)
                 begin = rare.changes_before
-                self._alter(told.changed, rare, tx, new, sink)
+                self._alter([self._mapped.meant(each) for each in told.changed], rare, tx, new, sink)
         self._write_changes(part, found, tx, new, begin, len(found.kind), sink)
 
     def _write_truncate(

@@ -17,6 +17,7 @@ from penstock.core.stream import StreamId
 from penstock.log.manifest import Manifest
 from penstock.sources.mysql.binlog.stream import BinlogStream, FilePosition, GtidPosition
 from penstock.sources.mysql.connection import connect
+from penstock.sources.mysql.server import require_server
 
 CAPTURE_PROGRAM = "penstock capture"
 
@@ -37,11 +38,16 @@ class MysqlLog:
     start: FilePosition | GtidPosition
     file: str
     gtid_set: str
+    folds_names: bool = False
 
     def decoder(self) -> BinlogDecoder:
         url = self.source.url
         return BinlogDecoder(
-            MappedTables(self.streams, lambda: connect(url, program_name="penstock catalog")),
+            MappedTables(
+                self.streams,
+                lambda: connect(url, program_name="penstock catalog"),
+                folds_names=self.folds_names,
+            ),
             self.numbering,
             SeenGtids(self.flavor, self.gtid_set),
             self.file,
@@ -51,4 +57,5 @@ class MysqlLog:
 
     def stream(self) -> MysqlStream:
         connection = connect(self.source.url, program_name=CAPTURE_PROGRAM)
+        require_server(connection, self.server)
         return MysqlStream(BinlogStream(connection, self.start, self.source.server_id, HEARTBEAT_S))

@@ -33,7 +33,7 @@ from penstock.log.manifest import Manifest, newest_manifest
 from penstock.sources.mysql.binlog.events import Carry, Rotation, Tables, scan
 from penstock.sources.mysql.binlog.stream import BinlogStream, FilePosition, GtidPosition
 from penstock.sources.mysql.connection import Connection, connect, rows, server_version
-from penstock.sources.mysql.server import read_server
+from penstock.sources.mysql.server import folds_names, read_server
 
 _RESYNC = "Run `penstock resync --yes` to load the tables again and begin a new change log."
 _FIRST_EVENT_WITHIN_S = 60.0
@@ -86,6 +86,7 @@ def set_up(
         start=start.place,
         file=start.file,
         gtid_set=newest.place.gtid_set,
+        folds_names=folds_names(connection),
     )
 
 

@@ -29,7 +29,7 @@ from penstock.core.position import Lsn
 from penstock.core.stream import StreamId
 from penstock.sources.mysql.binlog.warming import warm_up
 from penstock.sources.mysql.connection import Connection, connect
-from penstock.sources.mysql.server import clock, read_files, visible_place
+from penstock.sources.mysql.server import clock, read_files, require_server, visible_place
 
 Answer = TypeVar("Answer")
 
@@ -107,4 +107,6 @@ class MysqlCapture:
     def _ordinary(self) -> Connection:
         if self._connection is None or not self._connection.open:
             self._connection = connect(self._source.url, program_name=_CONTROL)
+            if self._server:
+                require_server(self._connection, self._server)
         return self._connection

@@ -23,16 +23,20 @@ _NAME = re.compile(r"`((?:[^`]|``)+)`|\"((?:[^\"]|\"\")+)\"|([\w$]+)")
 _ROWS = frozenset({"INSERT", "UPDATE", "DELETE", "REPLACE", "LOAD", "WITH", "CALL", "DO", "EXECUTE"})
 _LISTS = {"DROP": True, "RENAME": True, "ALTER": False, "CREATE": False, "TRUNCATE": False}
 _FILLERS = frozenset({"TEMPORARY", "OR", "REPLACE", "ONLINE", "IGNORE", "IF", "NOT", "EXISTS"})
+#: Where an ALTER names a second table: one that it renames to, or that partitions come from or go to.
+_SECOND_TABLE = re.compile(r"\b(?:RENAME\s+(?:TO|AS|=)?|(?:WITH|TO|CONVERT)\s+TABLE\b)\s*", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
 class TableStatement:
     """`emptied`: a table that has no rows now. `changed`: tables that are not what they were, or all of a
-    database (a pattern)."""
+    database (a pattern). `takes_back`: rows before it in its transaction, since some savepoint, do not count.
+    """
 
     emptied: StreamId | None = None
     changed: tuple[StreamId, ...] = ()
     changes_rows: bool = False
+    takes_back: bool = False
 
 
 _NOTHING = TableStatement()
@@ -41,6 +45,10 @@ _NOTHING = TableStatement()
 def read_statement(statement: Statement) -> TableStatement:
     words = _Words(statement.text)
     verb = words.word()
+    if verb == "SET":
+        verb = _under_settings(words)
+    if verb == "ROLLBACK":
+        return TableStatement(takes_back="TO" in (words.word(), words.word()))
     if verb in _ROWS:
         return TableStatement(changes_rows=True)
     if verb not in _LISTS:
@@ -67,7 +75,7 @@ def read_statement(statement: Statement) -> TableStatement:
     if verb == "TRUNCATE":
         return TableStatement(emptied=names[0])
     if verb == "ALTER":
-        names = (*names, *_renamed_to(statement))
+        names = (*names, *_second_tables(statement))
     return TableStatement(changed=names)
 
 
@@ -92,6 +100,13 @@ class _Words:
             return ""
         self.at = found.end()
         return found[0].upper()
+
+    def word_after_waiting(self) -> str:
+        """The next one behind how long MariaDB is to wait for a lock."""
+        word = self.word()
+        if word == "WAIT":
+            self.name()  # a number
+        return self.word() if word in ("WAIT", "NOWAIT") else word
 
     def pass_fillers(self) -> None:
         while (word := self.word()) in ("IF", "NOT", "EXISTS"):
@@ -132,14 +147,27 @@ def _names(words: _Words, schema: str, *, listed: bool) -> Iterator[StreamId]:
             yield StreamId(schema, name)
         if not listed:
             return
-        if not words.sign(",") and words.word() != "TO":
+        if not words.sign(",") and words.word_after_waiting() != "TO":
             return
 
 
-def _renamed_to(statement: Statement) -> Iterator[StreamId]:
+def _under_settings(words: _Words) -> str:
+    """MariaDB's `SET STATEMENT x = 1 FOR TRUNCATE TABLE a`: the verb behind the settings, if any."""
+    if words.word() != "STATEMENT":
+        return ""
+    for found in re.finditer(r"\bFOR\b", words.text[words.at :], re.IGNORECASE):
+        inner = _Words(words.text)
+        inner.at = words.at + found.end()
+        if (verb := inner.word()) in _ROWS or verb in _LISTS:
+            words.at = inner.at
+            return verb
+    return ""
+
+
+def _second_tables(statement: Statement) -> Iterator[StreamId]:
     """`ALTER TABLE a …, RENAME TO b`: what `b` was is b's no more. Found wherever it stands; a column or key
     that is called so costs a second look and nothing else."""
-    for found in re.finditer(r"\bRENAME\s+(?:TO|AS|=)?\s*", statement.text, re.IGNORECASE):
+    for found in _SECOND_TABLE.finditer(statement.text):
         words = _Words(statement.text)
         words.at = found.end()
         yield from _names(words, statement.schema, listed=False)

@@ -71,8 +71,11 @@ class MappedTable:
 class MappedTables:
     """Tables of one log, by the number that their map has there."""
 
-    def __init__(self, streams: Sequence[StreamId], connect: Callable[[], Connection]) -> None:
+    def __init__(
+        self, streams: Sequence[StreamId], connect: Callable[[], Connection], *, folds_names: bool = False
+    ) -> None:
         self._streams = frozenset(streams)
+        self._folds_names = folds_names
         self._connect = connect
         self._collations: Mapping[int, str] | None = None
         self._found: dict[int, MappedTable | None] = {}
@@ -81,12 +84,21 @@ class MappedTables:
     def add(self, streams: Sequence[StreamId]) -> None:
         """Keep these too. May be called from any thread: what is asked for next is looked up anew."""
         self._streams |= frozenset(streams)
-        self._found = {number: found for number, found in self._found.items() if found is not None}
+        self._found = {number: found for number, found in list(self._found.items()) if found is not None}
 
     def wants(self, stream: StreamId) -> bool:
         return stream in self._streams or any(
             pattern.matches(stream) for pattern in self._streams if pattern.is_pattern
         )
+
+    def meant(self, named: StreamId) -> StreamId:
+        """What a statement names. A server that takes letters of either case for the same has the statement
+        as it was written, and maps of tables as its catalog has them."""
+        if not self._folds_names:
+            return named
+        known = (*(each for each in self._streams if not each.is_pattern), *self._names.values())
+        folded = StreamId(named.namespace.lower(), named.name.lower())
+        return next((each for each in known if str(each).lower() == str(folded)), folded)
 
     def table(self, number: int, described: TableMap) -> MappedTable | None:
         """None: its rows are not ours to keep."""

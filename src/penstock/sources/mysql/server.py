@@ -73,6 +73,23 @@ def server_uuid(connection: Connection) -> str:
     return f"mariadb-{found}" if mariadb else str(found)
 
 
+def require_server(connection: Connection, uuid: str) -> None:
+    """That it is still this one: behind an address that moved, places of the log would mean others."""
+    if server_uuid(connection) != uuid:
+        connection.close()
+        raise SourceError(
+            "Another server answers than the one whose log is being read.",
+            remedy="Nothing is wrong if it took over: what goes on from here finds its place in the new "
+            "server's log. Run the same command again.",
+        )
+
+
+def folds_names(connection: Connection) -> bool:
+    """Whether statements may write a table's name in other letters than the catalog does."""
+    [(found,)] = rows(connection, "SELECT @@lower_case_table_names", doing="reading the server's settings")
+    return int(found) != 0
+
+
 def visible_place(connection: Connection) -> BinlogPlace:
     if is_mariadb(connection):
         return _snapshot_place(connection)
