@@ -23,10 +23,10 @@ from penstock.core.errors import CaptureAwayError
 from penstock.core.position import Lsn
 from penstock.core.stream import StreamId
 from tests.capture_specs import capture_spec
-from tests.conftest import Database, wait_until
+from tests.conftest import WAIT_S, Database, wait_until
 
-WAIT_S = 60.0
-HEARTBEAT_S = 1.0
+HEARTBEAT_S = 20.0  # no machine stands still for a lease of three of them
+QUICK_HEARTBEAT_S = 1.0  # for tests of leases that end
 
 
 def always_spec(database: Database, state: Path, **changed: Any) -> CaptureSpec:

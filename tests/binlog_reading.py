@@ -148,5 +148,5 @@ def read_all(server: MysqlServer, start: FilePosition | GtidPosition, *, tls: bo
         return position is not None and (position.file, position.offset) >= (file, offset)
 
     with closing(BinlogStream(server.connect(tls=tls), start, SERVER_ID, heartbeat_s=1.0)) as stream:
-        wait_until(reached, f"the binary log to be read to {file}:{offset}", timeout_s=60)
+        wait_until(reached, f"the binary log to be read to {file}:{offset}", timeout_s=120)
     return decoder.read

@@ -9,8 +9,7 @@ from penstock.capture.client import CaptureProcess
 from penstock.core.position import Lsn
 from penstock.core.stream import StreamId
 from penstock.log.reader import ChangeLog, read_rows
-
-WAIT_S = 60.0
+from tests.conftest import WAIT_S
 
 
 def read_now(capture: CaptureProcess) -> Lsn:

@@ -29,4 +29,4 @@ def _key(path: Path) -> tuple[str, ...]:
 
 
 def _openssl(*arguments: str) -> None:
-    subprocess.run(["openssl", *arguments], check=True, capture_output=True, timeout=60)
+    subprocess.run(["openssl", *arguments], check=True, capture_output=True, timeout=120)

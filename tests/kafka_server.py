@@ -35,7 +35,7 @@ from penstock.lake.iceberg_session import ivy_directory
 from penstock.lake.java import ensure_java
 from tests.certificates import write_certificates
 from tests.conftest import wait_until
-from tests.spark_cluster import free_port
+from tests.ports import free_port
 
 _PACKAGES = {"kafka": "org.apache.kafka:kafka_2.13:4.3.1", "slf4j": "org.slf4j:slf4j-nop:1.7.36"}
 _HOST = "127.0.0.1"
@@ -137,10 +137,10 @@ class KafkaServer(AbstractContextManager["KafkaServer"]):
 
     def create_topic(self, topic: str, partitions: int = 1, **config: str) -> None:
         created = self._admin.create_topics([NewTopic(topic, partitions, 1, config=config)])
-        created[topic].result(30)
+        created[topic].result(120)
 
     def grow_topic(self, topic: str, partitions: int) -> None:
-        self._admin.create_partitions([NewPartitions(topic, partitions)])[topic].result(30)
+        self._admin.create_partitions([NewPartitions(topic, partitions)])[topic].result(120)
 
     def configure_topic(self, topic: str, config: Mapping[str, str]) -> None:
         changes = [
@@ -148,11 +148,11 @@ class KafkaServer(AbstractContextManager["KafkaServer"]):
             for name, value in config.items()
         ]
         resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=changes)
-        self._admin.incremental_alter_configs([resource])[resource].result(30)
+        self._admin.incremental_alter_configs([resource])[resource].result(120)
 
     def topics(self) -> dict[str, int]:
         """Each topic's number of partitions."""
-        found = self._admin.list_topics(timeout=30).topics
+        found = self._admin.list_topics(timeout=120).topics
         return {name: len(topic.partitions) for name, topic in found.items()}
 
     def read(self, topic: str, *, committed: bool = True) -> list[Record]:
@@ -174,7 +174,7 @@ class KafkaServer(AbstractContextManager["KafkaServer"]):
             }
         )
         try:
-            known = consumer.list_topics(topic, timeout=30).topics[topic]
+            known = consumer.list_topics(topic, timeout=120).topics[topic]
             if known.error is not None:
                 raise KafkaException(known.error)
             for partition in known.partitions:

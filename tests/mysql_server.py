@@ -22,7 +22,7 @@ from typing import Any
 import pymysql
 
 from tests.conftest import wait_until
-from tests.spark_cluster import free_port
+from tests.ports import free_port
 
 _HOST = "127.0.0.1"
 _SUITE = "sid"

@@ -82,7 +82,7 @@ class NodeProcess:
             if self._process.stdin is not None:
                 self._process.stdin.close()  # the script ends with it
         try:
-            self._process.wait(10)
+            self._process.wait(120)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()

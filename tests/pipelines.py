@@ -36,7 +36,7 @@ DESTINATIONS: Mapping[str, Mapping[str, Any]] = {
 }
 #: What pipelines write to, unless a test says so itself.
 DESTINATION = os.environ.get("PENSTOCK_TEST_DESTINATION", "parquet")
-SYNC_TIMEOUT_S = 150.0
+SYNC_TIMEOUT_S = 300.0
 #: These make a JVM that lives for seconds start sooner; a long-lived one would want the optimising compiler.
 _FAST_START = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 _COMMAND = "from penstock.cli.main import main; main()"
@@ -159,7 +159,7 @@ class PipelineUnderTest:
     def wait_until_nothing_runs(self) -> None:
         """Capture, Spark and its workers end by themselves when the sync that started them is gone."""
         while started := self.running():
-            _, alive = psutil.wait_procs(started, timeout=60)
+            _, alive = psutil.wait_procs(started, timeout=120)
             assert not alive, f"these should have ended: {alive}"
 
     def running(self) -> list[psutil.Process]:

@@ -24,7 +24,7 @@ import pyspark
 from penstock.lake.iceberg_session import ivy_directory
 from penstock.lake.java import ensure_java
 from tests.conftest import wait_until
-from tests.spark_cluster import free_port
+from tests.ports import free_port
 
 _GROUP, _ARTIFACT, _VERSION = "org.apache.iceberg", "iceberg-open-api", "1.10.1"  # the last one with a server
 _HOST = "127.0.0.1"
@@ -111,7 +111,7 @@ def _handler(target: str, way: FailingWay) -> type[BaseHTTPRequestHandler]:
             kept = {key: self.headers[key] for key in ("Content-Type", "Accept") if key in self.headers}
             request = urllib.request.Request(target + self.path, body or None, kept, method=self.command)
             try:
-                with urllib.request.urlopen(request, timeout=30) as answer:
+                with urllib.request.urlopen(request, timeout=120) as answer:
                     status, content = answer.status, answer.read()
             except urllib.error.HTTPError as error:
                 status, content = error.code, error.read()

@@ -13,7 +13,6 @@ import json
 import os
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -30,6 +29,7 @@ import yaml
 
 from tests.conftest import wait_until
 from tests.pipelines import PipelineUnderTest
+from tests.ports import free_port
 
 Role = Literal["supervisor", "capture", "lake", "shapes", "jvm", "worker"]
 ROLES: tuple[Role, ...] = ("supervisor", "capture", "lake", "jvm", "worker")
@@ -40,7 +40,6 @@ LOG_SHOWN_BYTES = 6_000
 _JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 _COMMAND = "from penstock.cli.main import main; main()"
 MARK = "PENSTOCK_TEST_INSTANCE"
-_PORTS = range(10_000, 15_000)  # below those of outgoing connections, and of embedded servers
 #: What a process of each role has in its command line; the supervisor is known by its id.
 _TRACES: Mapping[str, Role] = {
     "penstock.capture": "capture",
@@ -49,14 +48,6 @@ _TRACES: Mapping[str, Role] = {
     "org.apache.spark.deploy.SparkSubmit": "jvm",
     "pyspark.daemon": "worker",
 }
-
-
-def free_port() -> int:
-    while True:
-        port = secrets.choice(_PORTS)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
 
 
 @dataclass

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.conftest import wait_until
-from tests.spark_cluster import free_port
+from tests.ports import free_port
 
 _HOST = "127.0.0.1"
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "of-a-test", "AWS_SECRET_ACCESS_KEY": "of-a-test"}

@@ -26,9 +26,10 @@ from urllib.parse import urlencode
 import psutil
 
 from tests.conftest import wait_until
-from tests.running import LOG_SHOWN_BYTES, MARK, all_gone, free_port, marked
+from tests.ports import free_port
+from tests.running import LOG_SHOWN_BYTES, MARK, all_gone, marked
 
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 90.0
 #: Longer than a long poll, so that an answer that never comes is the server's fault.
 ANSWER_TIMEOUT_S = 60.0

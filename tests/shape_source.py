@@ -33,7 +33,10 @@ def definition_of(url: str, table: str, **request: Any) -> ShapeDefinition:
 
 
 def settings_for(url: str, directory: Path, **changed: Any) -> ShapeSettings:
-    return ShapeSettings.model_validate({"url": url, "directory": directory, "insecure": True, **changed})
+    """Patient ones: the machine may be busy."""
+    patience = {"snapshot_lock_timeout": "60s", "snapshot_queue_timeout": "60s"}
+    given = {"url": url, "directory": directory, "insecure": True, **patience, **changed}
+    return ShapeSettings.model_validate(given)
 
 
 class Outcome:

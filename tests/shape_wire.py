@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import socket
 import threading
 from collections.abc import Coroutine, Iterator, Sequence
 from concurrent.futures import Future
@@ -76,6 +77,16 @@ def up_to_date(lsn: int) -> dict[str, Any]:
 
 def live(wire: Wire, shape: Shape, offset: str, **parameters: str) -> Answer:
     return wire.get(table="items", offset=offset, handle=shape.handle, live="true", **parameters)
+
+
+def acquaint(wire: Wire, shape: Shape) -> None:
+    """Have the server know the definition, by a live request whose client leaves."""
+    with socket.create_connection(("127.0.0.1", wire.port)) as client:
+        path = f"/v1/shape?table=items&offset=0_inf&handle={shape.handle}&live=true"
+        client.sendall(f"GET {path} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
+        waits(wire)
+    waits(wire, 0)
+    wait_until(lambda: wire.app.admission.present["existing"] == 0, "it counts no more")
 
 
 def waits(wire: Wire, count: int = 1) -> None:
@@ -231,7 +242,7 @@ class Wire(Endpoint):
     def __init__(self, directory: Path, secret: str | None = None, **settings: Any) -> None:
         self.secret = secret
         guard = {"insecure": True} if secret is None else {"secret": secret}
-        given = {"long_poll_timeout": "1s", **guard, **settings}
+        given = {"long_poll_timeout": "60s", **guard, **settings}
         place = {"url": "postgresql://nobody@localhost/none", "directory": directory}
         self.settings = ShapeSettings.model_validate({**place, **given})
         self.shapes = KeptShapes(directory, int(self.settings.chunk_bytes_threshold))

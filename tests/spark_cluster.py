@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -18,6 +17,7 @@ import pyspark
 
 from penstock.lake.java import ensure_java
 from tests.conftest import wait_until
+from tests.ports import free_port
 
 _HOST = "127.0.0.1"
 _HOME = Path(pyspark.__file__).parent
@@ -95,7 +95,7 @@ class SparkCluster(AbstractContextManager["SparkCluster"]):
         def answered() -> bool:
             return said in self._log(name).read_text() or process.poll() is not None
 
-        wait_until(answered, f"the Spark {name} to start", timeout_s=60)
+        wait_until(answered, f"the Spark {name} to start", timeout_s=120)
         return process.poll() is None
 
     @staticmethod
@@ -119,10 +119,3 @@ def kill_machine(worker: psutil.Process) -> list[str]:
         except psutil.NoSuchProcess:
             continue
     return names
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((_HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -24,11 +24,10 @@ from typing import Any
 
 import yaml
 
-from tests.always import AlwaysOn, always_spec
-from tests.conftest import Database, wait_until
+from tests.always import QUICK_HEARTBEAT_S, AlwaysOn, always_spec
+from tests.conftest import WAIT_S, Database, wait_until
 from tests.running import flushed_position, is_acknowledged
 
-WAIT_S = 60.0
 LEVEL_S = 240.0  # a target on a busy machine takes some changes a second only, of keys that change often
 LOG_SHOWN_BYTES = 6_000
 _NUDGE_EVERY_S = 0.5
@@ -150,6 +149,7 @@ class StreamInstance:
             slot=pipeline.name,
             publication=pipeline.name,
             lanes={pipeline.lane: None},
+            heartbeat_s=QUICK_HEARTBEAT_S,
             log_retention_s=0.0,  # steps of the log go as soon as nobody needs them
         )
         self._capture = AlwaysOn(spec, "observer", self._address)

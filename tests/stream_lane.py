@@ -23,9 +23,7 @@ from penstock.streams.lane import StreamLane
 from penstock.streams.lane_measures import StreamMeasures
 from penstock.streams.settings import StreamSettings
 from tests.always import AlwaysOn, always_spec
-from tests.conftest import Database, wait_until
-
-WAIT_S = 60.0
+from tests.conftest import WAIT_S, Database, wait_until
 
 
 def pipeline_file(

@@ -11,9 +11,8 @@ from typing import Any
 from penstock.config import Config
 from penstock.streams.orders import OrderBook, lane_directory
 from tests.always import AlwaysOn
-from tests.conftest import Database, wait_until
+from tests.conftest import WAIT_S, Database, wait_until
 from tests.stream_lane import (
-    WAIT_S,
     LaneProcess,
     LaneThread,
     events_of,

@@ -57,7 +57,7 @@ def syncing(pipeline: PipelineUnderTest) -> Iterator[Future[SyncReport]]:
     with ThreadPoolExecutor(1) as thread:
         running = thread.submit(pipeline.sync)
         yield running
-        running.result(timeout=120)
+        running.result(timeout=400)
 
 
 @dataclass
@@ -69,7 +69,7 @@ class Pause:
 
     def wait(self, running: Future[SyncReport]) -> None:
         report = self.directory / "report"
-        wait_until(lambda: report.exists() or running.done(), f"a sync to come to {self.rule}", timeout_s=60)
+        wait_until(lambda: report.exists() or running.done(), f"a sync to come to {self.rule}", timeout_s=120)
         assert report.exists(), f"the sync ended without coming to {self.rule}: {running.exception()}"
 
     def __enter__(self) -> Pause:

@@ -143,7 +143,7 @@ def test_a_refused_key_waits_in_order_while_all_others_flow_on(
         refusal.take(pipeline.name)
         pipeline.command("dlq", "replay", "--lane", name, "--yes")
         strike("streams.letter_replayed")
-        wait_until(lambda: pipeline.dead_letters() == [], "the letters to be delivered", timeout_s=60)
+        wait_until(lambda: pipeline.dead_letters() == [], "the letters to be delivered", timeout_s=120)
         _change_items(connection)
         pipeline.wait_until_level(instance)
         assert_told(database.url, TABLE, at.read(pipeline.name, [TABLE]), one_place=at.one_place)

@@ -23,12 +23,16 @@ from penstock.core.stream import StreamId
 from penstock.ledger.lanes import LaneRegistry
 from penstock.log.reader import ChangeLog
 from penstock.sources.postgres.embedded import EmbeddedPostgres
-from tests.always import AlwaysOn, always_spec, ids
+from tests.always import QUICK_HEARTBEAT_S, AlwaysOn, always_spec, ids
 from tests.capture_specs import slot_of
 from tests.captured import log_rows
 from tests.conftest import Database, wait_until
 
 pytestmark = pytest.mark.integration
+
+_TAKE_OVER_S = (
+    15.0  # 5 s alone on the machine, which `test_failover` measures; others are at work on this one
+)
 
 
 @pytest.fixture
@@ -135,7 +139,7 @@ def test_a_stop_seals_and_acknowledges_what_has_come(orders: Database, tmp_path:
 @pytest.mark.slow
 @pytest.mark.parametrize("application", ["penstock-capture", "penstock-lock", "penstock-control"])
 def test_a_session_that_is_ended_costs_nothing(application: str, orders: Database, tmp_path: Path) -> None:
-    with AlwaysOn(always_spec(orders, tmp_path)) as always:
+    with AlwaysOn(always_spec(orders, tmp_path, heartbeat_s=QUICK_HEARTBEAT_S)) as always:
         epoch = always.join().epoch
         with writing(orders) as written:
             for _ in range(2):
@@ -166,7 +170,7 @@ def _wait_for_another_term(always: AlwaysOn, before: int) -> None:
 
 @pytest.mark.parametrize("how", ["kill", "stop"])
 def test_a_restart_of_the_server_costs_nothing(how: str, own: Database, tmp_path: Path) -> None:
-    with AlwaysOn(always_spec(own, tmp_path)) as always:
+    with AlwaysOn(always_spec(own, tmp_path, heartbeat_s=QUICK_HEARTBEAT_S)) as always:
         always.join()
         with writing(own) as written:
             wait_for_more(written)
@@ -191,7 +195,7 @@ def standing_by(spec: CaptureSpec, leader: AlwaysOn) -> Iterator[AlwaysOn]:
 
 
 def test_a_standby_takes_over_from_one_that_was_killed(orders: Database, tmp_path: Path) -> None:
-    spec = always_spec(orders, tmp_path)
+    spec = always_spec(orders, tmp_path, heartbeat_s=QUICK_HEARTBEAT_S)
     with AlwaysOn(spec) as leader, standing_by(spec, leader) as standby:
         with writing(orders) as written:
             wait_for_more(written)
@@ -200,7 +204,7 @@ def test_a_standby_takes_over_from_one_that_was_killed(orders: Database, tmp_pat
             standby.join()
             taken_s = time.monotonic() - killed
             print(f"took over after {taken_s:.2f} s")
-            assert taken_s < 5
+            assert taken_s < _TAKE_OVER_S
             wait_for_more(written)
         standby.read_now()
         assert ids(log_rows(tmp_path)) == written
@@ -211,7 +215,7 @@ def test_a_leader_that_is_stopped_is_replaced_and_does_no_harm_when_it_wakes(
     shared: bool, orders: Database, tmp_path: Path
 ) -> None:
     states = [tmp_path / "state", tmp_path / ("state" if shared else "other")]
-    specs = [always_spec(orders, state) for state in states]
+    specs = [always_spec(orders, state, heartbeat_s=QUICK_HEARTBEAT_S) for state in states]
     with AlwaysOn(specs[0]) as leader, standing_by(specs[1], leader) as standby:
         old = leader.capture.epoch
         assert old is not None
@@ -222,7 +226,7 @@ def test_a_leader_that_is_stopped_is_replaced_and_does_no_harm_when_it_wakes(
             new = standby.join()
             taken_s = time.monotonic() - stopped
             print(f"took over after {taken_s:.2f} s")
-            assert taken_s < 5
+            assert taken_s < _TAKE_OVER_S
             assert new.epoch > old
             standby.read_now()
             sealed = _epochs(states[0]).count(old)
@@ -284,7 +288,7 @@ def test_reading_goes_on_for_a_lane_that_is_down_and_holds_the_source_for_it(
         always.capture.acknowledge("lake", held)
         assert always.stop() == 0
     orders.execute("INSERT INTO orders VALUES (1)")
-    with AlwaysOn(always_spec(orders, tmp_path, heartbeat_s=0.3)) as always:
+    with AlwaysOn(always_spec(orders, tmp_path, heartbeat_s=QUICK_HEARTBEAT_S)) as always:
         wait_until(always.leads, "it to lead")
         assert not always.capture.hello().reading
         wait_until(lambda: ids(log_rows(tmp_path)) == [1], "the row to be in the log without the lane")
@@ -349,7 +353,7 @@ def test_a_slot_that_is_gone_is_for_a_person_to_look_at(orders: Database, tmp_pa
     with AlwaysOn(always_spec(orders, tmp_path)) as always:
         with pytest.raises(PositionGoneError):
             always.join()
-        assert always.process.wait(30) == PositionGoneError.exit_code
+        assert always.process.wait(120) == PositionGoneError.exit_code
     failed = [line["error"] for line in always.said if line["event"] == "failed"]
     assert [error["code"] for error in failed] == ["position_gone"]
 
@@ -448,7 +452,9 @@ def test_reading_goes_on_at_a_standby_that_was_promoted(own: Database, tmp_path:
         # Nothing is sent to us that the standby does not have.
         own.execute("ALTER SYSTEM SET synchronized_standby_slots = 'standby'")
         own.execute("SELECT pg_reload_conf()")
-        spec = always_spec(own, tmp_path, failover=True, url=_either(primary, standby))
+        spec = always_spec(
+            own, tmp_path, failover=True, heartbeat_s=QUICK_HEARTBEAT_S, url=_either(primary, standby)
+        )
         with AlwaysOn(spec) as always:
             always.join()
             own.execute("INSERT INTO orders SELECT generate_series(1, 100)")

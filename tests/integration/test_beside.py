@@ -43,7 +43,7 @@ def test_a_table_that_is_followed_goes_on_while_another_is_loaded(
         for key in (100, 101, 102):  # the first was there before; the others come while the load stands still
             if key > 100:
                 write_both(tables, key)
-            wait_until(partial(shows, pipeline, "public.state", key, running), f"row {key}", timeout_s=60)
+            wait_until(partial(shows, pipeline, "public.state", key, running), f"row {key}", timeout_s=120)
             assert not running.done(), "the load should still be standing"
         with pytest.raises(PenstockError, match="no table yet"):
             pipeline.path("public.history")
@@ -80,7 +80,7 @@ def test_each_table_is_followed_from_when_its_own_load_is_done(
         assert has_table(pipeline, loaded)
         assert not has_table(pipeline, waiting)
         write_both(tables, 100)
-        wait_until(lambda: shows(pipeline, loaded, 100, running), "its change to be visible", timeout_s=60)
+        wait_until(lambda: shows(pipeline, loaded, 100, running), "its change to be visible", timeout_s=120)
         assert not running.done()
     assert_exact(pipeline)
 
@@ -126,7 +126,7 @@ def test_a_load_that_fails_ends_the_sync_with_its_own_error_and_the_rounds_stand
     def sync_while_the_load_fails() -> None:
         with syncing(pipeline) as running, pause:
             pause.wait(running)
-            wait_until(lambda: shows(pipeline, "public.state", 100, running), "the round", timeout_s=60)
+            wait_until(lambda: shows(pipeline, "public.state", 100, running), "the round", timeout_s=120)
             monkeypatch.setattr("penstock.lake.load.Loader._commit", fails)
 
     with pytest.raises(PenstockError, match="on purpose"):
@@ -168,7 +168,7 @@ def test_an_error_in_a_round_does_not_wait_for_a_load_that_waits_for_a_lock(
             patched.setattr("penstock.failpoints.reach", strike)
             running = thread.submit(pipeline.sync)
             try:
-                wait_until(running.done, "the sync to end while the lock is held", timeout_s=60)
+                wait_until(running.done, "the sync to end while the lock is held", timeout_s=120)
             finally:
                 owner.rollback()
             assert isinstance(running.exception(), StruckError)

@@ -26,8 +26,8 @@ from penstock.sources.postgres.connection import connect
 from penstock.sources.postgres.inbox import FrameInbox, NativeInbox
 from penstock.sources.postgres.replication import ReplicationStream
 from tests.capture_specs import capture_spec
-from tests.captured import WAIT_S, brief, log_rows, read_now
-from tests.conftest import Database, wait_until
+from tests.captured import brief, log_rows, read_now
+from tests.conftest import WAIT_S, Database, wait_until
 
 pytestmark = pytest.mark.integration
 

@@ -15,7 +15,7 @@ from penstock.core.position import Lsn
 from penstock.ledger.checkpoint import CheckpointFile
 from penstock.ledger.checkpoint_store import LEFT_BEHIND_MAX, ObjectStore
 from tests.captured import read_now
-from tests.conftest import Database
+from tests.conftest import Database, wait_until
 from tests.integration.test_capture import spec
 from tests.s3_server import CREDENTIALS, S3Server
 
@@ -95,12 +95,12 @@ def test_the_source_keeps_what_no_saved_checkpoint_has(
         capture.start()
         database.execute("INSERT INTO orders VALUES (1)")
         first = read_now(capture)
-        assert capture.acknowledge("lake", first) >= first
+        wait_until(lambda: capture.acknowledge("lake", first) >= first, "the store to take it")
         assert content(s3, "shop.json")["lsn"] == str(first)
         s3.kill()
         database.execute("INSERT INTO orders VALUES (2)")
         second = read_now(capture)
         assert first <= capture.acknowledge("lake", second) < second
         s3.start()
-        assert capture.acknowledge("lake", second) >= second
+        wait_until(lambda: capture.acknowledge("lake", second) >= second, "the store to take it")
         assert content(s3, "shop.json")["lsn"] == str(second)

@@ -29,8 +29,9 @@ from penstock.streams.dead_letters import Dead, DeadLetters, dead_letters_path
 from penstock.streams.events import CREATE
 from tests.node import NodeProcess, chromium
 from tests.pipelines import PipelineUnderTest
+from tests.ports import free_port
 from tests.publishing import events, term
-from tests.running import Instance, free_port, instances
+from tests.running import Instance, instances
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -201,7 +202,7 @@ def _walk(
         connection.execute("UPDATE customers SET city = 'Rome', vip = true WHERE id = 42")
         connection.execute("UPDATE customers SET city = 'Kyiv' WHERE id = 42")
     url = f"http://127.0.0.1:{shapes_port}/v1/shape?table=customers&offset=-1&where=city%3D%27Oslo%27"
-    with urllib.request.urlopen(url, timeout=30) as answer:
+    with urllib.request.urlopen(url, timeout=120) as answer:
         assert answer.status == 200
     _streams(page)
     _lanes(page)

@@ -36,7 +36,8 @@ pytestmark = pytest.mark.integration
 
 ORDERS = StreamId("public", "orders")
 NEVER_S = 3600.0
-SENDER_TIMEOUT_S = 1.0
+SENDER_TIMEOUT_S = 60.0
+SHORT_SENDER_TIMEOUT_S = 2.0
 
 
 @dataclass
@@ -73,6 +74,7 @@ class Following:
         seal_every_s: float = NEVER_S,
         bytes_max: int = 1 << 30,
         two_phase: bool = False,
+        sender_timeout_s: float = SENDER_TIMEOUT_S,
     ) -> None:
         self.database, self.directory = database, directory
         self.slot = f"slot_{database.name}"
@@ -100,11 +102,11 @@ class Following:
             self.tail,
             seal_every_s,
         )
-        url = f"{database.url}?options=-c%20wal_sender_timeout%3D{int(SENDER_TIMEOUT_S * 1000)}"
+        url = f"{database.url}?options=-c%20wal_sender_timeout%3D{int(sender_timeout_s * 1000)}"
         self.loop = ReplicationLoop(
             PostgresStream(
                 ReplicationStream(connect(url, replication=True), self.slot, "penstock", self.writer.end),
-                SENDER_TIMEOUT_S,
+                sender_timeout_s,
             ),
             self.builder,
             self.writer,
@@ -256,7 +258,7 @@ def test_rows_of_a_transaction_that_is_only_prepared_are_never_taken(
 def test_a_disk_that_stalls_for_longer_than_the_servers_patience_keeps_the_connection(
     orders: Database, follow: Callable[..., Following], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    following = follow(seal_every_s=0.2)
+    following = follow(seal_every_s=0.2, sender_timeout_s=SHORT_SENDER_TIMEOUT_S)
     insert(orders, 1, 10)
     wait_until(lambda: len(following.ids()) == 10, "the first rows")
     pid, _ = following.sender()
@@ -271,17 +273,18 @@ def test_a_disk_that_stalls_for_longer_than_the_servers_patience_keeps_the_conne
     monkeypatch.setattr(LogWriter, "write", stall)
     try:
         insert(orders, 11, 300_000)  # more than both sides buffer: the server is blocked on us
-        assert stalled.wait(30)
+        assert stalled.wait(120)
         since = time.time()
         wait_until(
-            lambda: following.sender()[1] - since > 3 * SENDER_TIMEOUT_S, "status messages during the stall"
+            lambda: following.sender()[1] - since > 3 * SHORT_SENDER_TIMEOUT_S,
+            "status messages during the stall",
         )
         assert following.sender()[0] == pid
         assert not following.failures
         assert len(following.ids()) == 10
     finally:
         released.set()
-    wait_until(lambda: len(following.ids()) == 300_000, "everything after the stall", timeout_s=60)
+    wait_until(lambda: len(following.ids()) == 300_000, "everything after the stall", timeout_s=120)
     assert following.sender()[0] == pid, "it is still the same connection"
     assert following.ids() == [str(number) for number in range(1, 300_001)]
 

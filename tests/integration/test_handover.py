@@ -131,7 +131,7 @@ def _first_load_is_killed(pipeline: PipelineUnderTest, url: str) -> None:
         wait_until(
             lambda: slot_creation_waits(url) or running.process.poll() is not None,
             "slot creation to wait",
-            timeout_s=60,
+            timeout_s=120,
         )
         early.write()
         early.commit()
@@ -155,7 +155,7 @@ def _load_goes_on(pipeline: PipelineUnderTest, url: str, pause_at: PauseAt) -> N
 
     with syncing(pipeline) as running, ExitStack() as not_visible:
         with pause:
-            wait_until(snapshot_waits, "the new snapshot to wait", timeout_s=60)
+            wait_until(snapshot_waits, "the new snapshot to wait", timeout_s=120)
             held.commit()
             pause.wait(running)
             while_chunks_are_read, across = Straggler(url, 4), Straggler(url, 5)

@@ -552,7 +552,7 @@ def test_a_stop_is_heard_while_the_broker_does_not_answer(lane: Lane) -> None:
         waiting = threading.Thread(target=_noting(lambda: target.commit(standing(5, 1)), ended))
         waiting.start()
         target.stop()
-        waiting.join(20)
+        waiting.join(120)
         assert ended == [StoppedError]
     finally:
         lane.kafka.resume()

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from penstock.config import Config
-from tests.conftest import Database, wait_until
+from tests.conftest import WAIT_S, Database, wait_until
 from tests.kinesis_server import CREDENTIALS, REGION, Kinesalite, Record
-from tests.stream_lane import WAIT_S, LaneThread, pipeline_file, stream_capture
+from tests.stream_lane import LaneThread, pipeline_file, stream_capture
 
 _TABLES = """
 CREATE TABLE orders (id bigint PRIMARY KEY, status text);

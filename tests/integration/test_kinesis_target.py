@@ -31,7 +31,7 @@ from tests.kinesis_proxy import HttpFailureProxy
 from tests.kinesis_publisher import History, publish, settings, start, term
 from tests.kinesis_server import CREDENTIALS, REGION, Kinesalite, KinesisServer, Moto
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(600)
 _KILLS = ["streams.kinesis_sent=kill@2"] + [
     f"{name}=kill@{1 if name.endswith('read_back') else 2}"
     for name in sorted(FAILPOINTS)
@@ -281,7 +281,7 @@ def test_whoever_waits_is_let_go(kinesalite: KinesisServer, tmp_path: Path) -> N
         opening = pool.submit(second.open, term(2))
         second.stop()
         with pytest.raises(StoppedError):
-            opening.result(30)
+            opening.result(120)
 
 
 def test_expired_credentials_and_a_missing_stream_hold_the_position(

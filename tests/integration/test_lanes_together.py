@@ -15,10 +15,10 @@ from penstock.core.position import Lsn
 from penstock.core.stream import StreamId
 from penstock.ledger.lanes import LANES_FILE, LaneRegistry
 from penstock.log.reader import ChangeLog
-from tests.always import WAIT_S, AlwaysOn, always_spec, ids
+from tests.always import QUICK_HEARTBEAT_S, AlwaysOn, always_spec, ids
 from tests.capture_specs import slot_of
 from tests.captured import log_rows
-from tests.conftest import Database, wait_until
+from tests.conftest import WAIT_S, Database, wait_until
 
 pytestmark = pytest.mark.integration
 
@@ -136,7 +136,9 @@ def test_a_log_that_only_renewable_lanes_need_is_begun_anew_when_the_slot_is_not
 @pytest.mark.slow
 def test_a_renewable_lane_waits_for_the_others_to_decide(shop: Database, tmp_path: Path) -> None:
     lanes: dict[str, Lsn | None] = {"lake": None, "shapes": None}
-    spec = always_spec(shop, tmp_path, lanes=lanes, renewable=frozenset({"shapes"}), heartbeat_s=0.2)
+    spec = always_spec(
+        shop, tmp_path, lanes=lanes, renewable=frozenset({"shapes"}), heartbeat_s=QUICK_HEARTBEAT_S
+    )
     with AlwaysOn(spec) as capture:
         capture.join("public.orders", "public.items")
         shop.execute("INSERT INTO items VALUES (1)")

@@ -15,7 +15,7 @@ from tests.mongo_shop import Shop, Watched, assert_history, assert_same, new_sho
 from tests.pipelines import PipelineUnderTest
 from tests.running import Instance, instances
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(500)]
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(600)]
 
 SETTINGS: dict[str, Any] = {
     "lanes": {"lake": {"every": "1s"}},

@@ -20,11 +20,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from penstock import metrics
 from penstock.metrics import BY_NAME, METRICS
 from tests.conftest import Database, wait_until
-from tests.running import Instance, flushed_position, free_port, instances, is_acknowledged
+from tests.ports import free_port
+from tests.running import Instance, flushed_position, instances, is_acknowledged
 from tests.stream_lane import events_of
 from tests.traps import MakePipeline
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 #: Only of a server that limits what a slot may keep (`max_slot_wal_keep_size`), of a target that has refused
 #: something, and of Kinesis.
@@ -59,7 +60,7 @@ def instance(database: Database, make: MakePipeline) -> Iterator[Instance]:
 
 def get(instance: Instance, path: str) -> tuple[int, str]:
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{instance.port}{path}", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{instance.port}{path}", timeout=120) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()
@@ -153,7 +154,7 @@ def _watched(instance: Instance, until: str) -> int:
                 os.read(ours, 65536)
             except OSError:  # the other end is closed
                 break
-        return watching.wait(30)
+        return watching.wait(120)
     finally:
         watching.kill()
         watching.wait()

@@ -179,7 +179,7 @@ def test_tables_loaded_from_a_lagging_replica_equal_the_source_while_everybody_w
 def syncing_until_it_waits(pipeline: PipelineUnderTest, standby: EmbeddedPostgres) -> Iterator[None]:
     """A sync that waits for the standby while the block runs, is let go with it, and is waited for."""
     with syncing(pipeline) as running:
-        wait_until(lambda: waits_for(standby) or running.done(), "the sync to wait", timeout_s=60)
+        wait_until(lambda: waits_for(standby) or running.done(), "the sync to wait", timeout_s=120)
         assert not running.done(), running.exception()
         yield
         assert not running.done(), "it needs what was not replayed"
@@ -294,7 +294,7 @@ def test_a_sync_that_is_killed_while_it_pauses_replay_leaves_it_running(
     with settings(standby, max_standby_streaming_delay="-1"):
         with closing(replica.connect(autocommit=False)) as reader, replay_paused(standby):
             running = pipeline.start_sync()
-            wait_until(lambda: waits_for(standby), "the sync to wait", timeout_s=60)
+            wait_until(lambda: waits_for(standby), "the sync to wait", timeout_s=120)
             reader.execute("SELECT FROM locked")
             tables.execute("TRUNCATE locked")
             paused_before = standby.log.read_text().count("recovery has paused")

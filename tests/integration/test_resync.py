@@ -98,7 +98,7 @@ def test_the_old_table_is_kept_up_until_the_new_one_is_complete_and_nothing_is_m
             for stream in streams:
                 wait_until(partial(shows_later_than, pipeline, stream, asked), f"{stream} to go on")
             assert not running.done(), "the loads should still be waiting to be shown"
-        report = running.result(timeout=120)
+        report = running.result(timeout=400)
     assert {each.stream: each.rows_loaded for each in report.streams} == {
         stream: ROWS if stream in streams else 0 for stream in ("public.state", "public.history")
     }

@@ -75,7 +75,7 @@ def wait_until_restarted(instance: Instance, process: str, pid: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 def test_killed_processes_come_back_and_lose_and_double_nothing(
     workload: Workload, pipeline: PipelineUnderTest, instance: Instance
 ) -> None:
@@ -94,7 +94,7 @@ def test_killed_processes_come_back_and_lose_and_double_nothing(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 def test_a_run_that_is_killed_or_stopped_goes_on_where_it_was(
     workload: Workload, pipeline: PipelineUnderTest, instance: Instance
 ) -> None:
@@ -102,7 +102,7 @@ def test_a_run_that_is_killed_or_stopped_goes_on_where_it_was(
     instance.wait_until(lambda: instance.state_of("lake") == "running", "the lake lane to run")
     instance.send(signal.SIGKILL, "supervisor")
     instance.process.wait()
-    wait_until(lambda: not instance.processes(), "nothing to run on", timeout_s=60)
+    wait_until(lambda: not instance.processes(), "nothing to run on", timeout_s=120)
     assert read_running(pipeline.state) is None
     instance.start()
     instance.wait_until(lambda: instance.state_of("lake") == "running", "the lake lane to run again")
@@ -110,8 +110,8 @@ def test_a_run_that_is_killed_or_stopped_goes_on_where_it_was(
     instance.process.send_signal(signal.SIGTERM)
     instance.wait_until(lambda: instance.role == "stopping", "the stop to begin")
     instance.process.send_signal(signal.SIGTERM)
-    assert instance.process.wait(30) == 130
-    wait_until(lambda: not instance.processes(), "nothing to run on", timeout_s=60)
+    assert instance.process.wait(120) == 130
+    wait_until(lambda: not instance.processes(), "nothing to run on", timeout_s=120)
     instance.start()
     instance.wait_until(lambda: instance.state_of("lake") == "running", "the lake lane to run again")
     workload.stop()
@@ -141,7 +141,7 @@ def over_tcp(directory: Path) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("hop", ["unix", "tcp"])
 def test_what_is_committed_is_in_the_tables_soon_and_the_numbers_say_so(
     database: Database, tmp_path: Path, hop: str
@@ -170,7 +170,7 @@ def test_what_is_committed_is_in_the_tables_soon_and_the_numbers_say_so(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(600)
 def test_a_lane_that_is_gone_holds_the_source_until_it_is_given_up(
     database: Database, tmp_path: Path
 ) -> None:

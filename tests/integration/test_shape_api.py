@@ -144,7 +144,7 @@ def test_events_resume_without_a_change_coming_twice(shop: Database, shapes: Sha
 def _events(shapes: ShapeServer, **parameters: str) -> Iterator[dict[str, Any]]:
     """Messages of one stream, until it is left."""
     given = {**parameters, "secret": "s3cret", "live": "true", "live_sse": "true"}
-    connection = http.client.HTTPConnection("127.0.0.1", shapes.port, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", shapes.port, timeout=120)
     try:
         connection.request("GET", f"/v1/shape?{urlencode(given)}")
         answer = connection.getresponse()

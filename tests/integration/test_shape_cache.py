@@ -18,7 +18,7 @@ import pytest
 
 from penstock.sources.postgres.embedded import EmbeddedPostgres
 from tests.conftest import Database, new_database, wait_until
-from tests.running import free_port
+from tests.ports import free_port
 from tests.serving import ANSWER_TIMEOUT_S, Answer, ShapeServer
 
 pytestmark = pytest.mark.integration

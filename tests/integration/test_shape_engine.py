@@ -274,7 +274,7 @@ def test_nobody_waits_for_a_shape_without_being_told_of_its_end(live: LiveLane, 
 
     live.lane.engine.submit(lambda: live.lane.engine.drop(shape, "test")).result()
 
-    assert woken.wait(10)
+    assert woken.wait(120)
     assert live.lane.engine.registry.find(shape.handle) is None
     wait_until(lambda: not Path(shape.storage.directory).exists(), "its files to be removed")
 

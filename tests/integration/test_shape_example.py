@@ -18,7 +18,7 @@ import pytest
 
 from tests.conftest import Database, wait_until
 from tests.node import NodeProcess, chromium, installed, program
-from tests.running import free_port
+from tests.ports import free_port
 from tests.serving import ShapeServer
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]

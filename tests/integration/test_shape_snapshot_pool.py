@@ -61,8 +61,8 @@ def test_work_that_finds_no_free_connection_in_time_is_refused_while_the_others_
 
 
 def test_a_queue_that_moves_is_waited_in_however_long_it_is(database: Database) -> None:
-    pool = QueryPool(lambda: open_one(database), 1, 1.0, "test")
-    done = [pool.submit(lambda connection: connection.execute("SELECT pg_sleep(0.1)")) for _ in range(15)]
+    pool = QueryPool(lambda: open_one(database), 1, 4.0, "test")
+    done = [pool.submit(lambda connection: connection.execute("SELECT pg_sleep(0.25)")) for _ in range(20)]
     assert all(outcome.result(WAIT_S) for outcome in done)
     pool.close()
 

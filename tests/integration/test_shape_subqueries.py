@@ -206,7 +206,7 @@ def test_a_subset_has_what_events_need(live: LiveLane) -> None:
     lane = live.lane
     reader = SubsetReader(lane.pools.queries, lane._settings, row_headers=lane.engine.subqueries.headers)
     subset = define_subset(shape.definition, SubsetRequest(where="id < 3", order_by="id"))
-    answer = reader.read(shape.definition, subset, shape).result(30)
+    answer = reader.read(shape.definition, subset, shape).result(120)
     told = {item["key"]: item["headers"] for item in json.loads(b"".join(answer.pieces()))["data"]}
     answer.close()
     first = {item["key"]: item["headers"] for item in items_of(shape)[:2]}

@@ -17,7 +17,8 @@ import pytest
 from penstock.sources.postgres.embedded import EmbeddedPostgres
 from tests.conftest import Database, new_database, wait_until
 from tests.pipelines import PipelineUnderTest
-from tests.running import Instance, flushed_position, free_port, instances, is_acknowledged
+from tests.ports import free_port
+from tests.running import Instance, flushed_position, instances, is_acknowledged
 from tests.serving import Answer, Endpoint, ShapeServer
 
 pytestmark = pytest.mark.integration
@@ -53,7 +54,7 @@ def fill(database: Database, table: str) -> None:
 
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*_COMMAND, *arguments], capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run([*_COMMAND, *arguments], capture_output=True, text=True, timeout=120, check=False)
 
 
 def rows(messages: list[dict[str, Any]]) -> dict[str, dict[str, str]]:
@@ -92,9 +93,9 @@ def followed(server: Endpoint, last: Answer, until_id: str, **shape: str) -> lis
 
 
 def test_an_empty_database_is_served_within_ten_seconds(server: EmbeddedPostgres, tmp_path: Path) -> None:
-    """The best of three starts: others use the machine too."""
+    """The best of five starts: others use the machine too."""
     took: list[float] = []
-    while len(took) < 3 and not any(seconds < 10 for seconds in took):
+    while len(took) < 5 and not any(seconds < 10 for seconds in took):
         with new_database(server) as empty:
             began = time.monotonic()
             with ShapeServer(empty.url, tmp_path / str(len(took))) as service:
@@ -230,7 +231,7 @@ def test_what_is_served_is_not_slowed_down_by_spark() -> None:
         "import penstock.shapes.__main__\n"
         "assert not {'pyspark', 'penstock.lake'} & set(sys.modules)"
     )
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
 
 
 def test_the_source_may_forget_what_shapes_hold(shared: Database, items: str, shapes: ShapeServer) -> None:

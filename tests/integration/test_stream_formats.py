@@ -11,10 +11,10 @@ import fastavro
 import pytest
 
 from penstock.config import Config
-from tests.conftest import Database, wait_until
+from tests.conftest import WAIT_S, Database, wait_until
 from tests.kafka_server import KafkaServer
 from tests.schema_registry import SchemaRegistry, schema_registry
-from tests.stream_lane import WAIT_S, LaneThread, pipeline_file, stream_capture
+from tests.stream_lane import LaneThread, pipeline_file, stream_capture
 
 pytestmark = pytest.mark.integration
 

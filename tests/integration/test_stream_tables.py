@@ -12,8 +12,8 @@ import yaml
 
 from penstock import metrics
 from penstock.streams import table_watch
-from tests.conftest import Database, wait_until
-from tests.stream_lane import WAIT_S, LaneThread, position_of, standing_of
+from tests.conftest import WAIT_S, Database, wait_until
+from tests.stream_lane import LaneThread, position_of, standing_of
 from tests.stream_shop import SHOP, Shop, opened
 
 CUSTOMERS = "CREATE TABLE customers (id bigint PRIMARY KEY); INSERT INTO customers VALUES (1);"

@@ -18,8 +18,8 @@ from penstock.streams.followed import FollowedStream
 from penstock.streams.orders import OrderBook, lane_directory
 from penstock.streams.settings import StreamSettings
 from penstock.streams_process import STAGING, SparkEncoder
-from tests.conftest import Database, wait_until
-from tests.stream_lane import WAIT_S, LaneThread, events_of, pipeline_file, position_of, stream_capture
+from tests.conftest import WAIT_S, Database, wait_until
+from tests.stream_lane import LaneThread, events_of, pipeline_file, position_of, stream_capture
 
 
 class Counted:

@@ -18,10 +18,9 @@ from penstock import metrics
 from penstock.config import Config
 from penstock.core.errors import ConfigError, PositionGoneError
 from penstock.core.position import Lsn
-from tests.conftest import Database, wait_until
+from tests.conftest import WAIT_S, Database, wait_until
 from tests.kafka_server import KafkaServer
 from tests.stream_lane import (
-    WAIT_S,
     LaneThread,
     events_of,
     pipeline_file,

@@ -205,7 +205,7 @@ def test_a_lane_finds_a_capture_that_comes_back(address: str) -> None:
         waiting = threading.Thread(target=lambda: found.append(capture.wait_until_leading(stop)))
         waiting.start()
         with serving(None, address, answer):
-            waiting.join(30)
+            waiting.join(120)
         assert found == [True]
         stop.set()
         assert not capture.wait_until_leading(stop)

@@ -94,7 +94,7 @@ def test_a_commit_that_becomes_visible_late_is_not_lost_by_the_first_load(
     pipeline = PipelineUnderTest(tmp_path / "p", synchronous.url(), STREAMS)
     with committed_but_not_visible(synchronous, 100, 110) as release, syncing(pipeline) as running:
         waits = waits_for_a_transaction(synchronous.url(), running)
-        wait_until(waits, "slot creation to wait for the commit", timeout_s=60)
+        wait_until(waits, "slot creation to wait for the commit", timeout_s=120)
         release()
     assert_exact(pipeline)
 
@@ -109,7 +109,7 @@ def test_a_commit_that_becomes_visible_late_is_not_lost_by_a_load_added_later(
     pipeline.write_file()
     with committed_but_not_visible(synchronous, 100, 110) as release, syncing(pipeline) as running:
         waits = waits_for_a_transaction(synchronous.url(), running)
-        wait_until(waits, "slot creation to wait for the commit", timeout_s=60)
+        wait_until(waits, "slot creation to wait for the commit", timeout_s=120)
         release()
     assert_exact(pipeline)
 

@@ -52,7 +52,6 @@ def test_writers_that_do_not_wait_for_the_load_lose_and_double_nothing(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 def test_a_backlog_of_wide_rows_is_read_to_its_end(database: Database, tmp_path: Path) -> None:
     """More bytes than one batch of messages holds, in few messages."""
     database.execute("CREATE TABLE wide (id int PRIMARY KEY, body text)")

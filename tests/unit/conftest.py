@@ -14,11 +14,11 @@ if TYPE_CHECKING:  # most tests need none of what it imports
 
 
 @pytest.fixture
-def wire(tmp_path: Path) -> Iterator[Wire]:
-    """A server whose new shapes have three rows."""
+def wire(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Wire]:
+    """A server whose new shapes have three rows. Its parameters, if a test gives any, are settings."""
     from tests.shape_wire import Snapshot, Wire, item
 
-    with Wire(tmp_path / "shapes") as wire:
+    with Wire(tmp_path / "shapes", **getattr(request, "param", {})) as wire:
         wire.shapes.snapshot = Snapshot([item(number) for number in range(3)])
         yield wire
 

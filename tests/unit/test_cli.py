@@ -282,7 +282,7 @@ class TestSync:
             assert process.stdout is not None
             assert process.stdout.readline() == "syncing\n"
             process.send_signal(signal.SIGTERM)
-            _, err = process.communicate(timeout=30)
+            _, err = process.communicate(timeout=120)
         assert process.returncode == 130
         assert "the same command goes on" in err
 
@@ -578,7 +578,7 @@ class TestInit:
             subprocess.run(
                 [sys.executable, "-c", "from penstock.cli.main import main; main(['init'])"],
                 stdin=terminal, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                cwd=tmp_path, check=True, timeout=60,
+                cwd=tmp_path, check=True, timeout=120,
             )  # fmt: skip
         os.close(parent)
         config = Config.load(tmp_path / "penstock.yaml", {"SHOP_URL": "postgresql://app@db/shop"})

@@ -90,7 +90,7 @@ class _Gated(MemoryCommitTarget):
 
     def commit(self, standing: Standing) -> None:
         self.commits += 1
-        self.gate.wait(30)
+        self.gate.wait(120)
         super().commit(standing)
 
 

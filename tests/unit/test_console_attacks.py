@@ -62,7 +62,7 @@ class Client:
     def ask(
         self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None, **more: str
     ) -> Got:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
         sent = {name.replace("_", "-"): value for name, value in more.items()} | (headers or {})
         content = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
         if isinstance(body, dict) and "content-type" not in sent:
@@ -76,7 +76,7 @@ class Client:
             connection.close()
 
     def raw(self, content: bytes) -> bytes:
-        with socket.create_connection(("127.0.0.1", self.port), timeout=10) as connection:
+        with socket.create_connection(("127.0.0.1", self.port), timeout=120) as connection:
             connection.sendall(content)
             connection.shutdown(socket.SHUT_WR)
             pieces = []
@@ -443,7 +443,7 @@ def test_over_tls_the_cookie_is_for_tls_alone(tmp_path: Path) -> None:
     console, client = served(tmp_path, **files)
     try:
         context = ssl.create_default_context(cafile=str(tmp_path / "authority.pem"))
-        connection = http.client.HTTPSConnection("localhost", client.port, timeout=10, context=context)
+        connection = http.client.HTTPSConnection("localhost", client.port, timeout=120, context=context)
         body = json.dumps({"token": ACT})
         connection.request("POST", "/api/login", body, {"content-type": "application/json"})
         answer = connection.getresponse()
@@ -468,7 +468,7 @@ def test_the_command_listens_by_the_same_rules(tmp_path: Path, capsys: pytest.Ca
 
 def test_events_come_to_who_is_known_and_end_with_the_session(client: Client) -> None:
     headers = client.login()
-    connection = http.client.HTTPConnection("127.0.0.1", client.port, timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", client.port, timeout=120)
     connection.request("GET", "/api/events", headers={"cookie": headers["cookie"]})
     answer = connection.getresponse()
     assert answer.headers["content-type"] == "text/event-stream"

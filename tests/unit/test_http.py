@@ -83,7 +83,7 @@ def server(instance: Instance) -> Iterator[StatusServer]:
 
 
 def get(server: StatusServer, path: str, method: str = "GET") -> tuple[int, str, bytes]:
-    connection = http.client.HTTPConnection(server.host, server.port, timeout=30)
+    connection = http.client.HTTPConnection(server.host, server.port, timeout=120)
     try:
         connection.request(method, path)
         answer = connection.getresponse()

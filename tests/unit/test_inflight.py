@@ -28,7 +28,7 @@ class TestQueue:
         assert queue.get() == "first"
         assert queue.get(0.01) is None, "what was taken out still counts"
         queue.task_done(2, 20)
-        putting.join(10)
+        putting.join(120)
         assert queue.get() == "second"
         assert (queue.count, queue.bytes) == (count, size)
 
@@ -58,7 +58,7 @@ class TestQueue:
             thread.start()
         queue.stop()
         for thread in threads:
-            thread.join(10)
+            thread.join(120)
         assert sorted(ended) == ["get", "put"]
 
     def test_a_poke_ends_the_waiting_for_an_item(self) -> None:

@@ -38,7 +38,7 @@ def test_a_shard_that_is_full_does_not_hold_up_others() -> None:
         waiting = threading.Thread(target=lambda: _stopped(room, ["b", "a"]))
         waiting.start()
         room.stop()
-        waiting.join(30)
+        waiting.join(120)
         assert not waiting.is_alive()
 
 

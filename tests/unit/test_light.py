@@ -134,7 +134,7 @@ def test_rows_are_not_looked_up_here_if_the_keys_are_many(
 
 
 def test_tasks_run_at_once_and_come_back_in_their_order() -> None:
-    both = threading.Barrier(2, timeout=30)
+    both = threading.Barrier(2, timeout=120)
 
     def meet(number: int) -> int:
         both.wait()

@@ -253,7 +253,7 @@ def test_a_selection_is_the_servers_filter_and_waits_for_it() -> None:
     wait_until(lambda: selection.version == 2, "the addition to be noted")
     assert added.is_alive()
     selection.opened(2)
-    added.join(10)
+    added.join(120)
     assert not added.is_alive()
     selection.close()
     selection.add([StreamId("shop", "most")])

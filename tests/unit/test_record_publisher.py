@@ -173,12 +173,12 @@ def test_the_frontier_stays_before_what_is_under_way(store: Store) -> None:
     def answer(of: Events) -> Sent:
         if of.tx[0] == 199:
             entered.set()
-            gate.wait(30)
+            gate.wait(120)
         return Sent()
 
     with begun(store, answer) as (publisher, _):
         publisher.publish(batch(200, b"[1]"))
-        assert entered.wait(30)
+        assert entered.wait(120)
         publisher.publish(batch(300, b"[2]"))
         wait_until(lambda: len(store.arrived) == 1, "the second has arrived")
         assert not publisher.drain(0.05)

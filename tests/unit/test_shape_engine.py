@@ -24,10 +24,9 @@ from penstock.shapes.engine.engine import Engine, Limits
 from penstock.shapes.shape import Shape, SnapshotListener, SnapshotPoint, SnapshotProblem
 from penstock.shapes.source.catalog import CardColumn
 from penstock.shapes.source.reconciler import compare
-from tests.conftest import wait_until
+from tests.conftest import WAIT_S, wait_until
 from tests.logged_changes import CARD, COLUMNS, TABLE, Logged, definition, item, piece
 
-WAIT_S = 10
 POINT = SnapshotPoint(5, 5, (), 1000)
 
 

@@ -188,7 +188,7 @@ def test_a_chunk_is_read_while_it_is_written(
     gate = threading.Event()
     rows = [item(number) for number in range(6)]
     wire.shapes.snapshot = Snapshot(rows, gate)
-    connection = http.client.HTTPConnection("127.0.0.1", wire.port, timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", wire.port, timeout=120)
     connection.request("GET", "/v1/shape?table=items&offset=-1")
     answer = connection.getresponse()
     assert answer.headers["electric-offset"] == "0_0"

@@ -61,7 +61,7 @@ def test_large_bodies_and_long_lines_are_refused(tmp_path: Path) -> None:
         assert wire.ask("POST", "/v1/shape", parameters, b"").status == 200
         assert wire.ask("POST", "/v1/shape", parameters, b"").headers["cache-control"] == "no-cache"
         with socket.create_connection(("127.0.0.1", wire.port)) as client:
-            client.settimeout(30)
+            client.settimeout(120)
             client.sendall(b"GET /v1/shape?where=")
             received = b""
             with contextlib.suppress(ConnectionError):  # it takes some, and ends the connection then
@@ -84,7 +84,7 @@ def test_large_bodies_and_long_lines_are_refused(tmp_path: Path) -> None:
 )
 def test_what_is_no_http_is_refused_and_harms_nobody(wire: Wire, sent: bytes) -> None:
     with socket.create_connection(("127.0.0.1", wire.port)) as client:
-        client.settimeout(30)
+        client.settimeout(120)
         client.sendall(sent)
         assert client.recv(4096).startswith(b"HTTP/1.1 400 ")
         assert client.recv(4096) == b""
@@ -162,7 +162,7 @@ def test_a_client_that_sends_no_more_gets_its_answers(wire: Wire) -> None:
     wire.shapes.snapshot = Snapshot([item(number) for number in range(4000)])
     request = b"GET /v1/shape?table=items&offset=-1 HTTP/1.1\r\nhost: x\r\n\r\n"
     with socket.create_connection(("127.0.0.1", wire.port)) as client:
-        client.settimeout(30)
+        client.settimeout(120)
         client.sendall(request * 2)
         client.shutdown(socket.SHUT_WR)
         received = _all_of(client)
@@ -185,7 +185,7 @@ def test_connections_are_limited(tmp_path: Path) -> None:
             opened.enter_context(socket.create_connection(("127.0.0.1", wire.port)))
         wait_until(lambda: len(wire.unsent_bytes()) == 2, "they are connected")
         with socket.create_connection(("127.0.0.1", wire.port)) as client:
-            client.settimeout(30)
+            client.settimeout(120)
             refused = _answer(_all_of(client))
         assert refused.status == 503
         assert refused.json()["code"] == "connection_limit_exceeded"
@@ -216,7 +216,7 @@ def test_requests_sent_ahead_are_answered_in_order(wire: Wire) -> None:
     shape = wire.synced()
     paths = ["/", "/nope", f"/v1/shape?table=items&offset=0_inf&handle={shape.handle}", "/v1/health"]
     with socket.create_connection(("127.0.0.1", wire.port)) as client:
-        client.settimeout(30)
+        client.settimeout(120)
         lines = [f"GET {path} HTTP/1.1\r\nhost: x\r\n\r\n" for path in paths * 5]
         client.sendall("".join(lines).encode() + b"GET / HTTP/1.1\r\nconnection: close\r\n\r\n")
         received = b""
@@ -298,6 +298,7 @@ def test_spooled_bodies_have_a_common_bound(tmp_path: Path) -> None:
     assert spools.used_bytes == 0
 
 
+@pytest.mark.parametrize("wire", [{"long_poll_timeout": "300ms"}], indirect=True, ids=[""])
 def test_the_application_speaks_asgi_too(wire: Wire) -> None:
     shape = wire.synced()
     wire.append(shape, 100, [item(number) for number in range(4000)])
@@ -362,7 +363,7 @@ def _exchange(wire: Wire, sent: bytes) -> Answer:
 def _sent(wire: Wire, sent: bytes) -> bytes:
     """What comes back until the connection ends."""
     with socket.create_connection(("127.0.0.1", wire.port)) as client:
-        client.settimeout(30)
+        client.settimeout(120)
         with contextlib.suppress(ConnectionError):  # it may have heard enough before
             client.sendall(sent)
         return _all_of(client)

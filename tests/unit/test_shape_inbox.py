@@ -40,7 +40,7 @@ def test_changes_wait_for_room_and_requests_do_not() -> None:
     assert not put.is_set()
 
     assert len(inbox.take(0)) == 2
-    assert put.wait(10)
+    assert put.wait(120)
     thread.join()
     assert len(inbox.take(0)) == 1
 
@@ -52,7 +52,7 @@ def test_nobody_waits_for_an_inbox_that_is_closed() -> None:
     thread = threading.Thread(target=lambda: refused.append(inbox.put(lambda: None, 1)))
     thread.start()
     inbox.close()
-    thread.join(10)
+    thread.join(120)
 
     assert refused == [False]
     with pytest.raises(CancelledError):

@@ -103,7 +103,7 @@ class Waiting:
         self.thread.start()
 
     def has_it(self) -> bool:
-        self.thread.join(20)
+        self.thread.join(120)
         return self.result is True
 
 
@@ -145,7 +145,7 @@ def test_who_does_not_lead_waits_and_leaves_the_holder_alone(
     for waiting in Waiting(tmp_path, None), Waiting(tmp_path, Lsn(4)):
         wait_until(lambda capture=waiting.capture: capture.asked > 1, "it to have looked")  # type: ignore[misc]
         waiting.stop_asked.set()
-        waiting.thread.join(20)
+        waiting.thread.join(120)
         assert waiting.result is False
     holder.require()
     assert (tmp_path / "claim").read_text() == claim

@@ -262,8 +262,12 @@ channel.stop_asked.wait()
         assert not any(map(_runs, pids))
         assert "capture stops" not in run.journal()
 
-    def test_what_does_not_end_in_time_is_killed_and_capture_still_stops_in_order(self, runs: Any) -> None:
-        run = runs({"capture": OBEDIENT, "lake": STUBBORN}, stop_timeout_s=4)
+    def test_what_does_not_end_in_time_is_killed_and_capture_still_stops_in_order(
+        self, runs: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("penstock.supervisor.supervisor._CAPTURE_PART", 0.95)
+        monkeypatch.setattr("penstock.supervisor.supervisor._CAPTURE_S_MAX", 57.0)
+        run = runs({"capture": OBEDIENT, "lake": STUBBORN}, stop_timeout_s=60)
         run.wait_for("lake", "running")
         run.wait_for("capture", "leading")
         run.supervisor.ask_stop()
@@ -323,7 +327,7 @@ channel.stop_asked.wait()
         running = read_running(tmp_path / "state")
         assert running is not None
         assert running.capture == {"address": "grpc+unix:///nowhere"}
-        with urllib.request.urlopen(f"http://{running.http}/status", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://{running.http}/status", timeout=120) as answer:
             assert json.load(answer)["role"] == "leading"
         assert "secret" not in (tmp_path / "state" / "run.json").read_text()
         (tmp_path / "held").touch()
@@ -749,7 +753,7 @@ os._exit(7)
 """
     process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)
     try:
-        assert process.wait(30) == 7
+        assert process.wait(120) == 7
     finally:
         process.kill()
         process.communicate()

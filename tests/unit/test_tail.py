@@ -371,7 +371,7 @@ def test_closing_a_tail_sends_waiting_readers_away() -> None:
     waiting = threading.Thread(target=wait)
     waiting.start()
     tail.close()
-    waiting.join(10)
+    waiting.join(120)
     assert ended.is_set()
 
 
@@ -382,7 +382,7 @@ def test_a_waiting_reader_is_woken_by_a_commit() -> None:
     waiting.start()
     add(tail, (1010, 0))
     tail.committed(Lsn(1015), None)
-    waiting.join(10)
+    waiting.join(120)
     assert found
     assert found[0] is not None
     assert found[0].end == 1015

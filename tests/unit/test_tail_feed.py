@@ -17,11 +17,10 @@ from penstock.core.errors import CaptureAwayError
 from penstock.core.position import Lsn
 from penstock.core.stream import StreamId
 from penstock.streams.tail_feed import TailFeed, joined
-from tests.conftest import wait_until
+from tests.conftest import WAIT_S, wait_until
 from tests.logged_changes import COLUMNS, Logged, item, piece
 
 pytestmark = pytest.mark.unit
-WAIT_S = 30.0
 
 
 class Items:

@@ -39,7 +39,7 @@ from penstock.core.stream import StreamId
 from penstock.ledger.lanes import LaneRegistry
 from penstock.log.manifest import newest_manifest
 
-_CONFIRM_TIMEOUT_S = 30.0
+_CONFIRM_TIMEOUT_S = 120.0
 _SEALED_WAIT_MAX_S = 10.0
 _logger = structlog.get_logger("penstock.capture")
 Events = Callable[[dict[str, Any]], None]

@@ -14,7 +14,7 @@ from penstock.core.stream import StreamId
 AcknowledgeAt = Literal["lanes", "log"]
 OnWalPressure = Literal["hold", "acknowledge_log"]
 
-SYNC_HEARTBEAT_S = 10.0
+SYNC_HEARTBEAT_S = 30.0  # nobody takes over from a sync: its lease only has to end some time
 
 
 @dataclass(frozen=True, slots=True)

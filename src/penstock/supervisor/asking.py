@@ -9,7 +9,7 @@ from typing import Any
 
 from penstock.ledger.run_file import Running, read_running
 
-TIMEOUT_S = 3.0
+TIMEOUT_S = 10.0
 _ANSWER_BYTES_MAX = 64 << 20
 #: What an instance says when it listens on every address of its host.
 _ANY_ADDRESS = ("0.0.0.0", "::")  # noqa: S104  # nothing is bound here

@@ -31,7 +31,7 @@ from penstock.core.errors import ConfigError, SnapshotLostError, SourceError
 
 Client: TypeAlias = MongoClient[dict[str, Any]]
 
-CONNECT_TIMEOUT_MS = 10_000
+CONNECT_TIMEOUT_MS = 30_000
 _opened: weakref.WeakSet[Client] = weakref.WeakSet()
 _opening = threading.Lock()
 _URL = re.compile(r"(mongodb(?:\+srv)?)://(?:([^@/]*)@)?([^/?@]+)(?:/([^?]*))?(?:\?.*)?", re.DOTALL)

@@ -30,7 +30,7 @@ from penstock.core.errors import ConfigError, PenstockError, SourceError, TableC
 Connection: TypeAlias = "pymysql.Connection[Any]"
 Row: TypeAlias = tuple[Any, ...]
 
-CONNECT_TIMEOUT_S = 10
+CONNECT_TIMEOUT_S = 30
 _READ_TIMEOUT_S = 3600  # of one answer's silence: a server that sorts or waits for a lock says nothing
 _PORT = 3306
 _SSL_MODES = ("disabled", "preferred", "required", "verify_ca", "verify_identity")

@@ -36,7 +36,7 @@ SESSION_SETTINGS: Mapping[str, str] = {
     "lc_monetary": "C",
 }
 
-CONNECT_TIMEOUT_S = 10
+CONNECT_TIMEOUT_S = 30
 _opened: weakref.WeakSet[Connection] = weakref.WeakSet()
 _opening = threading.Lock()
 # Settings that Postgres reports at connect without being asked.

@@ -21,7 +21,7 @@ SchemaKind: TypeAlias = Literal["AVRO", "PROTOBUF"]
 
 _REFUSED = (409, 422)
 _NOT_FOUND = 404
-_TIMEOUT_S = 10
+_TIMEOUT_S = 30
 _log = structlog.get_logger(__name__)
 
 

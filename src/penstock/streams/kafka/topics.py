@@ -22,7 +22,7 @@ from penstock.streams.kafka.patience import Patience
 
 _NAME = re.compile(r"\A(?!\.{1,2}\Z)[A-Za-z0-9._-]{1,249}\Z")
 _LOOK_AGAIN_S = 60.0
-_ANSWER_S = 10.0
+_ANSWER_S = 30.0
 _PIECE_S = 1.0
 _BROKERS_OWN = -1  # as a replication factor
 
