@@ -158,6 +158,14 @@ def test_a_binlog_state_has_the_last_of_each_domain() -> None:
         MariaDbPosition.parse("0-1-100,0-2-110")
 
 
+def test_a_log_has_what_its_state_says_of_each_server() -> None:
+    state = "0-1-15,0-2-20,3-7-12"
+    assert not MariaDbPosition.parse("0-2-20,3-7-12").beyond_state(state)
+    assert not MariaDbPosition.parse("0-1-15").beyond_state(state), "the last of one of them"
+    assert not MariaDbPosition.parse("0-2-20").beyond_state("0-1-20,0-2-20"), "numbers may be equal"
+    assert str(MariaDbPosition.parse("0-3-20,3-7-13,4-1-1").beyond_state(state)) == "0-3-20,3-7-13,4-1-1"
+
+
 @pytest.mark.parametrize("text", ["1", "0-1", "0-1-x", f"{2**32}-1-1", f"0-1-{2**64}", f"{UUIDS[0]}:1"])
 def test_what_is_no_position_of_mariadb_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="MariaDB"):

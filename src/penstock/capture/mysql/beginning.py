@@ -35,9 +35,9 @@ from penstock.log.manifest import Manifest
 from penstock.log.writer import open_writer
 from penstock.sources.mysql.binlog.stream import BinlogStream, FilePosition
 from penstock.sources.mysql.connection import Connection, connect
-from penstock.sources.mysql.server import logged_before, read_server
+from penstock.sources.mysql.server import gtid_position, logged_before, read_server
 
-_FIRST_TIMELINE = 1
+FIRST_TIMELINE = 1
 _NOTHING_IS_NEW = Lsn(2**63 - 1)
 _FILE_BEGINS = 4
 _WAIT_S, _SILENCE_S_MAX = 1.0, 60.0
@@ -47,7 +47,7 @@ def begin(source: MysqlSpec, directory: Path, connection: Connection, epoch: Lsn
     """Seal the first step of a change log that has none."""
     server = read_server(connection)
     place = (
-        Place(str(server.last), server.executed, server.uuid)
+        Place(str(server.last), gtid_position(connection, server.last.name, server.last.pos), server.uuid)
         if server.flavor == "mariadb"
         else _counted(source, server, logged_before(connection, server.last.name))
     )
@@ -56,7 +56,7 @@ def begin(source: MysqlSpec, directory: Path, connection: Connection, epoch: Lsn
     writer = open_writer(
         directory,
         system_id=server.uuid,
-        timeline=_FIRST_TIMELINE,
+        timeline=FIRST_TIMELINE,
         epoch=epoch,
         newest=None,
         start=Lsn(end - 1),

@@ -10,7 +10,8 @@ promise of its own:
 - `visible_place`: whoever reads a table from now on sees every transaction up to there.
 - `logged_before`: exactly the transactions before a file begins, as the file itself says.
 
-MariaDB computes sets from its log, and says where in it a snapshot was taken.
+MariaDB computes positions from its log (`gtid_position`), and says where in it a snapshot was taken. What it
+has executed is the last of each server in each domain: within a domain numbers may come in any order.
 
 MySQL servers have a uuid. MariaDB's have none that lasts: there it is made of `server_id`, which replication
 wants to be different on all servers that know each other.
@@ -159,16 +160,15 @@ def _snapshot_place(connection: Connection) -> BinlogPlace:
 
 
 def _mariadb(connection: Connection, first: BinlogPlace) -> Server:
-    purged = _gtid_position(connection, first)
-    status = _status(connection)
-    last = BinlogPlace(str(status[0]), int(status[1]))
-    executed = _gtid_position(connection, last)
-    return Server("mariadb", server_uuid(connection), first, last, executed=executed, purged=purged)
+    purged = gtid_position(connection, first.name, first.pos)
+    last = log_end(connection)
+    [(executed,)] = rows(connection, "SELECT @@global.gtid_binlog_state", doing=_READING)
+    return Server("mariadb", server_uuid(connection), first, last, executed=_joined(executed), purged=purged)
 
 
-def _gtid_position(connection: Connection, place: BinlogPlace) -> str:
-    """What a replica has that has read up to there; empty if nothing was logged with an id before."""
-    [(found,)] = rows(connection, "SELECT BINLOG_GTID_POS(%s, %s)", (place.name, place.pos), doing=_READING)
+def gtid_position(connection: Connection, file: str, offset: int) -> str:
+    """MariaDB's: what a replica has that has read up to there; empty if no id was logged before."""
+    [(found,)] = rows(connection, "SELECT BINLOG_GTID_POS(%s, %s)", (file, offset), doing=_READING)
     return _joined(found)
 
 
