@@ -19,7 +19,7 @@ from penstock.capture.mysql.gtids import SeenGtids
 from penstock.capture.mysql.tables import MappedTable, MappedTables, column_of_map, mapped_table
 from penstock.capture.steps import StepBuilder
 from penstock.core.binlog_place import BinlogPlace, Numbering
-from penstock.core.errors import PositionGoneError
+from penstock.core.errors import PositionGoneError, SourceError
 from penstock.core.gtid import GtidSet
 from penstock.core.position import Lsn
 from penstock.core.schema import SourceColumn, TableSchema
@@ -28,6 +28,7 @@ from penstock.log.manifest import Manifest, list_sequence, read_manifest
 from penstock.log.reader import ChangeLog, read_rows
 from penstock.log.writer import LogWriter
 from penstock.sources.mysql.binlog import table_map as codes
+from penstock.sources.mysql.binlog.events import Tables
 from penstock.sources.mysql.binlog.packets import EventBatch
 from penstock.sources.mysql.binlog.rows import RowLayout
 from penstock.sources.mysql.binlog.table_map import Column, TableMap
@@ -270,6 +271,63 @@ def test_what_was_read_on_another_server_is_left_out(recording: dict[str, Any], 
         last = _manifests(log)[-1].place
         assert last is not None
         assert last.gtid_set == (manifests[-1].place or last).gtid_set
+
+
+def _transaction(recording: dict[str, Any]) -> list[bytes]:
+    """The first one with rows that are kept, from its id to its end."""
+    events: list[bytes] = recording["events"]
+    rows = next(at for at, event in enumerate(events) if event[4] in (23, 30) and b"mixed" in events[at - 1])
+    begin = max(at for at in range(rows) if events[at][4] in (33, 42, 162))
+    end = next(at for at in range(rows, len(events)) if events[at][4] == 16)
+    return events[begin : end + 1]
+
+
+def _ending_at(event: bytes, offset: int) -> bytes:
+    """The same event elsewhere in its file; a place has four bytes."""
+    return event[:13] + (offset % 2**32).to_bytes(4, "little") + event[17:]
+
+
+@pytest.mark.parametrize("size", [3_000_000_000, 2**32 - 2000, 2**32 + 500, 5_000_000_000, 6_000_000_000])
+def test_a_transaction_beyond_the_places_of_its_file_is_refused(
+    recording: dict[str, Any], tmp_path: Path, size: int
+) -> None:
+    events = _transaction(recording)
+    begins = 1000
+    step = (size - begins) // (len(events) - 1)
+    moved = [_ending_at(event, begins + number * step) for number, event in enumerate(events)]
+    builder = _builder(recording, tmp_path)
+    builder.demand(Lsn(2**62))
+    if size < 2**32:
+        _fed(builder, [recording["events"][:1], *([event] for event in moved)])
+        assert len(_rows_of(tmp_path)) == 1
+    else:
+        with pytest.raises(SourceError, match="4 GiB"):
+            _fed(builder, [recording["events"][:1], *([event] for event in moved)])
+
+
+def test_maps_are_forgotten_between_transactions_and_what_the_catalog_said_is_not(
+    recording: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _fed(_builder(recording, tmp_path / "known"), [[event] for event in recording["events"]])
+    monkeypatch.setattr("penstock.capture.mysql.decoder.MAPS_MAX", 0)
+    forgotten: list[int] = []
+    asked: list[TableMap] = []
+    forget, ask = Tables.forget_maps, MapsAlone._mapped
+
+    def note_forgotten(tables: Tables) -> None:
+        forgotten.append(len(getattr(tables, "maps", ())))
+        forget(tables)
+
+    def note_asked(tables: MapsAlone, stream: StreamId, described: TableMap) -> MappedTable:
+        asked.append(described)
+        return ask(tables, stream, described)
+
+    monkeypatch.setattr(Tables, "forget_maps", note_forgotten)
+    monkeypatch.setattr(MapsAlone, "_mapped", note_asked)
+    _fed(_builder(recording, tmp_path / "forgotten"), [[event] for event in recording["events"]])
+    assert _rows_of(tmp_path / "forgotten") == _rows_of(tmp_path / "known")
+    assert sum(forgotten) > len(set(asked)), "they were made known again"
+    assert len(asked) == len(set(asked)), "once of each version of the table"
 
 
 def test_a_set_says_what_was_read_before() -> None:

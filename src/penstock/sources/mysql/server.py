@@ -22,7 +22,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from penstock.core.binlog_place import BinlogPlace
+from penstock.core.binlog_place import OFFSET_MAX, BinlogPlace
 from penstock.core.errors import SourceError
 from penstock.core.failover import Server
 from penstock.core.gtid import GtidSet
@@ -48,8 +48,7 @@ class LogFiles:
 
 def read_files(connection: Connection) -> LogFiles:
     sizes = _files(connection)
-    status = _status(connection)
-    return LogFiles(tuple(sizes), BinlogPlace(str(status[0]), int(status[1])))
+    return LogFiles(tuple(sizes), log_end(connection))
 
 
 def read_server(connection: Connection) -> Server:
@@ -94,7 +93,7 @@ def folds_names(connection: Connection) -> bool:
 def visible_place(connection: Connection) -> BinlogPlace:
     if is_mariadb(connection):
         return _snapshot_place(connection)
-    status = _status(connection)
+    end = log_end(connection)
     in_flight = _owned(connection)
     deadline = time.monotonic() + _VISIBLE_WITHIN_S
     while in_flight & _owned(connection):
@@ -104,13 +103,23 @@ def visible_place(connection: Connection) -> BinlogPlace:
                 remedy="See whether a replica that is waited for (semi-synchronous replication) is down.",
             )
         time.sleep(_LOOK_EVERY_S)
-    return BinlogPlace(str(status[0]), int(status[1]))
+    return end
 
 
 def log_end(connection: Connection) -> BinlogPlace:
     """Where the next event will be written."""
     status = _status(connection)
-    return BinlogPlace(str(status[0]), int(status[1]))
+    return place_of(str(status[0]), int(status[1]))
+
+
+def place_of(file: str, offset: int) -> BinlogPlace:
+    if offset > OFFSET_MAX:
+        raise SourceError(
+            f"The file {file} of the binary log is longer than 4 GiB, where places cannot be told any more.",
+            remedy="Run `FLUSH BINARY LOGS` at the server, then the same command again; let the application "
+            "change so much in several transactions.",
+        )
+    return BinlogPlace(file, offset)
 
 
 def logged_before(connection: Connection, file: str) -> str:
@@ -121,7 +130,7 @@ def logged_before(connection: Connection, file: str) -> str:
 
 def _mysql(connection: Connection, first: BinlogPlace) -> Server:
     [(purged,)] = rows(connection, "SELECT @@global.gtid_purged", doing=_READING)
-    status = _status(connection)
+    last = log_end(connection)
     # What was in flight then is owned or executed by now: asked in this order, none of it is missed.
     owned = _owned(connection)
     [(executed,)] = rows(connection, "SELECT @@global.gtid_executed", doing=_READING)
@@ -129,7 +138,7 @@ def _mysql(connection: Connection, first: BinlogPlace) -> Server:
         "mysql",
         server_uuid(connection),
         first,
-        BinlogPlace(str(status[0]), int(status[1])),
+        last,
         executed=str(GtidSet.parse(_joined(executed)) | GtidSet.parse(",".join(sorted(owned)))),
         purged=_joined(purged),
     )
@@ -156,7 +165,7 @@ def _snapshot_place(connection: Connection) -> BinlogPlace:
     found = rows(connection, "SHOW STATUS LIKE 'binlog_snapshot_%'", doing=_READING)
     rows(connection, "COMMIT", doing=_READING)
     named = {str(name).lower(): value for name, value in found}
-    return BinlogPlace(str(named["binlog_snapshot_file"]), int(named["binlog_snapshot_position"]))
+    return place_of(str(named["binlog_snapshot_file"]), int(named["binlog_snapshot_position"]))
 
 
 def _mariadb(connection: Connection, first: BinlogPlace) -> Server:

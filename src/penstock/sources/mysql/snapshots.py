@@ -27,7 +27,7 @@ from penstock.core.place import Place
 from penstock.core.stream import StreamId
 from penstock.sources.mysql.catalog import TRANSACTIONAL_ENGINES
 from penstock.sources.mysql.connection import Connection, code_of, connect, is_mariadb, quoted, rows
-from penstock.sources.mysql.server import log_end, server_uuid, visible_place
+from penstock.sources.mysql.server import log_end, place_of, server_uuid, visible_place
 
 _TAKING = "taking a snapshot"
 _SNAPSHOT = "START TRANSACTION WITH CONSISTENT SNAPSHOT"
@@ -49,7 +49,7 @@ def _begin_on_mariadb(connection: Connection) -> BinlogPlace:
     rows(connection, _SNAPSHOT, doing=_TAKING)
     found = rows(connection, "SHOW STATUS LIKE 'binlog_snapshot_%'", doing=_TAKING)
     named = {str(name).lower(): value for name, value in found}
-    return BinlogPlace(str(named["binlog_snapshot_file"]), int(named["binlog_snapshot_position"]))
+    return place_of(str(named["binlog_snapshot_file"]), int(named["binlog_snapshot_position"]))
 
 
 def _begin(connection: Connection, url: str, table: StreamId) -> BinlogPlace:
