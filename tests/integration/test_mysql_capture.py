@@ -307,6 +307,31 @@ def test_both_tables_of_an_exchanged_partition_are_altered(shop: MysqlServer, tm
 
 
 @pytest.mark.slow
+def test_a_position_for_a_load_does_not_wait_for_a_long_transaction_of_another_server(tmp_path: Path) -> None:
+    """What a replica applies has its id from its beginning on, and is in the log when it ends."""
+    warm_up()
+    with MysqlServer(tmp_path / "server") as server:
+        server.execute("CREATE DATABASE shop", "CREATE TABLE shop.orders (id INT PRIMARY KEY, note TEXT)")
+        with CaptureProcess(spec(server, tmp_path, "shop.orders")) as capture:
+            capture.start()
+            server.execute("INSERT INTO shop.orders VALUES (1, 'one')")
+            read_now(capture)
+            with server.connect("shop") as connection, connection.cursor() as cursor:
+                cursor.execute("SET SESSION gtid_next = '3e11fa47-71ca-11e1-9e33-c80aa9429562:1'")
+                for statement in ("BEGIN", "INSERT INTO orders VALUES (2, 'two')"):
+                    cursor.execute(statement)
+                server.execute("INSERT INTO shop.orders VALUES (3, 'three')")
+                taken = capture.snapshot()
+                assert taken.place is not None
+                assert BinlogPlace.parse(taken.place.text) == BinlogPlace(*server.position())
+                cursor.execute("COMMIT")
+            read_now(capture)
+        rows = log_rows(tmp_path)
+        assert brief(rows, "id") == [("i", "1"), ("i", "3"), ("i", "2")]
+        assert [row["_tx"] >= taken.consistent_point for row in rows] == [False, False, True]
+
+
+@pytest.mark.slow
 def test_a_table_is_emptied_in_letters_of_either_case_where_the_server_takes_them_for_the_same(
     tmp_path: Path,
 ) -> None:

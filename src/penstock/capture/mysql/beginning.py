@@ -49,7 +49,7 @@ def begin(source: MysqlSpec, directory: Path, connection: Connection, epoch: Lsn
     place = (
         Place(str(server.last), gtid_position(connection, server.last.name, server.last.pos), server.uuid)
         if server.flavor == "mariadb"
-        else _counted(source, server, logged_before(connection, server.last.name))
+        else counted_place(source, connection, server)
     )
     at = BinlogPlace.parse(place.text)
     end = Numbering.beginning_at(at).position(at)
@@ -67,16 +67,20 @@ def begin(source: MysqlSpec, directory: Path, connection: Connection, epoch: Lsn
     return manifest
 
 
-def _counted(source: MysqlSpec, server: Server, before: str) -> Place:
-    """The end of the last transaction up to the server's end or a little later. `before`: its file."""
-    last, seen = server.last, SeenGtids("mysql", before)
+def counted_place(source: MysqlSpec, connection: Connection, server: Server, reader: str = "") -> Place:
+    """MySQL's: the end of the last transaction up to the server's end or a little later, with its set.
+
+    `reader`: under this name, beside another who reads.
+    """
+    last = server.last
+    seen = SeenGtids("mysql", logged_before(connection, last.name))
     numbering = Numbering.beginning_at(last)
     target = numbering.position(last)
     tables = MappedTables((), _never)
     decoder = BinlogDecoder(tables, numbering, seen, last.name, server.uuid, mariadb=False)
     start = FilePosition(last.name, _FILE_BEGINS)
-    connection = connect(source.url, program_name=CAPTURE_PROGRAM)
-    with closing(BinlogStream(connection, start, source.server_id, _WAIT_S)) as stream:
+    reading = connect(source.url, program_name=CAPTURE_PROGRAM)
+    with closing(BinlogStream(reading, start, source.server_id, _WAIT_S, reader)) as stream:
         heard_at = time.monotonic()
         while time.monotonic() - heard_at < _SILENCE_S_MAX:
             batch = stream.read(_WAIT_S)

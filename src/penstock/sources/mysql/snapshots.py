@@ -32,7 +32,7 @@ from penstock.sources.mysql.server import log_end, place_of, server_uuid, visibl
 _TAKING = "taking a snapshot"
 _SNAPSHOT = "START TRANSACTION WITH CONSISTENT SNAPSHOT"
 _ENGINE = "SELECT ENGINE FROM information_schema.TABLES WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s"
-_LOOKS = 20
+_LOOKS, _VISIBLE_WITHIN_S = 20, 1.0
 _LOCK_WAIT_S, _LOCK_WITHIN_S = 1, 120.0
 _LOCK_TIMED_OUT = (1205, 3572)
 _DENIED = (1044, 1142, 1227)
@@ -62,7 +62,9 @@ def _begin(connection: Connection, url: str, table: StreamId) -> BinlogPlace:
 
 
 def _by_looking_twice(connection: Connection) -> BinlogPlace | None:
-    place = visible_place(connection)
+    place = visible_place(connection, _VISIBLE_WITHIN_S)
+    if place is None:
+        return None
     rows(connection, _SNAPSHOT, doing=_TAKING)
     if log_end(connection) == place:
         return place

@@ -73,7 +73,10 @@ class Silence:
 
 
 class BinlogStream:
-    """Registered as a replica and reading. Used from one thread; `close` may be called from any."""
+    """Registered as a replica and reading. Used from one thread; `close` may be called from any.
+
+    A server of MySQL ends the reading of whoever has the same id and `reader`.
+    """
 
     def __init__(
         self,
@@ -81,10 +84,11 @@ class BinlogStream:
         start: FilePosition | GtidPosition,
         server_id: int,
         heartbeat_s: float = 5.0,
+        reader: str = "",
     ) -> None:
         self._connection = cast("Any", connection)  # more of it is used than its stubs tell
         self._heartbeat_s = heartbeat_s
-        checksum = self._prepare(start, server_id)
+        checksum = self._prepare(start, server_id, reader)
         self._framing = Framing(checksum, BATCH_EVENTS_MAX)
         self._socket: Any = self._connection._sock
         self._socket.settimeout(None)
@@ -144,7 +148,7 @@ class BinlogStream:
     def close(self) -> None:
         self._connection._force_close()
 
-    def _prepare(self, start: FilePosition | GtidPosition, server_id: int) -> int:
+    def _prepare(self, start: FilePosition | GtidPosition, server_id: int, reader: str) -> int:
         """Say who we are and what we understand; the kind of checksum that events have."""
         period_ns = int(self._heartbeat_s * 1e9)
         settings = {
@@ -162,7 +166,7 @@ class BinlogStream:
                     "@slave_gtid_ignore_duplicates": "0",
                 }
         else:
-            name = uuid.uuid5(uuid.NAMESPACE_URL, f"penstock:{server_id}")
+            name = uuid.uuid5(uuid.NAMESPACE_URL, f"penstock:{server_id}{reader}")
             settings |= {"@slave_uuid": f"'{name}'", "@replica_uuid": f"'{name}'"}
         try:
             with self._connection.cursor() as cursor:
