@@ -21,8 +21,9 @@ from typing import Any, cast
 import pymysql
 
 from penstock.core.errors import SourceError
+from penstock.core.gtid import GtidSet
 from penstock.sources.mysql.binlog import packets
-from penstock.sources.mysql.binlog.gtid_set import GtidSet
+from penstock.sources.mysql.binlog.gtid_set import to_wire
 from penstock.sources.mysql.binlog.packet_kernels import CHECKSUM_CRC32, CHECKSUM_NONE
 from penstock.sources.mysql.binlog.packets import MEMORY, EventBatch, Framing
 
@@ -186,7 +187,7 @@ class BinlogStream:
             return packets.dump(server_id, start.file, start.offset)
         if self.is_mariadb:
             return packets.dump(server_id, "", 4)
-        return packets.dump_gtid(server_id, GtidSet.parse(start.gtid_set).to_wire())
+        return packets.dump_gtid(server_id, to_wire(GtidSet.parse(start.gtid_set)))
 
     def _receive(self, deadline: float) -> bool:
         """Take what the server has sent, waiting for the first byte; whether anything came."""
