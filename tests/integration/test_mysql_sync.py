@@ -301,8 +301,7 @@ def test_a_table_that_was_loaded_beyond_the_log_is_loaded_again_at_another_serve
         two.execute("UPDATE shop.words SET n = -n", "DELETE FROM shop.orders WHERE id = 1")
         _reading_from(synced, two).sync()
         assert_same(two, synced, "words", "orders")
-        [again] = [note for note in synced.notes if "is loaded again" in note]
-        assert again.startswith("shop.words is loaded again: another server")
+        assert any(note.startswith("shop.words is loaded again: another server") for note in synced.notes)
 
 
 @pytest.mark.slow

@@ -77,10 +77,12 @@ def test_streams_beyond_the_log_of_a_former_server_are_loaded_again() -> None:
     assert named == document
     named = pausing.to_be_loaded_beyond(document, Lsn(100), {B: Lsn(101)}, "another server")
     assert state_of(named, A).reload is None
+    assert state_of(named, B).committed_to == Lsn(100), "where the other server goes on"
     assert state_of(named, B).reload == Reload("another server", replace=False)
     named = pausing.to_be_loaded_beyond(document, Lsn(99), {}, "another server")
     assert all(state_of(named, stream).reload is not None for stream in (A, B))
     assert named.global_streams == (), "a number that no table stands at binds nobody"
+    assert [state_of(named, stream).committed_to for stream in (A, B)] == [None, None]
     chunk = Chunk(None, None)
     loading = two_phase.plan_load(document, B, sync_mode="cdc", load_id="1", generation="g2", chunks=[chunk])
     named = pausing.to_be_loaded_beyond(loading, Lsn(100), {}, "another server")

@@ -99,7 +99,16 @@ def to_be_loaded_beyond(
         if is_level and is_beyond and document.next_cdc_pos is None:
             document = two_phase.leave_global(document, state.stream)
         document = to_be_loaded(document, state.stream, reason)
+        if state.committed_to is not None and state.committed_to > log_end:
+            document = _without_table(document, state.stream)
     return document
+
+
+def _without_table(document: StateDocument, stream: StreamId) -> StateDocument:
+    """No round goes on with the table, and its readers get to see the next load, whose number may be less."""
+    draft = document.draft()
+    del draft.own(stream)["committed_to"]
+    return draft.done()
 
 
 def to_be_loaded(
