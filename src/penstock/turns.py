@@ -385,15 +385,17 @@ class Turns:
         if source.type != "mysql":
             return document
         server = self._source.identity().system_id  # of the one that answers now, after a failover
-        is_another = before.timeline not in (None, started.timeline) or before.server_uuid not in (
-            None,
-            server,
-        )
-        if is_another and started.log_end is not None:
+        is_another = before.server_uuid not in (None, server)
+        log_end = started.log_end
+        if before.timeline is not None and before.timeline != started.timeline:
+            is_another = True
+            # Capture may have gone on at the other server for a while before this lane came.
+            log_end = ChangeLog(self._config.state / "log").left(before.timeline) or log_end
+        if is_another and log_end is not None:
             records = LoadRecords(self._config.state / "load")
             loads = filter(None, map(records.load, document.streams))
             points = {record.stream: record.newest_point for record in loads}
-            document = pausing.to_be_loaded_beyond(document, started.log_end, points, _ANOTHER_SERVER)
+            document = pausing.to_be_loaded_beyond(document, log_end, points, _ANOTHER_SERVER)
         return two_phase.bound_to_server(document, server_id=source.replica_id, server_uuid=server)
 
 
