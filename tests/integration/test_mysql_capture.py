@@ -306,6 +306,27 @@ def test_both_tables_of_an_exchanged_partition_are_altered(shop: MysqlServer, tm
     ] == [1, 1, 0]
 
 
+def test_transactions_of_lower_numbers_that_come_later_are_read(shop: MysqlServer, tmp_path: Path) -> None:
+    if shop.kind is MYSQL:
+        pytest.skip("MySQL says which transactions were read, not the last of them")
+    with CaptureProcess(spec(shop, tmp_path)) as capture:
+        capture.start()
+        shop.execute("INSERT INTO shop.orders (id) VALUES (1)")
+        read_now(capture)
+    shop.execute(
+        "SET SESSION server_id = 9, gtid_seq_no = 2",  # as one writes that has not heard of the others yet
+        "INSERT INTO shop.orders (id) VALUES (2)",
+        "SET SESSION gtid_seq_no = 3",
+        "INSERT INTO shop.orders (id) VALUES (3)",
+    )
+    for last in ("4", "5"):
+        with CaptureProcess(spec(shop, tmp_path)) as capture:
+            capture.start()
+            read_now(capture)
+        shop.execute(f"INSERT INTO shop.orders (id) VALUES ({last})")
+    assert brief(log_rows(tmp_path), "id") == [("i", number) for number in "1234"]
+
+
 @pytest.mark.slow
 def test_a_position_for_a_load_does_not_wait_for_a_long_transaction_of_another_server(tmp_path: Path) -> None:
     """What a replica applies has its id from its beginning on, and is in the log when it ends."""

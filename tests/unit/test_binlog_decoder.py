@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -14,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.capture.log_reading import CapturedTable
+from penstock.capture.mysql import setup
 from penstock.capture.mysql.decoder import BinlogDecoder
 from penstock.capture.mysql.gtids import SeenGtids
 from penstock.capture.mysql.tables import MappedTable, MappedTables, column_of_map, mapped_table
@@ -31,6 +33,7 @@ from penstock.sources.mysql.binlog import table_map as codes
 from penstock.sources.mysql.binlog.events import Tables
 from penstock.sources.mysql.binlog.packets import EventBatch
 from penstock.sources.mysql.binlog.rows import RowLayout
+from penstock.sources.mysql.binlog.stream import FilePosition, GtidPosition
 from penstock.sources.mysql.binlog.table_map import Column, TableMap
 from penstock.sources.mysql.catalog import MysqlTable
 from penstock.sources.mysql.types import FAMILY, decimal_modifier
@@ -346,6 +349,28 @@ def test_a_position_of_mariadb_says_nothing_of_numbers_that_come_out_of_order() 
     assert not seen.had(["0-2", "0-1"], source, number).any()
     seen.add(["0-2", "0-1"], source[:2], number[:2])
     assert str(seen) == "0-1-12", "the last in the order of the log"
+
+
+def test_domains_of_mariadb_are_awaited_that_a_server_which_took_over_has_in_another_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    at = FilePosition("binlog.000002", 400)
+    numbering = Numbering("binlog")
+    asked: list[tuple[object, ...]] = []
+
+    def position(*place: object) -> str:
+        asked.append(place[1:])
+        return "1-7-1,2-7-2,3-7-2"
+
+    monkeypatch.setattr(setup, "gtid_position", position)
+    connection: Any = None
+    read = "1-7-2,2-7-2,3-7-2"
+    took_over = setup._Start(numbering, at, at.file, 2)
+    assert setup._awaited(connection, took_over, read) == "1-7-2"
+    assert asked == [("binlog.000002", 400)]
+    assert setup._awaited(connection, replace(took_over, timeline=1), read) == "", "it is the first server"
+    by_ids = replace(took_over, place=GtidPosition(read))
+    assert setup._awaited(connection, by_ids, read) == "", "the server leaves them out itself"
 
 
 def test_a_domain_of_mariadb_that_is_awaited_was_read_up_to_its_last() -> None:
