@@ -49,7 +49,7 @@ from penstock.lake.lane_state import LaneSettings, LaneStream
 from penstock.lake.partitions import reconcile_partitions
 from penstock.lake.places import BinlogPlaces, cluster_mark
 from penstock.lake.spark_starter import SparkStarter
-from penstock.ledger import orders, two_phase
+from penstock.ledger import orders, pausing, two_phase
 from penstock.ledger.ledger import Ledger
 from penstock.ledger.load_record import LoadPoint, LoadRecords
 from penstock.ledger.state import StateDocument
@@ -64,6 +64,7 @@ GIVE_UP_EVERY_S = 0.5
 SNAPSHOT_TRIES_MAX = 5
 MONGODB_SNAPSHOT_AGE_S = 120.0
 _LOOK_EVERY_S = 0.2
+_ANOTHER_SERVER = "another server is read from now on, which does not know how far its load was"
 
 
 class LeftOffError(Exception):
@@ -358,33 +359,52 @@ class Turns:
 
     def _identify(self, ledger: Ledger, started: Started | None) -> tuple[Lsn, int]:
         """Bind the state to this source; refuse one that belongs to another."""
+        document = ledger.document
         if started is None:
             found = self._source.identity()
             system_id, timeline, epoch = found.system_id, found.timeline, found.position
             version = found.version
+            if document.source == "mysql" and document.system_id is not None:
+                # Servers of MySQL have an identity each. What is read without the log is read from whichever
+                # has the tables now; whose log it is that may be gone on with stays as it was.
+                system_id, timeline = document.system_id, document.timeline or timeline
         else:
             system_id, timeline, epoch = started.system_id, started.timeline, started.epoch
             version = started.server_version
-        document = ledger.document
         _require_same_source(document, system_id, timeline, started)
         slot = self._source.name if started is not None else None
-        document = document.identified(system_id=system_id, timeline=timeline, epoch=epoch, slot=slot)
-        ledger.write(document if started is None else self._bound(document))
+        identified = document.identified(system_id=system_id, timeline=timeline, epoch=epoch, slot=slot)
+        ledger.write(identified if started is None else self._bound(identified, document, started))
         return epoch, version
 
-    def _bound(self, document: StateDocument) -> StateDocument:
-        """Of MySQL, with what its contract has the state say of the server."""
+    def _bound(self, document: StateDocument, before: StateDocument, started: Started) -> StateDocument:
+        """Of MySQL, with what its contract has the state say of the server. In the same write, so that no
+        crash comes in between: what the last server's numbers were for and the log does not have is loaded
+        again."""
         source = self._config.source
         if source.type != "mysql":
             return document
         server = self._source.identity().system_id  # of the one that answers now, after a failover
+        is_another = before.server_uuid not in (None, server)
+        log_end = started.log_end
+        if before.timeline is not None and before.timeline != started.timeline:
+            is_another = True
+            # Capture may have gone on at the other server for a while before this lane came.
+            log_end = ChangeLog(self._config.state / "log").left(before.timeline) or log_end
+        if is_another and log_end is not None:
+            records = LoadRecords(self._config.state / "load")
+            loads = filter(None, map(records.load, document.streams))
+            points = {record.stream: record.newest_point for record in loads}
+            document = pausing.to_be_loaded_beyond(document, log_end, points, _ANOTHER_SERVER)
         return two_phase.bound_to_server(document, server_id=source.replica_id, server_uuid=server)
 
 
 def _require_same_source(
     document: StateDocument, system_id: str, timeline: int, started: Started | None
 ) -> None:
-    if document.system_id is not None and document.system_id != system_id:
+    # A state that never followed a log is bound to no server of MySQL, which may have been another one then.
+    is_bound = document.source != "mysql" or document.slot is not None
+    if is_bound and document.system_id not in (None, system_id):
         raise StateError(
             "The state belongs to another server, or cluster of servers, than the source's url reaches.",
             remedy="Correct the url, or give this pipeline a state directory of its own.",

@@ -14,11 +14,10 @@ from bson import Int64, ObjectId
 from bson.decimal128 import Decimal128
 from pymongo.errors import DuplicateKeyError
 
-from penstock.core.errors import SourceError
 from penstock.sources.mongodb import ids
 from penstock.sources.mongodb.documents import Documents, json_texts, key_texts
 from penstock.sources.mongodb.fields import Fields
-from penstock.sources.mongodb.ids import Chunk, cut, pick, plan, read_chunk
+from penstock.sources.mongodb.ids import Chunk, cut, find_bounds, pick, read_chunk
 from penstock.sources.mongodb.replies import Source
 from tests.bson_documents import EVERY_ID
 from tests.mongo_server import MongoServer
@@ -44,6 +43,11 @@ def read(database: Source, collection: str, chunks: list[Chunk]) -> list[str]:
         for documents in read_chunk(database, collection, chunk, batchSize=3)
         for key in key_texts(documents).to_pylist()
     ]
+
+
+def planned(database: Source, collection: str, rows_per_chunk: int) -> list[Chunk]:
+    count = database[collection].count_documents({})
+    return cut(find_bounds(database, collection, math.ceil(count / rows_per_chunk), count))
 
 
 def create(database: Source, how: str) -> None:
@@ -78,7 +82,7 @@ def test_a_plan_cuts_about_even_chunks_of_mixed_ids(
     create(database, "plain")
     more = [kind(number) for number in range(1000) for kind in (int, str, _object_id, _document)]
     database["all"].insert_many([{"_id": each} for each in more if each != 0])
-    chunks = plan(database, "all", rows_per_chunk=200)
+    chunks = planned(database, "all", 200)
     assert len(chunks) > 10
     sizes = [len(read(database, "all", [chunk])) for chunk in chunks]
     assert sum(sizes) == len(EVERY_ID) + len(more) - 1
@@ -122,7 +126,7 @@ def test_documents_of_many_batches_become_columns(database: Source) -> None:
     database["rows"].insert_many(rows)
     known = Fields()
     found = []
-    for chunk in plan(database, "rows", rows_per_chunk=2_000):
+    for chunk in planned(database, "rows", 2_000):
         for documents in read_chunk(database, "rows", chunk):
             assert documents.rows == len(json_texts(documents))
             found += [row for batch in known.read(documents) for row in batch.to_pylist()]
@@ -136,16 +140,9 @@ def test_the_largest_document_comes_through(database: Source) -> None:
     assert json_texts(documents).to_pylist() == [f'{{"_id":{{"$numberInt":"1"}},"s":"{text}"}}']
 
 
-def test_views_and_names_of_nothing_are_refused_and_time_series_are_one_chunk(database: Source) -> None:
-    database["all"].insert_one({"_id": 1})
-    database.create_collection("view", viewOn="all")
-    with pytest.raises(SourceError, match="view"):
-        plan(database, "view")
-    with pytest.raises(SourceError, match="no such collection"):
-        plan(database, "nothing")
+def test_a_time_series_is_read_as_one_chunk(database: Source) -> None:
     database.create_collection("series", timeseries={"timeField": "t"})
     database["series"].insert_many([{"t": datetime(2020, 1, day, tzinfo=UTC), "v": day} for day in (1, 2, 3)])
-    assert plan(database, "series", rows_per_chunk=1) == [Chunk()]
     [documents] = list(read_chunk(database, "series", Chunk()))
     assert documents.rows == 3
 

@@ -17,6 +17,7 @@ from penstock.core.binlog_place import BinlogPlace
 from penstock.core.errors import AnotherSourceError, PositionGoneError, SourceBusyError, SourceError
 from penstock.core.stream import StreamId
 from penstock.log.manifest import newest_manifest
+from penstock.log.reader import ChangeLog
 from penstock.sources.mysql.binlog.warming import warm_up
 from tests import captured
 from tests.captured import brief, read_now
@@ -269,6 +270,99 @@ def test_what_cannot_be_told_exactly_ends_the_reading(
 
 def log_rows_or_none(directory: Path) -> list[dict[str, Any]]:
     return log_rows(directory) if newest_manifest(directory / "log") is not None else []
+
+
+def test_rows_that_are_taken_back_to_a_savepoint_never_count(shop: MysqlServer, tmp_path: Path) -> None:
+    """MariaDB logs them, and that they are taken back, once a table without transactions was changed."""
+    shop.execute("CREATE TABLE shop.plain (id INT) ENGINE = MyISAM")
+    begins = ("BEGIN", "INSERT INTO plain VALUES (1)", "INSERT INTO orders (id) VALUES (1)", "SAVEPOINT s")
+    ends = ("INSERT INTO orders (id) VALUES (2)", "ROLLBACK TO s", "COMMIT")
+    with CaptureProcess(spec(shop, tmp_path)) as capture:
+        capture.start()
+        with shop.connect("shop") as connection, connection.cursor() as cursor:
+            for statement in (*begins, *ends):
+                cursor.execute(statement)
+        if shop.kind is MYSQL:
+            read_now(capture)
+        else:
+            with pytest.raises(SourceError, match="rolled back"):
+                read_now(capture)
+    kept = [("i", "1")] if shop.kind is MYSQL else []
+    assert brief(log_rows_or_none(tmp_path), "id") == kept
+
+
+def test_both_tables_of_an_exchanged_partition_are_altered(shop: MysqlServer, tmp_path: Path) -> None:
+    shop.execute(
+        "CREATE TABLE shop.parts (id INT PRIMARY KEY) PARTITION BY RANGE (id) "
+        "(PARTITION a VALUES LESS THAN (10), PARTITION b VALUES LESS THAN MAXVALUE)"
+    )
+    with CaptureProcess(spec(shop, tmp_path, "shop.parts", "shop.items")) as capture:
+        began = capture.start().slot_position
+        shop.execute("ALTER TABLE shop.parts EXCHANGE PARTITION a WITH TABLE shop.items")
+        end = read_now(capture)
+    log = ChangeLog(tmp_path / "log")
+    assert [
+        len(log.files(StreamId("shop", name), began, end).altered) for name in ("parts", "items", "orders")
+    ] == [1, 1, 0]
+
+
+def test_transactions_of_lower_numbers_that_come_later_are_read(shop: MysqlServer, tmp_path: Path) -> None:
+    if shop.kind is MYSQL:
+        pytest.skip("MySQL says which transactions were read, not the last of them")
+    with CaptureProcess(spec(shop, tmp_path)) as capture:
+        capture.start()
+        shop.execute("INSERT INTO shop.orders (id) VALUES (1)")
+        read_now(capture)
+    shop.execute(
+        "SET SESSION server_id = 9, gtid_seq_no = 2",  # as one writes that has not heard of the others yet
+        "INSERT INTO shop.orders (id) VALUES (2)",
+        "SET SESSION gtid_seq_no = 3",
+        "INSERT INTO shop.orders (id) VALUES (3)",
+    )
+    for last in ("4", "5"):
+        with CaptureProcess(spec(shop, tmp_path)) as capture:
+            capture.start()
+            read_now(capture)
+        shop.execute(f"INSERT INTO shop.orders (id) VALUES ({last})")
+    assert brief(log_rows(tmp_path), "id") == [("i", number) for number in "1234"]
+
+
+@pytest.mark.slow
+def test_a_position_for_a_load_does_not_wait_for_a_long_transaction_of_another_server(tmp_path: Path) -> None:
+    """What a replica applies has its id from its beginning on, and is in the log when it ends."""
+    warm_up()
+    with MysqlServer(tmp_path / "server") as server:
+        server.execute("CREATE DATABASE shop", "CREATE TABLE shop.orders (id INT PRIMARY KEY, note TEXT)")
+        with CaptureProcess(spec(server, tmp_path, "shop.orders")) as capture:
+            capture.start()
+            server.execute("INSERT INTO shop.orders VALUES (1, 'one')")
+            read_now(capture)
+            with server.connect("shop") as connection, connection.cursor() as cursor:
+                cursor.execute("SET SESSION gtid_next = '3e11fa47-71ca-11e1-9e33-c80aa9429562:1'")
+                for statement in ("BEGIN", "INSERT INTO orders VALUES (2, 'two')"):
+                    cursor.execute(statement)
+                server.execute("INSERT INTO shop.orders VALUES (3, 'three')")
+                taken = capture.snapshot()
+                assert taken.place is not None
+                assert BinlogPlace.parse(taken.place.text) == BinlogPlace(*server.position())
+                cursor.execute("COMMIT")
+            read_now(capture)
+        rows = log_rows(tmp_path)
+        assert brief(rows, "id") == [("i", "1"), ("i", "3"), ("i", "2")]
+        assert [row["_tx"] >= taken.consistent_point for row in rows] == [False, False, True]
+
+
+@pytest.mark.slow
+def test_a_table_is_emptied_in_letters_of_either_case_where_the_server_takes_them_for_the_same(
+    tmp_path: Path,
+) -> None:
+    with MysqlServer(tmp_path / "server", MARIADB, ["--lower-case-table-names=1"]) as server:
+        server.execute("CREATE DATABASE shop", "CREATE TABLE shop.Orders (id INT PRIMARY KEY, note TEXT)")
+        with CaptureProcess(spec(server, tmp_path)) as capture:
+            capture.start()
+            server.execute("INSERT INTO SHOP.ORDERS VALUES (1, 'one')", "TRUNCATE TABLE Shop.ORDERS")
+            read_now(capture)
+    assert brief(log_rows(tmp_path), "id") == [("i", "1"), ("t", None)]
 
 
 def test_another_server_goes_on_by_what_its_set_says(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ import pytest
 from penstock.core.errors import PositionGoneError
 from penstock.log.manifest import newest_manifest
 from penstock.sources.mysql.binlog.warming import warm_up
+from tests.conftest import wait_until
 from tests.mysql_server import MARIADB, MYSQL, MysqlServer
 from tests.pipelines import PipelineUnderTest
 
@@ -237,3 +238,91 @@ def test_a_log_that_was_purged_between_two_syncs_is_an_error(shop: MysqlServer, 
     shop.execute(f"PURGE BINARY LOGS TO '{shop.position()[0]}'")
     with pytest.raises(PositionGoneError, match="gone"):
         synced.sync()
+
+
+def _follow(replica: MysqlServer, primary: MysqlServer) -> None:
+    replica.execute(
+        f"CHANGE REPLICATION SOURCE TO SOURCE_HOST = '127.0.0.1', SOURCE_PORT = {primary.port}, "
+        "SOURCE_USER = 'root', SOURCE_AUTO_POSITION = 1, GET_SOURCE_PUBLIC_KEY = 1",
+        "START REPLICA",
+    )
+
+
+def _take_over(replica: MysqlServer, primary: MysqlServer) -> None:
+    """Everything that the primary has, and then no more of it."""
+    [(executed,)] = primary.rows("SELECT @@global.gtid_executed")
+    caught_up = f"SELECT GTID_SUBSET('{executed}', @@global.gtid_executed)".replace("\n", "")
+    wait_until(lambda: replica.rows(caught_up) == [(1,)], "the replica to have everything", timeout_s=60)
+    replica.execute("STOP REPLICA")
+    primary.kill()
+
+
+def _reading_from(synced: PipelineUnderTest, server: MysqlServer) -> PipelineUnderTest:
+    url = f"mysql://root@127.0.0.1:{server.port}/shop"
+    synced.settings = {**synced.settings, "source": {**synced.settings["source"], "url": url}}
+    synced.write_file()
+    return synced
+
+
+def _make_words(server: MysqlServer) -> None:
+    server.execute(
+        "RESET BINARY LOGS AND GTIDS",
+        "CREATE DATABASE shop",
+        "CREATE TABLE shop.words (word VARCHAR(20) PRIMARY KEY, n INT)",
+        "CREATE TABLE shop.orders (id INT PRIMARY KEY, n INT)",
+        "INSERT INTO shop.words VALUES ('one', 1), ('two', 2)",
+        "INSERT INTO shop.orders VALUES (1, 1), (2, 2)",
+    )
+
+
+@pytest.mark.slow
+def test_a_table_that_was_loaded_beyond_the_log_is_loaded_again_at_another_server(tmp_path: Path) -> None:
+    with (
+        MysqlServer(tmp_path / "one") as one,
+        MysqlServer(tmp_path / "two", settings=["--server-id=8"]) as two,
+    ):
+        two.execute("RESET BINARY LOGS AND GTIDS")
+        _make_words(one)
+        _follow(two, one)
+        synced = pipeline(one, tmp_path / "pipeline")
+        synced.streams[:] = ["shop.orders"]
+        synced.write_file()
+        synced.sync()
+        # In the next file, numbers are far beyond all that the other server will come to.
+        one.execute("FLUSH BINARY LOGS", "UPDATE shop.words SET n = n + 10")
+        log = set((synced.state / "log").rglob("*"))
+        synced.streams.append("shop.words")
+        synced.write_file()
+        ended = synced.sync_apart("load.done=kill")
+        assert ended.struck == ("load.done=kill",), str(ended)
+        for path in filter(Path.is_file, set((synced.state / "log").rglob("*")) - log):
+            path.unlink()  # as if capture had been killed a moment earlier
+        _take_over(two, one)
+        two.execute("UPDATE shop.words SET n = -n", "DELETE FROM shop.orders WHERE id = 1")
+        _reading_from(synced, two).sync()
+        assert_same(two, synced, "words", "orders")
+        assert any(note.startswith("shop.words is loaded again: another server") for note in synced.notes)
+
+
+@pytest.mark.slow
+def test_tables_that_need_no_log_are_read_from_whichever_server_answers(tmp_path: Path) -> None:
+    with MysqlServer(tmp_path / "one") as one, MysqlServer(tmp_path / "two") as two:
+        for server in (one, two):
+            _make_words(server)
+        synced = pipeline(one, tmp_path / "pipeline")
+        synced.streams[:] = [
+            {"table": "shop.words", "mode": "full_refresh"},
+            {"table": "shop.orders", "mode": "incremental", "cursor": "id"},
+        ]
+        synced.write_file()
+        synced.sync()
+        one.kill()
+        two.execute("UPDATE shop.words SET n = -n", "INSERT INTO shop.orders VALUES (3, 3)")
+        _reading_from(synced, two).sync()
+        assert_same(two, synced, "words", "orders")
+        synced.streams[0] = "shop.words"  # and from now on by the log of that one
+        synced.write_file()
+        synced.sync()
+        two.execute("DELETE FROM shop.words WHERE word = 'one'")
+        synced.sync()
+        assert_same(two, synced, "words", "orders")

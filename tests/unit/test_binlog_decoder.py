@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -14,11 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.capture.log_reading import CapturedTable
+from penstock.capture.mysql import setup
 from penstock.capture.mysql.decoder import BinlogDecoder
 from penstock.capture.mysql.gtids import SeenGtids
 from penstock.capture.mysql.tables import MappedTable, MappedTables, column_of_map, mapped_table
 from penstock.capture.steps import StepBuilder
 from penstock.core.binlog_place import BinlogPlace, Numbering
+from penstock.core.errors import PositionGoneError, SourceError
 from penstock.core.gtid import GtidSet
 from penstock.core.position import Lsn
 from penstock.core.schema import SourceColumn, TableSchema
@@ -27,8 +30,10 @@ from penstock.log.manifest import Manifest, list_sequence, read_manifest
 from penstock.log.reader import ChangeLog, read_rows
 from penstock.log.writer import LogWriter
 from penstock.sources.mysql.binlog import table_map as codes
+from penstock.sources.mysql.binlog.events import Tables
 from penstock.sources.mysql.binlog.packets import EventBatch
 from penstock.sources.mysql.binlog.rows import RowLayout
+from penstock.sources.mysql.binlog.stream import FilePosition, GtidPosition
 from penstock.sources.mysql.binlog.table_map import Column, TableMap
 from penstock.sources.mysql.catalog import MysqlTable
 from penstock.sources.mysql.types import FAMILY, decimal_modifier
@@ -193,7 +198,7 @@ def _builder(
     decoder = BinlogDecoder(
         MapsAlone(recording["collations"]),
         numbering,
-        SeenGtids(recording["flavor"], gtid_set),
+        SeenGtids(recording["flavor"], gtid_set, gtid_set),  # MariaDB: as if none of it was passed yet
         begins.name,
         "server",
         mariadb=recording["flavor"] == "mariadb",
@@ -271,6 +276,63 @@ def test_what_was_read_on_another_server_is_left_out(recording: dict[str, Any], 
         assert last.gtid_set == (manifests[-1].place or last).gtid_set
 
 
+def _transaction(recording: dict[str, Any]) -> list[bytes]:
+    """The first one with rows that are kept, from its id to its end."""
+    events: list[bytes] = recording["events"]
+    rows = next(at for at, event in enumerate(events) if event[4] in (23, 30) and b"mixed" in events[at - 1])
+    begin = max(at for at in range(rows) if events[at][4] in (33, 42, 162))
+    end = next(at for at in range(rows, len(events)) if events[at][4] == 16)
+    return events[begin : end + 1]
+
+
+def _ending_at(event: bytes, offset: int) -> bytes:
+    """The same event elsewhere in its file; a place has four bytes."""
+    return event[:13] + (offset % 2**32).to_bytes(4, "little") + event[17:]
+
+
+@pytest.mark.parametrize("size", [3_000_000_000, 2**32 - 2000, 2**32 + 500, 5_000_000_000, 6_000_000_000])
+def test_a_transaction_beyond_the_places_of_its_file_is_refused(
+    recording: dict[str, Any], tmp_path: Path, size: int
+) -> None:
+    events = _transaction(recording)
+    begins = 1000
+    step = (size - begins) // (len(events) - 1)
+    moved = [_ending_at(event, begins + number * step) for number, event in enumerate(events)]
+    builder = _builder(recording, tmp_path)
+    builder.demand(Lsn(2**62))
+    if size < 2**32:
+        _fed(builder, [recording["events"][:1], *([event] for event in moved)])
+        assert len(_rows_of(tmp_path)) == 1
+    else:
+        with pytest.raises(SourceError, match="4 GiB"):
+            _fed(builder, [recording["events"][:1], *([event] for event in moved)])
+
+
+def test_maps_are_forgotten_between_transactions_and_what_the_catalog_said_is_not(
+    recording: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _fed(_builder(recording, tmp_path / "known"), [[event] for event in recording["events"]])
+    monkeypatch.setattr("penstock.capture.mysql.decoder.MAPS_MAX", 0)
+    forgotten: list[int] = []
+    asked: list[TableMap] = []
+    forget, ask = Tables.forget_maps, MapsAlone._mapped
+
+    def note_forgotten(tables: Tables) -> None:
+        forgotten.append(len(getattr(tables, "maps", ())))
+        forget(tables)
+
+    def note_asked(tables: MapsAlone, stream: StreamId, described: TableMap) -> MappedTable:
+        asked.append(described)
+        return ask(tables, stream, described)
+
+    monkeypatch.setattr(Tables, "forget_maps", note_forgotten)
+    monkeypatch.setattr(MapsAlone, "_mapped", note_asked)
+    _fed(_builder(recording, tmp_path / "forgotten"), [[event] for event in recording["events"]])
+    assert _rows_of(tmp_path / "forgotten") == _rows_of(tmp_path / "known")
+    assert sum(forgotten) > len(set(asked)), "they were made known again"
+    assert len(asked) == len(set(asked)), "once of each version of the table"
+
+
 def test_a_set_says_what_was_read_before() -> None:
     seen = SeenGtids("mysql", f"{UUIDS[0]}:3-5:9")
     numbers = np.arange(1, 11)
@@ -278,5 +340,52 @@ def test_a_set_says_what_was_read_before() -> None:
     assert numbers[had].tolist() == [3, 4, 5, 9]
     assert not seen.had(UUIDS, np.ones(10, np.int64), numbers).any()
     assert not seen.had(UUIDS, np.full(10, -1), numbers).any()
-    position = SeenGtids("mariadb", "3-7-4")
-    assert position.had(["3-8"], np.zeros(10, np.int64), numbers).tolist() == [True] * 4 + [False] * 6
+
+
+def test_a_position_of_mariadb_says_nothing_of_numbers_that_come_out_of_order() -> None:
+    """Servers of one domain write at the same time: what the other wrote comes later, by lower numbers."""
+    seen = SeenGtids("mariadb", "0-2-20")
+    source, number = np.array([1, 1, 0]), np.array([11, 12, 21])
+    assert not seen.had(["0-2", "0-1"], source, number).any()
+    seen.add(["0-2", "0-1"], source[:2], number[:2])
+    assert str(seen) == "0-1-12", "the last in the order of the log"
+
+
+def test_domains_of_mariadb_are_awaited_that_a_server_which_took_over_has_in_another_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    at = FilePosition("binlog.000002", 400)
+    numbering = Numbering("binlog")
+    asked: list[tuple[object, ...]] = []
+
+    def position(*place: object) -> str:
+        asked.append(place[1:])
+        return "1-7-1,2-7-2,3-7-2"
+
+    monkeypatch.setattr(setup, "gtid_position", position)
+    connection: Any = None
+    read = "1-7-2,2-7-2,3-7-2"
+    took_over = setup._Start(numbering, at, at.file, 2)
+    assert setup._awaited(connection, took_over, read) == "1-7-2"
+    assert asked == [("binlog.000002", 400)]
+    assert setup._awaited(connection, replace(took_over, timeline=1), read) == "", "it is the first server"
+    by_ids = replace(took_over, place=GtidPosition(read))
+    assert setup._awaited(connection, by_ids, read) == "", "the server leaves them out itself"
+
+
+def test_a_domain_of_mariadb_that_is_awaited_was_read_up_to_its_last() -> None:
+    names = ["1-7", "2-7", "1-8"]
+    source, number = np.array([1, 0, 2, 0, 1, 2, -1]), np.array([4, 5, 6, 6, 5, 3, 0])
+    for cut in range(len(source)):  # wherever batches end
+        seen = SeenGtids("mariadb", "1-7-6,2-7-3", awaited="1-7-6")
+        found = []
+        for part in (slice(0, cut), slice(cut, None)):
+            found += seen.had(names, source[part], number[part]).tolist()
+            seen.add(names, source[part], number[part])
+            if part.stop is not None and cut < 5:
+                assert str(seen).startswith("1-7-6"), "what comes again moves nothing"
+        assert found == [False, True, True, True, False, False, False]
+        assert str(seen) == "1-8-3,2-7-5"
+    seen = SeenGtids("mariadb", "1-7-6", awaited="1-7-6")
+    with pytest.raises(PositionGoneError, match="1-7-6"):
+        seen.had(names, np.array([2]), np.array([7]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import struct
+import uuid
 import zlib
 
 import numpy as np
@@ -12,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.checksum_kernels import crc32, crc32_by_tables
-from penstock.core.errors import PositionGoneError, SourceBusyError, SourceError, StateError
+from penstock.core.errors import PositionGoneError, SourceBusyError, SourceError
+from penstock.core.gtid import GtidSet
 from penstock.sources.mysql.binlog import packet_kernels as kernels
-from penstock.sources.mysql.binlog.gtid_set import GtidSet
+from penstock.sources.mysql.binlog.gtid_set import to_wire
 from penstock.sources.mysql.binlog.packets import EventBatch, Framing, error_of
 
 pytestmark = pytest.mark.unit
@@ -121,22 +123,12 @@ def test_what_is_no_event_is_refused() -> None:
         framed(Framing(kernels.CHECKSUM_NONE, 100), packet(b"too short"))
 
 
-def test_gtid_sets_are_joined_and_compared() -> None:
-    ours = GtidSet.parse(f"{UUID.upper()}:1-5:7,\n{UUID}:tag:3")
-    assert str(ours) == f"{UUID}:1-5:7,{UUID}:tag:3"
-    grown = ours.union(GtidSet.parse(f"{UUID}:6"))
-    assert str(grown) == f"{UUID}:1-7,{UUID}:tag:3"
-    assert grown.contains(ours)
-    assert not ours.contains(grown)
-    assert ours.contains(GtidSet.parse(""))
-    with pytest.raises(StateError):
-        GtidSet.parse("no-such-thing:1-5")
-
-
-@given(st.sets(st.integers(1, 60)), st.sets(st.integers(1, 60)))
-def test_gtid_sets_agree_with_sets_of_numbers(left: set[int], right: set[int]) -> None:
-    def made(numbers: set[int]) -> GtidSet:
-        return GtidSet.parse(":".join([UUID, *map(str, sorted(numbers))]) if numbers else "")
-
-    assert made(left).contains(made(right)) == (left >= right)
-    assert made(left).union(made(right)) == made(left | right)
+def test_gtid_sets_are_sent_as_the_protocol_has_them() -> None:
+    name = uuid.UUID(UUID).bytes
+    plain = GtidSet.parse(f"{UUID}:1-5:7")
+    assert to_wire(plain) == struct.pack("<Q16sQQQQQ", 1, name, 2, 1, 6, 7, 8)
+    assert to_wire(GtidSet()) == bytes(8)
+    tagged = to_wire(plain | GtidSet.parse(f"{UUID}:tag:3"))
+    first = name + b"\0" + struct.pack("<QQQQQ", 2, 1, 6, 7, 8)
+    second = name + b"\6tag" + struct.pack("<QQQ", 1, 3, 4)
+    assert tagged == bytes([1, 2, 0, 0, 0, 0, 0, 1]) + first + second

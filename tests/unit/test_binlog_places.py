@@ -76,3 +76,15 @@ def test_what_altered_a_table_is_part_of_the_range_that_it_lies_in(tmp_path: Pat
     assert log.files(ORDERS, Lsn(10), Lsn(20)).altered == ((12, 2),)
     assert not log.files(ORDERS, Lsn(13), Lsn(20))
     assert ORDERS in log.streams_with_changes(Lsn(10), Lsn(20))
+
+
+def test_a_log_says_where_a_server_was_left(tmp_path: Path) -> None:
+    ends, log = (Lsn(20), Lsn(30), Lsn(40)), ChangeLog(tmp_path)
+    for number, end in enumerate(ends):
+        timeline = 1 if number == 0 else 2
+        start = ends[number - 1] if number else Lsn(10)
+        writer = LogWriter(
+            tmp_path, system_id="s", timeline=timeline, epoch=Lsn(1), end=start, last_seq=number
+        )
+        writer.seal(end)
+    assert (log.left(1), log.left(2)) == (Lsn(20), None)

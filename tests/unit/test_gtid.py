@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core.gtid import NUMBER_MAX, GtidCollector, GtidSet
+from penstock.core.gtid import NUMBER_MAX, GtidSet
 from penstock.core.mariadb_gtid import MariaDbPosition
 
 UUIDS = ("3e11fa47-71ca-11e1-9e33-c80aa9429562", "00000000-0000-0000-0000-00000000000a")
@@ -61,18 +61,6 @@ def test_a_set_has_one_form(model: set[Transaction]) -> None:
             assert last + 1 < first
     assert str(of(model)) == str(of(model) | of(model))
     assert hash(of(model)) == hash(GtidSet.parse(str(of(model))))
-
-
-@given(transactions, st.permutations(range(1, 15)), st.sampled_from(["", "dev"]))
-def test_a_collector_holds_its_start_and_what_was_added_in_any_order(
-    start: set[Transaction], numbers: list[int], tag: str
-) -> None:
-    collector = GtidCollector(of(start))
-    for number in numbers:
-        collector.add(UUIDS[0], number, tag)
-        if number % 5 == 0:
-            collector.seen()
-    assert members(collector.seen()) == start | {(UUIDS[0], tag, number) for number in numbers}
 
 
 @pytest.mark.parametrize(
@@ -156,6 +144,14 @@ def test_a_binlog_state_has_the_last_of_each_domain() -> None:
     assert str(state) == "0-2-110,3-7-12"
     with pytest.raises(ValueError, match="twice"):
         MariaDbPosition.parse("0-1-100,0-2-110")
+
+
+def test_a_log_has_what_its_state_says_of_each_server() -> None:
+    state = "0-1-15,0-2-20,3-7-12"
+    assert not MariaDbPosition.parse("0-2-20,3-7-12").beyond_state(state)
+    assert not MariaDbPosition.parse("0-1-15").beyond_state(state), "the last of one of them"
+    assert not MariaDbPosition.parse("0-2-20").beyond_state("0-1-20,0-2-20"), "numbers may be equal"
+    assert str(MariaDbPosition.parse("0-3-20,3-7-13,4-1-1").beyond_state(state)) == "0-3-20,3-7-13,4-1-1"
 
 
 @pytest.mark.parametrize("text", ["1", "0-1", "0-1-x", f"{2**32}-1-1", f"0-1-{2**64}", f"{UUIDS[0]}:1"])

@@ -12,7 +12,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import bson
 import pytest
@@ -29,13 +30,17 @@ from penstock.capture.source_spec import MongoSpec, source_of_json
 from penstock.capture.steps import StepBuilder
 from penstock.core.errors import PositionGoneError
 from penstock.core.position import Lsn
+from penstock.core.schema import TableSchema
 from penstock.core.stream import StreamId
 from penstock.log.manifest import list_sequence, read_manifest
 from penstock.log.reader import ChangeLog, read_rows
 from penstock.log.writer import LogWriter
 from penstock.sources.mongodb.change_stream import ChangeBatch, Place
+from penstock.sources.mongodb.connection import Client
 from penstock.sources.mongodb.documents import parse
 from penstock.sources.mongodb.events import read_events
+from penstock.sources.mongodb.fields import Column, Form
+from penstock.sources.mongodb.types import field_columns
 from tests.conftest import wait_until
 
 ORDERS, ITEMS = StreamId("shop", "orders"), StreamId("shop", "items")
@@ -359,3 +364,23 @@ def test_what_ends_the_reading_thread_is_told_to_whoever_reads_and_waits() -> No
         with pytest.raises(PositionGoneError):
             stream.receive()
         selection.add([ITEMS])
+
+
+def test_columns_of_a_collection_are_asked_for_until_some_field_was_seen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nobody remembers a sample without fields: another one may show some, which are its columns then."""
+    found: list[Any] = []
+
+    def discovered(*_: object, **__: object) -> list[Any]:
+        fields = found.pop(0)
+        schema = TableSchema(ORDERS, field_columns(fields), ("_id",))
+        return [SimpleNamespace(can_be_captured=True, fields=fields, schema=schema)]
+
+    monkeypatch.setattr("penstock.capture.mongodb.collections.discover", discovered)
+    client = SimpleNamespace(close=lambda: None)
+    asked = Collections(Selection([ORDERS]), lambda: cast("Client", client), "fields", None)
+    found += [(), (), (Column("n", Form.INT32),)]
+    names = [table.schema.names for _ in range(4) if (table := asked.table(ORDERS)) is not None]
+    assert [("n" in each) for each in names] == [False, False, True, True]
+    assert found == []

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.errors import SourceError
-from penstock.sources.mongodb.change_stream import time_of_token
 from penstock.sources.mongodb.documents import json_texts, parse
 from penstock.sources.mongodb.events import Events, Fragments, Operation, read_events
 from penstock.sources.mongodb.ids import cut, pick
@@ -86,11 +85,6 @@ def test_operations_of_other_kinds_and_events_without_a_key_are_told() -> None:
     assert told.namespaces[0].tolist() == [0, 1, -1, -1, -1]
     assert told.namespaces[1] == [("d", "c"), ("d", "")]
     assert len(told.after.rows) == 0
-
-
-def test_a_token_tells_its_time() -> None:
-    assert time_of_token(bson.encode({"_data": "826AFAA238000000072B0229296E04"})) == 0x6AFAA23800000007
-    assert time_of_token(bson.encode({"_data": "hello there, no time in here"[:3]})) is None
 
 
 @given(st.lists(documents, max_size=4))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import multiprocessing
 import pickle
 from datetime import timedelta
 from decimal import Decimal
@@ -39,6 +41,33 @@ def test_the_fields_that_were_seen_first_are_those_of_the_collection(tmp_path: P
     assert again.of("7", lambda: (Column("other", Form.JSON),)) == FIELDS
     assert again.of("8", lambda: FIELDS[:1]) == FIELDS[:1]
     assert again.of("7", tuple) == FIELDS
+
+
+def test_of_two_who_look_at_the_same_time_one_is_first_for_both(tmp_path: Path) -> None:
+    path = tmp_path / "collections.json"
+
+    def sample() -> tuple[Column, ...]:
+        assert RememberedFields(path).of("7", lambda: FIELDS[:2]) == FIELDS[:2]
+        return FIELDS
+
+    assert RememberedFields(path).of("7", sample) == FIELDS[:2]
+
+
+def _remember(path: Path, keys: range) -> None:
+    for key in keys:
+        RememberedFields(path).of(str(key), lambda: FIELDS)
+
+
+def test_what_several_processes_remember_at_once_is_all_kept(tmp_path: Path) -> None:
+    path = tmp_path / "collections.json"
+    fork = multiprocessing.get_context("fork")
+    writers = [fork.Process(target=_remember, args=(path, range(first, 120, 3))) for first in range(3)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    assert [writer.exitcode for writer in writers] == [0, 0, 0]
+    assert len(json.loads(path.read_text())["collections"]) == 120
 
 
 def test_a_file_of_fields_that_cannot_be_read_is_an_error_and_no_other_columns(tmp_path: Path) -> None:

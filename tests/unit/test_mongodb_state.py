@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import product
 from typing import Any
 
@@ -87,6 +88,18 @@ def test_scenario_2_after_the_commit_it_is_moved_and_gone() -> None:
     assert (state.cdc_from, state.committed_to, state.next_cdc_pos) == (NEWEST, NEWEST, None)
 
 
+def recover_each(
+    document: StateDocument, streams: Iterable[StreamId], is_committed: recovery.IsThreadCommitted
+) -> tuple[StateDocument, dict[StreamId, recovery.RoundRecovery]]:
+    """The own rounds of these streams, one after the other; what was decided about those that were open."""
+    found: dict[StreamId, recovery.RoundRecovery] = {}
+    for stream in streams:
+        decided = recovery.recover_stream_round(document, stream, is_committed)
+        if decided.kind != "none":
+            found[stream], document = decided, decided.document
+    return document, found
+
+
 @pytest.mark.parametrize(
     ("states", "held", "kinds", "after"),
     [
@@ -136,11 +149,11 @@ def test_recovery(
 ) -> None:
     document = StateDocument(file(states))
     assert tokens(document) == states
-    recovered, found = recovery.recover_stream_rounds(document, states, committed(*held))
+    recovered, found = recover_each(document, states, committed(*held))
     assert {stream: each.kind for stream, each in found.items()} == kinds
     assert all(each.start == TIME for each in found.values())
     assert tokens(recovered) == after
-    again, nothing = recovery.recover_stream_rounds(read_again(recovered), states, committed(*held))
+    again, nothing = recover_each(read_again(recovered), states, committed(*held))
     assert (nothing, tokens(again)) == ({}, after)
     assert recovery.recover_round(document, set(states), committed()).kind == "none"
 
@@ -160,7 +173,7 @@ def test_every_mixture_of_streams_is_decided_stream_by_stream() -> None:
         fate = dict(zip((A, B, C), fates, strict=True))
         states = {stream: STANDING if what == "stands" else OPEN for stream, what in fate.items()}
         held = [stream for stream in fate if fate[stream] == "held"]
-        document, found = recovery.recover_stream_rounds(StateDocument(file(states)), fate, committed(*held))
+        document, found = recover_each(StateDocument(file(states)), fate, committed(*held))
         assert {s: each.kind for s, each in found.items()} == {
             s: "finish" if fate[s] == "held" else "again" for s in fate if fate[s] != "stands"
         }

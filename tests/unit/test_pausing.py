@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from penstock.core.position import Lsn
 from penstock.ledger import pausing, two_phase
-from penstock.ledger.state import Chunk, Paused, StateDocument
+from penstock.ledger.state import Chunk, Paused, Reload, StateDocument
 from tests.unit.test_two_phase import A, B, level, state_of
 
 SINCE = "2026-01-01T00:00:00+00:00"
@@ -69,3 +69,26 @@ def test_a_decided_reload_is_remembered_until_its_load_is_planned() -> None:
 def test_a_stream_the_state_does_not_know_is_loaded_in_any_case() -> None:
     document = StateDocument.new("p")
     assert pausing.to_be_loaded(document, A, "reason") == document
+
+
+def test_streams_beyond_the_log_of_a_former_server_are_loaded_again() -> None:
+    document = two_phase.leave_global(level(A, B), B)  # all at 100
+    named = pausing.to_be_loaded_beyond(document, Lsn(100), {}, "another server")
+    assert named == document
+    named = pausing.to_be_loaded_beyond(document, Lsn(100), {B: Lsn(101)}, "another server")
+    assert state_of(named, A).reload is None
+    assert state_of(named, B).committed_to == Lsn(100), "where the other server goes on"
+    assert state_of(named, B).reload == Reload("another server", replace=False)
+    named = pausing.to_be_loaded_beyond(document, Lsn(99), {}, "another server")
+    assert all(state_of(named, stream).reload is not None for stream in (A, B))
+    assert named.global_streams == (), "a number that no table stands at binds nobody"
+    assert [state_of(named, stream).committed_to for stream in (A, B)] == [None, None]
+    chunk = Chunk(None, None)
+    loading = two_phase.plan_load(document, B, sync_mode="cdc", load_id="1", generation="g2", chunks=[chunk])
+    named = pausing.to_be_loaded_beyond(loading, Lsn(100), {}, "another server")
+    assert state_of(named, A).reload is None
+    assert state_of(named, B).reload is not None, "its chunks were read at moments of their own"
+    by_cursor = two_phase.plan_load(
+        StateDocument.new("p"), A, sync_mode="incremental", load_id="1", generation="g", chunks=[chunk]
+    )
+    assert pausing.to_be_loaded_beyond(by_cursor, Lsn(1), {A: Lsn(9)}, "another server") == by_cursor

@@ -11,6 +11,7 @@ from penstock.core.errors import AnotherSourceError, PenstockError, PositionGone
 from penstock.core.failover import Server, Standing, go_on
 from penstock.core.position import Lsn
 from penstock.core.resume_token import ResumeToken
+from penstock.sources.mysql.server import place_of
 
 places = st.builds(
     BinlogPlace,
@@ -73,6 +74,13 @@ def test_a_numbering_refuses_places_that_are_not_its_own() -> None:
 def test_what_is_no_place_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="binlog"):
         BinlogPlace.parse(text)
+
+
+def test_a_place_that_a_server_says_beyond_four_bytes_is_an_error_with_a_remedy() -> None:
+    assert place_of("bin.000001", 2**32 - 1).pos == 2**32 - 1
+    with pytest.raises(SourceError, match="4 GiB") as refused:
+        place_of("bin.000001", 2**32)
+    assert "FLUSH BINARY LOGS" in refused.value.remedy
 
 
 # Resume tokens

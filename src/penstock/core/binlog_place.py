@@ -22,7 +22,7 @@ from penstock.core.position import Lsn
 
 _BYTES = 32
 _FILE_NUMBER_MAX = 2**31 - 1  # the server's own bound
-_BYTE_MAX = 2**_BYTES - 1  # an event's place is four bytes in the protocol
+OFFSET_MAX = 2**_BYTES - 1  # an event's place is four bytes in the protocol
 _FILE = re.compile(r"\A(?P<base>[^:/\\]+)\.(?P<number>\d{6,10})\Z")
 
 
@@ -37,7 +37,7 @@ class BinlogPlace:
         match = _FILE.match(self.name)
         if match is None or int(match["number"]) > _FILE_NUMBER_MAX:
             raise ValueError(f"not a binlog file: {self.name!r} (expected e.g. mysql-bin.000070)")
-        if isinstance(self.pos, bool) or not 0 <= self.pos <= _BYTE_MAX:
+        if isinstance(self.pos, bool) or not 0 <= self.pos <= OFFSET_MAX:
             raise ValueError(f"not a place in a binlog file: {self.pos!r}")
 
     @classmethod
@@ -50,7 +50,7 @@ class BinlogPlace:
     @classmethod
     def of_number(cls, base: str, number: int) -> BinlogPlace:
         """The place whose number this is, in files that are called `base`."""
-        return cls(f"{base}.{number >> _BYTES:06d}", number & _BYTE_MAX)
+        return cls(f"{base}.{number >> _BYTES:06d}", number & OFFSET_MAX)
 
     def __str__(self) -> str:
         return f"{self.name}:{self.pos}"

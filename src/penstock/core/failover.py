@@ -43,7 +43,7 @@ class Standing:
 class Server:
     """The server that answers now. `first`: where its oldest binlog file begins; `last`: where it is.
 
-    `executed` and `purged` are "" where it has no GTIDs. MariaDB: `gtid_current_pos`, and the position
+    `executed` and `purged` are "" where it has no GTIDs. MariaDB: `gtid_binlog_state`, and the position
     before its oldest file.
     """
 
@@ -111,7 +111,7 @@ def _missing(flavor: Flavor, wanted: str, held: str) -> str:
     try:
         if flavor == "mysql":
             return str(GtidSet.parse(wanted) - GtidSet.parse(held))
-        return str(MariaDbPosition.of_binlog_state(wanted) - MariaDbPosition.of_binlog_state(held))
+        return str(MariaDbPosition.of_binlog_state(wanted).beyond_state(held))
     except ValueError as error:
         raise SourceError(
             f"A GTID set cannot be read as one of {'MySQL' if flavor == 'mysql' else 'MariaDB'}.",

@@ -107,31 +107,6 @@ class GtidSet:
         return self._intervals.get(source, ())
 
 
-class GtidCollector:
-    """A set that grows by one transaction at a time, as capture sees them: constant time for the next number.
-
-    Numbers of one source may come in any order (a replica commits in parallel); `seen` joins what has closed.
-    """
-
-    def __init__(self, start: GtidSet) -> None:
-        self._seen = start
-        self._new: dict[Source, list[Interval]] = {}
-
-    def add(self, uuid: str, number: int, tag: str = "") -> None:
-        intervals = self._new.setdefault((uuid, tag), [])
-        if intervals and intervals[-1][1] + 1 == number:
-            intervals[-1] = (intervals[-1][0], number)
-        else:
-            intervals.append((number, number))
-
-    def seen(self) -> GtidSet:
-        """Everything so far, the start included."""
-        if self._new:
-            self._seen |= GtidSet(self._new)
-            self._new = {}
-        return self._seen
-
-
 def _parsed(part: str) -> Iterator[tuple[Source, Interval]]:
     uuid, *rest = part.split(":")
     if _UUID.fullmatch(uuid) is None or not rest:

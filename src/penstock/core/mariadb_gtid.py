@@ -4,6 +4,9 @@ Other than in MySQL a position is no set: within a domain the numbers grow in th
 last one says all. `0-1-100,3-7-12` is a place behind transaction 100 of domain 0 and 12 of domain 3. `a <=
 b` means that `b` is not before `a` in any domain that `a` knows. Which server wrote the last transaction is
 kept, since the server wants it back, and tells two histories apart only where the numbers are equal.
+
+Where servers of one domain write at the same time, without `gtid_strict_mode`, numbers grow for each of them
+alone. `gtid_binlog_state` has the last of each, which `beyond_state` goes by.
 """
 
 from __future__ import annotations
@@ -74,6 +77,21 @@ class MariaDbPosition:
         """The domains in which `other` is not as far as this one, and how far this one is there."""
         return MariaDbPosition(
             {domain: last for domain, last in self._last.items() if not other._reaches(domain, last)}
+        )
+
+    def beyond_state(self, state: str) -> MariaDbPosition:
+        """The domains whose last transaction a log does not have that is in this state."""
+        held: dict[int, list[tuple[int, int]]] = {}
+        for domain, server, number in _parsed(state):
+            held.setdefault(domain, []).append((server, number))
+        return MariaDbPosition(
+            {
+                domain: (server, number)
+                for domain, (server, number) in self._last.items()
+                if not any(
+                    other > number or (by == server and other == number) for by, other in held.get(domain, ())
+                )
+            }
         )
 
     def __le__(self, other: MariaDbPosition) -> bool:

@@ -15,6 +15,9 @@ is back in it now), so they are written down before anything else happens and go
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from penstock.core.position import Lsn
 from penstock.core.stream import StreamId
 from penstock.ledger import two_phase
 from penstock.ledger.state import StateDocument, SyncMode
@@ -73,6 +76,39 @@ def stand_aside(document: StateDocument) -> StateDocument:
         if state.paused is not None and state.stream in document.global_streams:
             document = two_phase.leave_global(document, state.stream)
     return document
+
+
+def to_be_loaded_beyond(
+    document: StateDocument, log_end: Lsn, newest_points: Mapping[StreamId, Lsn], reason: str
+) -> StateDocument:
+    """Have streams loaded again that stand beyond the end of a log which goes on at another server.
+
+    Numbers behind its end mean other places there, and rows that were read may be of transactions which the
+    other server never had. What counts is where a stream stands, the newest point of its load, and whether
+    that load is still under way: its chunks were read at moments of their own.
+    """
+    for state in document.stream_states:
+        if state.sync_mode not in ("cdc", "strict_cdc"):
+            continue
+        is_level = state.stream in document.global_streams
+        stands_at = document.lsn if is_level else state.cdc_from
+        positions = (stands_at, newest_points.get(state.stream))
+        is_beyond = any(position is not None and position > log_end for position in positions)
+        if not is_beyond and not state.is_loading:
+            continue
+        if is_level and is_beyond and document.next_cdc_pos is None:
+            document = two_phase.leave_global(document, state.stream)
+        document = to_be_loaded(document, state.stream, reason)
+        if state.committed_to is not None and state.committed_to > log_end:
+            document = _without_table(document, state.stream)
+    return document
+
+
+def _without_table(document: StateDocument, stream: StreamId) -> StateDocument:
+    """No round goes on with the table, and its readers get to see the next load, whose number may be less."""
+    draft = document.draft()
+    del draft.own(stream)["committed_to"]
+    return draft.done()
 
 
 def to_be_loaded(

@@ -10,7 +10,7 @@ done again with the same bounds, or given up for a longer one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Set
 from dataclasses import dataclass
 from typing import Literal
 
@@ -120,18 +120,6 @@ def recover_stream_round(
     if not document.dialect.repeats_bounds:
         return RoundRecovery("again", two_phase.give_up_stream_round(document, stream), (stream,), start)
     return RoundRecovery("bounded", document, (stream,), start, to)
-
-
-def recover_stream_rounds(
-    document: StateDocument, streams: Iterable[StreamId], is_thread_committed: IsThreadCommitted
-) -> tuple[StateDocument, dict[StreamId, RoundRecovery]]:
-    """The own rounds of many streams, each decided by itself; the document has what became of all of them."""
-    found: dict[StreamId, RoundRecovery] = {}
-    for stream in streams:
-        recovery = recover_stream_round(document, stream, is_thread_committed)
-        if recovery.kind != "none":
-            found[stream], document = recovery, recovery.document
-    return document, found
 
 
 def _is_committed(

@@ -218,6 +218,11 @@ class StateDocument:
         return _position(self._own, "epoch")
 
     @property
+    def server_uuid(self) -> str | None:
+        """MySQL's server whose log was read last."""
+        return _text(self._global_state, "server_uuid")
+
+    @property
     def source(self) -> SourceName:
         return self.dialect.source
 

@@ -104,6 +104,10 @@ class ChangeLog:
         newest = self.newest()
         return newest.end if newest else None
 
+    def left(self, timeline: int) -> Lsn | None:
+        """Where the first step begins that is of a later timeline; None: there is none yet."""
+        return next((step.start for step in self.manifests() if step.timeline > timeline), None)
+
     def _at(self, index: int) -> Manifest | None:
         while True:
             try:

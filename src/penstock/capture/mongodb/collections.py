@@ -4,6 +4,9 @@ An event names its collection and nothing else of it. Its number, by which one t
 is told from the old one, and in the layout `fields` its columns, come from the catalog, which may have moved
 on since: a collection that is gone by then has the number 0, "not known", and of its fields all but `_id` are
 in `_rest`. After a drop or a rename the catalog is asked again.
+
+A collection in which no field was seen is asked for each time that events of it come: nobody remembers a
+sample without fields, so whoever looks next may find some, and those are its columns from then on.
 """
 
 from __future__ import annotations
@@ -39,7 +42,10 @@ class Collections:
         """None: its changes are not ours to keep."""
         found = self._tables.get(stream)
         if found is None and stream in self.selection:
-            found = self._tables[stream] = CapturedTable(self._describe(stream), stream)
+            schema, is_settled = self._describe(stream)
+            found = CapturedTable(schema, stream)
+            if is_settled:
+                self._tables[stream] = found
         return found
 
     def forget(self, stream: StreamId) -> None:
@@ -51,11 +57,12 @@ class Collections:
             self._client.close()
             self._client = None
 
-    def _describe(self, stream: StreamId) -> TableSchema:
+    def _describe(self, stream: StreamId) -> tuple[TableSchema, bool]:
+        """Whether it stays as it is, too."""
         if self._client is None:
             self._client = self._connect()
         for table in discover(self._client, [stream], layout=self._layout, remembered=self._remembered):
             if table.can_be_captured:
-                return table.schema
+                return table.schema, self._layout == "document" or bool(table.fields)
         columns = document_columns() if self._layout == "document" else field_columns(())
-        return TableSchema(stream, columns, (ID,))
+        return TableSchema(stream, columns, (ID,)), True

@@ -35,9 +35,9 @@ from penstock.log.manifest import Manifest
 from penstock.log.writer import open_writer
 from penstock.sources.mysql.binlog.stream import BinlogStream, FilePosition
 from penstock.sources.mysql.connection import Connection, connect
-from penstock.sources.mysql.server import logged_before, read_server
+from penstock.sources.mysql.server import gtid_position, logged_before, read_server
 
-_FIRST_TIMELINE = 1
+FIRST_TIMELINE = 1
 _NOTHING_IS_NEW = Lsn(2**63 - 1)
 _FILE_BEGINS = 4
 _WAIT_S, _SILENCE_S_MAX = 1.0, 60.0
@@ -47,16 +47,16 @@ def begin(source: MysqlSpec, directory: Path, connection: Connection, epoch: Lsn
     """Seal the first step of a change log that has none."""
     server = read_server(connection)
     place = (
-        Place(str(server.last), server.executed, server.uuid)
+        Place(str(server.last), gtid_position(connection, server.last.name, server.last.pos), server.uuid)
         if server.flavor == "mariadb"
-        else _counted(source, server, logged_before(connection, server.last.name))
+        else counted_place(source, connection, server)
     )
     at = BinlogPlace.parse(place.text)
     end = Numbering.beginning_at(at).position(at)
     writer = open_writer(
         directory,
         system_id=server.uuid,
-        timeline=_FIRST_TIMELINE,
+        timeline=FIRST_TIMELINE,
         epoch=epoch,
         newest=None,
         start=Lsn(end - 1),
@@ -67,16 +67,20 @@ def begin(source: MysqlSpec, directory: Path, connection: Connection, epoch: Lsn
     return manifest
 
 
-def _counted(source: MysqlSpec, server: Server, before: str) -> Place:
-    """The end of the last transaction up to the server's end or a little later. `before`: its file."""
-    last, seen = server.last, SeenGtids("mysql", before)
+def counted_place(source: MysqlSpec, connection: Connection, server: Server, reader: str = "") -> Place:
+    """MySQL's: the end of the last transaction up to the server's end or a little later, with its set.
+
+    `reader`: under this name, beside another who reads.
+    """
+    last = server.last
+    seen = SeenGtids("mysql", logged_before(connection, last.name))
     numbering = Numbering.beginning_at(last)
     target = numbering.position(last)
     tables = MappedTables((), _never)
     decoder = BinlogDecoder(tables, numbering, seen, last.name, server.uuid, mariadb=False)
     start = FilePosition(last.name, _FILE_BEGINS)
-    connection = connect(source.url, program_name=CAPTURE_PROGRAM)
-    with closing(BinlogStream(connection, start, source.server_id, _WAIT_S)) as stream:
+    reading = connect(source.url, program_name=CAPTURE_PROGRAM)
+    with closing(BinlogStream(reading, start, source.server_id, _WAIT_S, reader)) as stream:
         heard_at = time.monotonic()
         while time.monotonic() - heard_at < _SILENCE_S_MAX:
             batch = stream.read(_WAIT_S)

@@ -16,7 +16,13 @@ two phases (XA), whose rows would count or not by what comes later; rows of a tr
 back, which tables without transactions keep and others do not; changes that were logged as statements; and
 inserts that leave columns to their defaults (`binlog_row_image`).
 
-The one transaction that a server may write over the 4 GiB that its places can say is refused too.
+The one transaction that a server may write over the 4 GiB that its places can say is refused too. Each event
+has four bytes for the place where it ends, so behind that they begin anew at 0, and may be beyond the place
+where the transaction began when it ends. An event and a batch are smaller than that: from one batch to the
+next a place that is less than the one before tells it.
+
+Table maps of the whole server come by. Those of `MAPS_MAX` tables are known; when there are more, all are
+forgotten between two transactions, for each transaction describes its tables anew.
 """
 
 from __future__ import annotations
@@ -54,6 +60,7 @@ from penstock.sources.mysql.binlog.rows import RowImages, decode_rows
 from penstock.sources.mysql.binlog.unwrapping import unwrap
 
 Flags = npt.NDArray[np.bool_]
+MAPS_MAX = 4096
 
 
 class BinlogDecoder:
@@ -77,6 +84,7 @@ class BinlogDecoder:
         self._tables = Tables(mariadb)
         self._carry = Carry()
         self._open_tx = 0
+        self._open_offset = 0
         self.spilled_bytes = 0
 
     @property
@@ -95,6 +103,9 @@ class BinlogDecoder:
         must_end: Callable[[Lsn], bool],
         sink: ChangeSink,
     ) -> Decoded:
+        if len(self._tables.maps) > MAPS_MAX and not self._carry.in_transaction:
+            self._tables.forget_maps()
+            self._mapped.renumber()
         before = self._carry.values.copy()
         found = scan(part, first, len(part), self._carry, self._tables)
         last = len(part)
@@ -108,6 +119,7 @@ class BinlogDecoder:
         tx = self._begins(found, files)
         new = (tx >= log_end) & ~self._seen.had(self._tables.sources, found.source, found.number)
         rows_before = int(before[CARRY_ORDINAL])
+        self._require_places(part, found, new, last)
         self._require_plain_endings(found, new, rows_before=rows_before)
         self._write(part, found, tx, new, rows_before, sink)
         self._seen.add(
@@ -176,11 +188,19 @@ class BinlogDecoder:
 
     # What cannot be told
 
-    def _require_plain_endings(self, found: Scan, new: Flags, *, rows_before: int) -> None:
-        """`new`: transactions that the log does not have. `rows_before`: of the one that was open."""
-        counts = new[found.end_transaction]
-        if (counts & (found.end_position <= found.begins_at[found.end_transaction])).any():
+    def _require_places(self, part: EventBatch, found: Scan, new: Flags, last: int) -> None:
+        """That no transaction goes beyond what places can say. `new`: those that the log does not have."""
+        begins, ended = found.begins_at.copy(), found.end_transaction
+        begins[0] = self._open_offset
+        offset = position_of(part.event(last - 1)) if last and self._carry.in_transaction else 0
+        is_beyond = (new[ended] & (found.end_position < begins[ended])).any() or (new & (begins < 0)).any()
+        if is_beyond or (new[-1] and 0 < offset < begins[-1]):
             raise _too_large()
+        self._open_offset = offset or (int(begins[-1]) if self._carry.in_transaction else 0)
+
+    def _require_plain_endings(self, found: Scan, new: Flags, *, rows_before: int) -> None:
+        """`rows_before`: of the one that was open."""
+        counts = new[found.end_transaction]
         plain = (found.end_how == Ending.COMMITTED) | (found.end_how == Ending.STATEMENT)
         for end in np.flatnonzero(counts & ~plain).tolist():
             transaction = int(found.end_transaction[end])

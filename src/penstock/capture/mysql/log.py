@@ -38,6 +38,7 @@ class MysqlLog:
     start: FilePosition | GtidPosition
     file: str
     gtid_set: str
+    awaited: str = ""
     folds_names: bool = False
 
     def decoder(self) -> BinlogDecoder:
@@ -49,7 +50,7 @@ class MysqlLog:
                 folds_names=self.folds_names,
             ),
             self.numbering,
-            SeenGtids(self.flavor, self.gtid_set),
+            SeenGtids(self.flavor, self.gtid_set, self.awaited),
             self.file,
             self.server,
             mariadb=self.flavor == "mariadb",

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 
-from penstock.capture.mysql.beginning import begin
+from penstock.capture.mysql.beginning import FIRST_TIMELINE, begin
 from penstock.capture.mysql.log import CAPTURE_PROGRAM, MysqlLog
 from penstock.capture.source import Wanted
 from penstock.capture.source_spec import MysqlSpec
@@ -28,12 +28,13 @@ from penstock.capture.spec import CaptureSpec, Started
 from penstock.core.binlog_place import BinlogPlace, Numbering
 from penstock.core.errors import PositionGoneError, SourceError, StateError
 from penstock.core.failover import Server, Standing, go_on
+from penstock.core.mariadb_gtid import MariaDbPosition
 from penstock.core.position import Lsn
 from penstock.log.manifest import Manifest, newest_manifest
 from penstock.sources.mysql.binlog.events import Carry, Rotation, Tables, scan
 from penstock.sources.mysql.binlog.stream import BinlogStream, FilePosition, GtidPosition
 from penstock.sources.mysql.connection import Connection, connect, rows, server_version
-from penstock.sources.mysql.server import folds_names, read_server
+from penstock.sources.mysql.server import folds_names, gtid_position, read_server
 
 _RESYNC = "Run `penstock resync --yes` to load the tables again and begin a new change log."
 _FIRST_EVENT_WITHIN_S = 60.0
@@ -86,6 +87,7 @@ def set_up(
         start=start.place,
         file=start.file,
         gtid_set=newest.place.gtid_set,
+        awaited=_awaited(connection, start, newest.place.gtid_set) if server.flavor == "mariadb" else "",
         folds_names=folds_names(connection),
     )
 
@@ -125,6 +127,16 @@ def _going_on(source: MysqlSpec, newest: Manifest, server: Server) -> _Start:
     gtids = GtidPosition(newest.place.gtid_set)
     first = _first_place(source, gtids)
     return _Start(Numbering.going_on(newest.end, first), gtids, first.name, newest.timeline + 1)
+
+
+def _awaited(connection: Connection, start: _Start, read: str) -> str:
+    """Of MariaDB, what was read last of domains in which our place is not behind it (`gtids`): only a server
+    that went on by ids can have another order of domains than the one before it."""
+    if isinstance(start.place, GtidPosition) or start.timeline == FIRST_TIMELINE:
+        return ""
+    passed = dict(MariaDbPosition.parse(gtid_position(connection, start.file, start.place.offset)))
+    last = MariaDbPosition.parse(read)
+    return str(MariaDbPosition({domain: gtid for domain, gtid in last if passed.get(domain) != gtid}))
 
 
 def _first_place(source: MysqlSpec, start: GtidPosition) -> BinlogPlace:

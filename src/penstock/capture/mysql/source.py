@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Sequence
+from contextlib import closing
 from typing import TypeVar
 
 import pymysql
 
+from penstock.capture.mysql.beginning import counted_place
 from penstock.capture.mysql.lock import NamedLock
 from penstock.capture.mysql.log import MysqlLog
 from penstock.capture.mysql.monitor import BinlogMonitor
@@ -22,18 +24,26 @@ from penstock.capture.mysql.snapshots import Positions
 from penstock.capture.source import Wanted
 from penstock.capture.source_spec import MysqlSpec
 from penstock.capture.spec import CaptureSpec
-from penstock.core.binlog_place import Numbering
+from penstock.core.binlog_place import BinlogPlace, Numbering
 from penstock.core.errors import SourceError
 from penstock.core.place import Place
 from penstock.core.position import Lsn
 from penstock.core.stream import StreamId
 from penstock.sources.mysql.binlog.warming import warm_up
 from penstock.sources.mysql.connection import Connection, connect
-from penstock.sources.mysql.server import clock, read_files, require_server, visible_place
+from penstock.sources.mysql.server import (
+    clock,
+    read_files,
+    read_server,
+    require_server,
+    visible_place,
+    wait_until_visible,
+)
 
 Answer = TypeVar("Answer")
 
 _CONTROL = "penstock control"
+_VISIBLE_WITHIN_S = 5.0
 
 
 class MysqlCapture:
@@ -61,8 +71,17 @@ class MysqlCapture:
     def _visible(self) -> tuple[Lsn, Place]:
         numbering = self._numbering
         assert numbering is not None, "asked once the log is set up"
-        place = self._asked(visible_place)
+        # On a session of its own: it may take its time, and others ask meanwhile.
+        with closing(connect(self._source.url, program_name=_CONTROL)) as connection:
+            require_server(connection, self._server)
+            place = visible_place(connection, _VISIBLE_WITHIN_S) or self._logged_and_visible(connection)
         return numbering.position(place), Place(str(place), "", self._server)
+
+    def _logged_and_visible(self, connection: Connection) -> BinlogPlace:
+        """By what the log has, where others that are under way do not end."""
+        logged = counted_place(self._source, connection, read_server(connection), " visible")
+        wait_until_visible(connection, logged.gtid_set)
+        return BinlogPlace.parse(logged.text)
 
     def set_up(self, wanted: Wanted, take_lead: Callable[[], Lsn]) -> MysqlLog:
         warm_up()  # before the lock is ours: a compiler takes its time

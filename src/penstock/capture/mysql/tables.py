@@ -13,6 +13,7 @@ Generated columns are left out, as they are of the catalog's schema.
 
 from __future__ import annotations
 
+import threading
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -69,7 +70,10 @@ class MappedTable:
 
 
 class MappedTables:
-    """Tables of one log, by the number that their map has there."""
+    """Tables of one log, by the number that their map has there.
+
+    Of tables that are kept it stays known what the catalog said of each map, whatever its number.
+    """
 
     def __init__(
         self, streams: Sequence[StreamId], connect: Callable[[], Connection], *, folds_names: bool = False
@@ -80,11 +84,19 @@ class MappedTables:
         self._collations: Mapping[int, str] | None = None
         self._found: dict[int, MappedTable | None] = {}
         self._names: dict[int, StreamId] = {}
+        self._by_map: dict[TableMap, MappedTable] = {}
+        self._numbering = threading.Lock()
 
     def add(self, streams: Sequence[StreamId]) -> None:
         """Keep these too. May be called from any thread: what is asked for next is looked up anew."""
-        self._streams |= frozenset(streams)
-        self._found = {number: found for number, found in list(self._found.items()) if found is not None}
+        with self._numbering:
+            self._streams |= frozenset(streams)
+            self._found = {number: found for number, found in list(self._found.items()) if found is not None}
+
+    def renumber(self) -> None:
+        """Maps have other numbers from now on."""
+        with self._numbering:
+            self._found, self._names = {}, {}
 
     def wants(self, stream: StreamId) -> bool:
         return stream in self._streams or any(
@@ -96,7 +108,7 @@ class MappedTables:
         as it was written, and maps of tables as its catalog has them."""
         if not self._folds_names:
             return named
-        known = (*(each for each in self._streams if not each.is_pattern), *self._names.values())
+        known = (*(each for each in self._streams if not each.is_pattern), *self._logged())
         folded = StreamId(named.namespace.lower(), named.name.lower())
         return next((each for each in known if str(each).lower() == str(folded)), folded)
 
@@ -106,21 +118,33 @@ class MappedTables:
         if number not in found:
             stream = StreamId(described.schema, described.name)
             self._names[number] = stream
-            found[number] = self._mapped(stream, described) if self.wants(stream) else None
+            found[number] = self._kept(stream, described) if self.wants(stream) else None
         return found[number]
+
+    def _kept(self, stream: StreamId, described: TableMap) -> MappedTable:
+        if described not in self._by_map:
+            self._by_map[described] = self._mapped(stream, described)
+        return self._by_map[described]
 
     def forget(self, changed: Sequence[StreamId]) -> None:
         """The catalog may say other things of these now."""
         for number, stream in self._names.items():
             if any(each.matches(stream) for each in changed):
                 self._found.pop(number, None)
+        for described in list(self._by_map):
+            if any(each.matches(StreamId(described.schema, described.name)) for each in changed):
+                del self._by_map[described]
 
     def among(self, changed: Sequence[StreamId]) -> list[StreamId]:
         """Those that are kept. Of a pattern, by name: streams that are patterns themselves are seen by what
         was logged of them."""
-        known = {*(each for each in self._streams if not each.is_pattern), *self._names.values()}
+        known = {*(each for each in self._streams if not each.is_pattern), *self._logged()}
         kept = {stream for stream in known for each in changed if each.matches(stream)}
         return sorted(stream for stream in {*kept, *_plain(changed)} if self.wants(stream))
+
+    def _logged(self) -> set[StreamId]:
+        """What maps came of; of tables that are kept, ever since reading began or they were altered."""
+        return {*self._names.values(), *(StreamId(each.schema, each.name) for each in self._by_map)}
 
     def current(self, stream: StreamId) -> CapturedTable | None:
         """As the catalog has it; None if it is gone."""

@@ -18,7 +18,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import bson
 from bson import Timestamp
 from bson.raw_bson import RawBSONDocument
 from pymongo.errors import ConnectionFailure, CursorNotFound, OperationFailure, PyMongoError
@@ -38,8 +37,6 @@ _GONE = {
     47: "The server does not have a document as it was after a change, which is asked for.",
 }
 _TOO_LARGE = {10334, 17280}
-_TOKEN_TIME = 0x82  # how a token's text begins, before the cluster time
-_TOKEN_TIME_DIGITS = 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,11 +175,3 @@ def told(error: PyMongoError) -> SourceError:
         f"The change stream cannot be read ({type(error).__name__}{f', code {code}' if code else ''}).",
         remedy="See that the server is a replica set and the user may run `changeStream` there.",
     )
-
-
-def time_of_token(token: bytes) -> int | None:
-    """The cluster time in a token, as 64 bits. All events below it have come when a batch has this token."""
-    data = bson.decode(token).get("_data")
-    if not isinstance(data, str) or len(data) < _TOKEN_TIME_DIGITS or int(data[:2], 16) != _TOKEN_TIME:
-        return None
-    return int(data[2:_TOKEN_TIME_DIGITS], 16)

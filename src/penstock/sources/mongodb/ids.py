@@ -29,7 +29,6 @@ from bson import MaxKey
 from bson.raw_bson import RawBSONDocument
 from pymongo.errors import OperationFailure
 
-from penstock.core.errors import SourceError
 from penstock.sources.mongodb import bson_kernels
 from penstock.sources.mongodb.documents import Documents
 from penstock.sources.mongodb.replies import RawCursor, Source
@@ -40,7 +39,6 @@ CHUNKS_MAX = 10_000
 SORTED_MAX = 1_000_000
 _SAMPLES_PER_CHUNK = 32
 _COMMITTED = {"level": "majority"}
-_VIEW, _TIME_SERIES = "view", "timeseries"
 _NAMESPACE_NOT_FOUND = 26
 
 
@@ -74,33 +72,6 @@ def usable(sorted_ids: Sequence[bytes]) -> list[bytes]:
 
 def _is_extreme(bound: bytes) -> bool:
     return bound[4] in (bson_kernels.MIN_KEY, bson_kernels.MAX_KEY)
-
-
-def plan(database: Source, collection: str, *, rows_per_chunk: int = ROWS_PER_CHUNK) -> list[Chunk]:
-    """Chunks of about `rows_per_chunk` documents."""
-    kind = _kind_of(database, collection)
-    if kind == _VIEW:
-        raise SourceError(
-            "A view has no change stream and no index of its own.",
-            stream=f"{database.name}.{collection}",
-            remedy="Select the collection that it is made from.",
-        )
-    count = database[collection].estimated_document_count()
-    chunks = min(-(-count // rows_per_chunk), CHUNKS_MAX)
-    if chunks <= 1 or kind == _TIME_SERIES:  # the latter has no index by `_id`
-        return cut([])
-    return cut(find_bounds(database, collection, chunks, count))
-
-
-def _kind_of(database: Source, collection: str) -> str:
-    found = list(database.list_collections(filter={"name": collection}))
-    if not found:
-        raise SourceError(
-            "There is no such collection.",
-            stream=f"{database.name}.{collection}",
-            remedy="Check its name, and that of the database.",
-        )
-    return str(found[0]["type"])
 
 
 def find_bounds(database: Source, collection: str, chunks: int, count: int) -> list[bytes]:

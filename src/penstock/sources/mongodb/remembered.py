@@ -3,13 +3,18 @@
 In the layout `fields` the columns of a collection come from a sample, and another sample may show others. A
 table cannot have other columns each time that it is looked at, so the first sample counts: what it missed is
 in `_rest`, of every row and for good. A collection that was dropped and made anew is another one.
+
+Capture and the lake are processes of their own that look at the same collection, maybe at the same time. The
+file is read again under a lock before it is written, so one sample is the first, for both of them.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,18 +36,28 @@ class RememberedFields:
         """What is remembered; else what `sample` shows, which is remembered if it shows anything."""
         known = self._read()
         if key in known:
-            return tuple(Column(name, Form(form), scale) for name, form, scale in known[key]["fields"])
+            return _columns(known[key])
         found = sample()
-        if found:
-            self._add(key, found)
-        return found
+        return self._added(key, found) if found else found
 
-    def _add(self, key: str, fields: tuple[Column, ...]) -> None:
+    def _added(self, key: str, fields: tuple[Column, ...]) -> tuple[Column, ...]:
+        """What is remembered from now on: what somebody else has seen first, if somebody has."""
         noted = {"fields": [[each.name, str(each.form), each.scale] for each in fields]}
-        with _writing:
-            collections = {**self._read(), key: noted}
-            content = {"format_version": _FORMAT_VERSION, "collections": collections}
+        with _writing, self._locked():
+            known = self._read()
+            if key in known:
+                return _columns(known[key])
+            content = {"format_version": _FORMAT_VERSION, "collections": {**known, key: noted}}
             durable.replace(self._path, durable.to_json_bytes(content))
+        return fields
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Against other processes; the kernel frees the lock of one that ends, however."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with open(self._path.with_name(f"{self._path.name}.lock"), "wb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
 
     def _read(self) -> dict[str, Any]:
         try:
@@ -60,3 +75,7 @@ class RememberedFields:
                 f"{self._path} cannot be read: it has the fields that collections were found to have.",
                 remedy="Restore it from a backup; without it, `penstock resync` the streams.",
             ) from error
+
+
+def _columns(noted: dict[str, Any]) -> tuple[Column, ...]:
+    return tuple(Column(name, Form(form), scale) for name, form, scale in noted["fields"])

@@ -1,16 +1,18 @@
 """Which server answers and how far its binary log is: what `core.failover` decides by.
 
 MySQL writes a transaction to the log before others can see it, by as long as a replica takes to acknowledge
-it where that is waited for, and has it in `gtid_executed` only then. Hence three questions, each with a
+it where that is waited for, and has it in `gtid_executed` only then. Hence these questions, each with a
 promise of its own:
 
 - `read_server`: `executed` has every transaction that the log had up to `last` when it was asked, and maybe
   more. `first` and `purged` are read before `last`: what is said to be there may be purged by then, which the
   reading of the log finds out, but nothing that is there is taken for purged.
-- `visible_place`: whoever reads a table from now on sees every transaction up to there.
+- `visible_place`: whoever reads a table from now on sees every transaction up to there. By what is under way:
+  quick, unless that takes long. Of a place whose set is known, `wait_until_visible` says it.
 - `logged_before`: exactly the transactions before a file begins, as the file itself says.
 
-MariaDB computes sets from its log, and says where in it a snapshot was taken.
+MariaDB computes positions from its log (`gtid_position`), and says where in it a snapshot was taken. What it
+has executed is the last of each server in each domain: within a domain numbers may come in any order.
 
 MySQL servers have a uuid. MariaDB's have none that lasts: there it is made of `server_id`, which replication
 wants to be different on all servers that know each other.
@@ -21,7 +23,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from penstock.core.binlog_place import BinlogPlace
+from penstock.core.binlog_place import OFFSET_MAX, BinlogPlace
 from penstock.core.errors import SourceError
 from penstock.core.failover import Server
 from penstock.core.gtid import GtidSet
@@ -32,6 +34,7 @@ _READING = "reading the position of the binary log"
 _LOG_IS_OFF, _SYNTAX = 1381, 1064
 _CLOCK = "SELECT CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS UNSIGNED)"
 _VISIBLE_WITHIN_S, _LOOK_EVERY_S = 60.0, 0.01
+_SHOWN_CHARACTERS_MAX = 300
 _BEGINNING = 4  # of a file's first event
 #: Newest first: MySQL 8.4 has no MASTER, others know nothing else.
 _STATUS = ("SHOW BINARY LOG STATUS", "SHOW MASTER STATUS")
@@ -47,8 +50,7 @@ class LogFiles:
 
 def read_files(connection: Connection) -> LogFiles:
     sizes = _files(connection)
-    status = _status(connection)
-    return LogFiles(tuple(sizes), BinlogPlace(str(status[0]), int(status[1])))
+    return LogFiles(tuple(sizes), log_end(connection))
 
 
 def read_server(connection: Connection) -> Server:
@@ -90,26 +92,50 @@ def folds_names(connection: Connection) -> bool:
     return int(found) != 0
 
 
-def visible_place(connection: Connection) -> BinlogPlace:
+def visible_place(connection: Connection, within_s: float) -> BinlogPlace | None:
+    """None: something that was under way when it was asked is not over yet. It may be in the log and wait for
+    a replica to acknowledge it; or be one that the server applies as a replica, which has its id from its
+    beginning on and is logged when it ends, however long that takes."""
     if is_mariadb(connection):
         return _snapshot_place(connection)
-    status = _status(connection)
+    end = log_end(connection)
     in_flight = _owned(connection)
-    deadline = time.monotonic() + _VISIBLE_WITHIN_S
+    deadline = time.monotonic() + within_s
     while in_flight & _owned(connection):
+        if time.monotonic() > deadline:
+            return None
+        time.sleep(_LOOK_EVERY_S)
+    return end
+
+
+def wait_until_visible(connection: Connection, gtid_set: str) -> None:
+    """MySQL: that all of these, which are in the log, can be seen."""
+    logged = GtidSet.parse(gtid_set)
+    deadline = time.monotonic() + _VISIBLE_WITHIN_S
+    while unseen := logged - _executed(connection):
         if time.monotonic() > deadline:
             raise SourceError(
                 "Transactions in the binary log do not become visible: they wait for something.",
+                detail=f"Their ids: {str(unseen)[:_SHOWN_CHARACTERS_MAX]}",
                 remedy="See whether a replica that is waited for (semi-synchronous replication) is down.",
             )
         time.sleep(_LOOK_EVERY_S)
-    return BinlogPlace(str(status[0]), int(status[1]))
 
 
 def log_end(connection: Connection) -> BinlogPlace:
     """Where the next event will be written."""
     status = _status(connection)
-    return BinlogPlace(str(status[0]), int(status[1]))
+    return place_of(str(status[0]), int(status[1]))
+
+
+def place_of(file: str, offset: int) -> BinlogPlace:
+    if offset > OFFSET_MAX:
+        raise SourceError(
+            f"The file {file} of the binary log is longer than 4 GiB, where places cannot be told any more.",
+            remedy="Run `FLUSH BINARY LOGS` at the server, then the same command again; let the application "
+            "change so much in several transactions.",
+        )
+    return BinlogPlace(file, offset)
 
 
 def logged_before(connection: Connection, file: str) -> str:
@@ -120,18 +146,23 @@ def logged_before(connection: Connection, file: str) -> str:
 
 def _mysql(connection: Connection, first: BinlogPlace) -> Server:
     [(purged,)] = rows(connection, "SELECT @@global.gtid_purged", doing=_READING)
-    status = _status(connection)
+    last = log_end(connection)
     # What was in flight then is owned or executed by now: asked in this order, none of it is missed.
     owned = _owned(connection)
-    [(executed,)] = rows(connection, "SELECT @@global.gtid_executed", doing=_READING)
+    executed = _executed(connection)
     return Server(
         "mysql",
         server_uuid(connection),
         first,
-        BinlogPlace(str(status[0]), int(status[1])),
-        executed=str(GtidSet.parse(_joined(executed)) | GtidSet.parse(",".join(sorted(owned)))),
+        last,
+        executed=str(executed | GtidSet.parse(",".join(sorted(owned)))),
         purged=_joined(purged),
     )
+
+
+def _executed(connection: Connection) -> GtidSet:
+    [(executed,)] = rows(connection, "SELECT @@global.gtid_executed", doing=_READING)
+    return GtidSet.parse(_joined(executed))
 
 
 def _owned(connection: Connection) -> frozenset[str]:
@@ -155,20 +186,19 @@ def _snapshot_place(connection: Connection) -> BinlogPlace:
     found = rows(connection, "SHOW STATUS LIKE 'binlog_snapshot_%'", doing=_READING)
     rows(connection, "COMMIT", doing=_READING)
     named = {str(name).lower(): value for name, value in found}
-    return BinlogPlace(str(named["binlog_snapshot_file"]), int(named["binlog_snapshot_position"]))
+    return place_of(str(named["binlog_snapshot_file"]), int(named["binlog_snapshot_position"]))
 
 
 def _mariadb(connection: Connection, first: BinlogPlace) -> Server:
-    purged = _gtid_position(connection, first)
-    status = _status(connection)
-    last = BinlogPlace(str(status[0]), int(status[1]))
-    executed = _gtid_position(connection, last)
-    return Server("mariadb", server_uuid(connection), first, last, executed=executed, purged=purged)
+    purged = gtid_position(connection, first.name, first.pos)
+    last = log_end(connection)
+    [(executed,)] = rows(connection, "SELECT @@global.gtid_binlog_state", doing=_READING)
+    return Server("mariadb", server_uuid(connection), first, last, executed=_joined(executed), purged=purged)
 
 
-def _gtid_position(connection: Connection, place: BinlogPlace) -> str:
-    """What a replica has that has read up to there; empty if nothing was logged with an id before."""
-    [(found,)] = rows(connection, "SELECT BINLOG_GTID_POS(%s, %s)", (place.name, place.pos), doing=_READING)
+def gtid_position(connection: Connection, file: str, offset: int) -> str:
+    """MariaDB's: what a replica has that has read up to there; empty if no id was logged before."""
+    [(found,)] = rows(connection, "SELECT BINLOG_GTID_POS(%s, %s)", (file, offset), doing=_READING)
     return _joined(found)
 
 

@@ -27,12 +27,12 @@ from penstock.core.place import Place
 from penstock.core.stream import StreamId
 from penstock.sources.mysql.catalog import TRANSACTIONAL_ENGINES
 from penstock.sources.mysql.connection import Connection, code_of, connect, is_mariadb, quoted, rows
-from penstock.sources.mysql.server import log_end, server_uuid, visible_place
+from penstock.sources.mysql.server import log_end, place_of, server_uuid, visible_place
 
 _TAKING = "taking a snapshot"
 _SNAPSHOT = "START TRANSACTION WITH CONSISTENT SNAPSHOT"
 _ENGINE = "SELECT ENGINE FROM information_schema.TABLES WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s"
-_LOOKS = 20
+_LOOKS, _VISIBLE_WITHIN_S = 20, 1.0
 _LOCK_WAIT_S, _LOCK_WITHIN_S = 1, 120.0
 _LOCK_TIMED_OUT = (1205, 3572)
 _DENIED = (1044, 1142, 1227)
@@ -49,7 +49,7 @@ def _begin_on_mariadb(connection: Connection) -> BinlogPlace:
     rows(connection, _SNAPSHOT, doing=_TAKING)
     found = rows(connection, "SHOW STATUS LIKE 'binlog_snapshot_%'", doing=_TAKING)
     named = {str(name).lower(): value for name, value in found}
-    return BinlogPlace(str(named["binlog_snapshot_file"]), int(named["binlog_snapshot_position"]))
+    return place_of(str(named["binlog_snapshot_file"]), int(named["binlog_snapshot_position"]))
 
 
 def _begin(connection: Connection, url: str, table: StreamId) -> BinlogPlace:
@@ -62,7 +62,9 @@ def _begin(connection: Connection, url: str, table: StreamId) -> BinlogPlace:
 
 
 def _by_looking_twice(connection: Connection) -> BinlogPlace | None:
-    place = visible_place(connection)
+    place = visible_place(connection, _VISIBLE_WITHIN_S)
+    if place is None:
+        return None
     rows(connection, _SNAPSHOT, doing=_TAKING)
     if log_end(connection) == place:
         return place

@@ -101,10 +101,15 @@ class Tables:
 
     def __init__(self, mariadb: bool = False) -> None:
         self._mariadb = mariadb
-        self.maps: list[TableMap] = []
+        self.maps: list[TableMap]
         self.sources: list[str] = []
         self.rows_expected = 0  # in a batch: as many as in the last, as a rule
         self._source_names: Bytes = np.zeros((0, _SOURCE_BYTES), np.uint8)
+        self.forget_maps()
+
+    def forget_maps(self) -> None:
+        """Between two transactions: the next one describes its tables, which are numbered from 0 on again."""
+        self.maps = []
         self._numbers: dict[bytes, int] = {}
         self._slots = _empty_slots(1024)
         self._ids = 0

@@ -21,8 +21,9 @@ from typing import Any, cast
 import pymysql
 
 from penstock.core.errors import SourceError
+from penstock.core.gtid import GtidSet
 from penstock.sources.mysql.binlog import packets
-from penstock.sources.mysql.binlog.gtid_set import GtidSet
+from penstock.sources.mysql.binlog.gtid_set import to_wire
 from penstock.sources.mysql.binlog.packet_kernels import CHECKSUM_CRC32, CHECKSUM_NONE
 from penstock.sources.mysql.binlog.packets import MEMORY, EventBatch, Framing
 
@@ -73,7 +74,10 @@ class Silence:
 
 
 class BinlogStream:
-    """Registered as a replica and reading. Used from one thread; `close` may be called from any."""
+    """Registered as a replica and reading. Used from one thread; `close` may be called from any.
+
+    A server of MySQL ends the reading of whoever has the same id and `reader`.
+    """
 
     def __init__(
         self,
@@ -81,10 +85,11 @@ class BinlogStream:
         start: FilePosition | GtidPosition,
         server_id: int,
         heartbeat_s: float = 5.0,
+        reader: str = "",
     ) -> None:
         self._connection = cast("Any", connection)  # more of it is used than its stubs tell
         self._heartbeat_s = heartbeat_s
-        checksum = self._prepare(start, server_id)
+        checksum = self._prepare(start, server_id, reader)
         self._framing = Framing(checksum, BATCH_EVENTS_MAX)
         self._socket: Any = self._connection._sock
         self._socket.settimeout(None)
@@ -144,7 +149,7 @@ class BinlogStream:
     def close(self) -> None:
         self._connection._force_close()
 
-    def _prepare(self, start: FilePosition | GtidPosition, server_id: int) -> int:
+    def _prepare(self, start: FilePosition | GtidPosition, server_id: int, reader: str) -> int:
         """Say who we are and what we understand; the kind of checksum that events have."""
         period_ns = int(self._heartbeat_s * 1e9)
         settings = {
@@ -162,7 +167,7 @@ class BinlogStream:
                     "@slave_gtid_ignore_duplicates": "0",
                 }
         else:
-            name = uuid.uuid5(uuid.NAMESPACE_URL, f"penstock:{server_id}")
+            name = uuid.uuid5(uuid.NAMESPACE_URL, f"penstock:{server_id}{reader}")
             settings |= {"@slave_uuid": f"'{name}'", "@replica_uuid": f"'{name}'"}
         try:
             with self._connection.cursor() as cursor:
@@ -182,7 +187,7 @@ class BinlogStream:
             return packets.dump(server_id, start.file, start.offset)
         if self.is_mariadb:
             return packets.dump(server_id, "", 4)
-        return packets.dump_gtid(server_id, GtidSet.parse(start.gtid_set).to_wire())
+        return packets.dump_gtid(server_id, to_wire(GtidSet.parse(start.gtid_set)))
 
     def _receive(self, deadline: float) -> bool:
         """Take what the server has sent, waiting for the first byte; whether anything came."""
