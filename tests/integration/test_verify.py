@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import operator
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -12,10 +14,14 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
+import penstock
+import penstock.verify.run
 from penstock import Pipeline
 from penstock.core.errors import ConfigError, SourceBusyError
 from penstock.core.position import Lsn
 from penstock.core.verify_report import VerifiedStream
+from penstock.log.reader import ChangeLog
+from penstock.log.retention import apply_retention
 from tests.conftest import Database, wait_until
 from tests.pipelines import DESTINATIONS, PipelineUnderTest
 from tests.running import Instance, flushed_position, instances, is_acknowledged
@@ -300,6 +306,57 @@ def test_a_history_has_every_change_of_the_log_once(database: Database, make: Ma
         assert (found.missing, found.extra, found.different) == counts, name
         with open(changes[0], "wb") as sink:
             sink.write(whole)
+
+
+def history_in_steps(database: Database, make: MakePipeline) -> PipelineUnderTest:
+    """An append table whose changes came in several steps of the log."""
+    database.execute("CREATE TABLE orders (id int PRIMARY KEY, v text)")
+    pipeline = make([{"table": "public.orders", "write": "append"}])
+    for number in range(4):
+        pipeline.sync()
+        database.execute(f"INSERT INTO orders SELECT i, 'v' FROM generate_series({number}0, {number}9) AS i")
+    pipeline.sync()
+    assert (found := verify(pipeline)).verdict == "equal", found
+    assert found.table_rows == 40
+    return pipeline
+
+
+def take_log(pipeline: PipelineUnderTest) -> int:
+    """What retention may do at any moment; how many steps it took."""
+    return apply_retention(pipeline.state / "log", ChangeLog(pipeline.state / "log").manifests()[1].end)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "moment", ["verify.history._compared_from", "verify.history.plan_round", "verify.view.apply"]
+)
+def test_retention_in_the_middle_of_a_comparison_is_no_difference(
+    database: Database, make: MakePipeline, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    pipeline = history_in_steps(database, make)
+    taken: list[int] = []
+    whole = operator.attrgetter(moment)(penstock)
+
+    def with_retention(*given: Any) -> Any:
+        is_look = moment.endswith("_compared_from")
+        found = whole(*given) if is_look else None
+        if not taken:
+            taken.append(take_log(pipeline))
+        return found if is_look else whole(*given)
+
+    monkeypatch.setattr(f"penstock.{moment}", with_retention)
+    found = verify(pipeline)
+    assert taken[0] > 0
+    assert (found.verdict, found.extra, found.missing) == ("equal", 0, 0), found
+    assert 0 < found.table_rows < 40  # of what the log still has
+    # The same where it may not try again.
+    database.execute("INSERT INTO orders VALUES (100, 'v')")
+    pipeline.sync()
+    taken.clear()
+    monkeypatch.setattr("penstock.verify.run.TRIES_MAX", 1)
+    found = verify(pipeline)
+    assert (found.verdict, found.why_not) == ("not compared", "for now"), found
+    assert "change log" in found.reason
 
 
 @pytest.mark.slow
