@@ -279,6 +279,54 @@ def test_a_dead_letter_is_told_as_one_and_not_as_a_difference(database: Database
 
 @pytest.mark.slow
 @BOTH
+def test_a_table_that_keeps_deleted_rows_shows_no_older_version_of_a_dead_letter(
+    database: Database, make: MakePipeline
+) -> None:
+    database.execute("CREATE TABLE orders (id int PRIMARY KEY, day date)")
+    database.execute("INSERT INTO orders SELECT i, '2026-01-01' FROM generate_series(1, 9) AS i")
+    pipeline = make([{"table": "public.orders", "deletes": "soft"}])
+    pipeline.sync()
+    database.execute("UPDATE orders SET day = 'infinity' WHERE id = 3")
+    database.execute("DELETE FROM orders WHERE id = 4")
+    for _ in range(2):
+        found = verify(pipeline)
+        assert (found.verdict, found.dead_letters, found.table_rows) == ("equal", 1, 7), found
+        pipeline.sync()
+    plant(pipeline, lambda table: pa.concat_tables([table, numbered(table.slice(0, 1), 3)]))
+    found = verify(pipeline)
+    assert (found.verdict, found.extra, found.dead_letters) == ("different", 1, 1), found
+    assert [row.key for row in found.differences] == [{"id": "3"}]
+
+
+def numbered(row: pa.Table, number: int) -> pa.Table:
+    return with_column(row, "id", pa.array([number], pa.int32()))
+
+
+@pytest.mark.slow
+def test_dead_letters_alone_are_no_difference_however_many_there_are(
+    database: Database, make: MakePipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows that fit in every column that is compared, and are dead letters for another one."""
+    monkeypatch.setattr("penstock.verify.drill.ROWS_MAX", 100)
+    database.execute("CREATE TABLE orders (id int PRIMARY KEY, day date)")
+    database.execute(
+        "INSERT INTO orders SELECT i, CASE WHEN i <= 600 THEN 'infinity' ELSE date '2026-01-01' END "
+        "FROM generate_series(1, 1000) AS i"
+    )
+    pipeline = make(["public.orders"])
+    pipeline.sync()
+    database.execute("ALTER TABLE orders RENAME COLUMN day TO due")
+    found = verify(pipeline)
+    assert found.columns_not_compared == ("day",)
+    assert (found.verdict, found.dead_letters, found.found) == ("equal", 600, 0), found
+    plant(pipeline, missing_row)
+    found = verify(pipeline)
+    assert (found.verdict, found.dead_letters, found.missing) == ("different", 600, 1), found
+    assert found.buckets_differing == found.buckets_looked_into == 1
+
+
+@pytest.mark.slow
+@BOTH
 def test_a_history_has_every_change_of_the_log_once(database: Database, make: MakePipeline) -> None:
     database.execute("CREATE TABLE orders (id int PRIMARY KEY, v text)")
     database.execute("INSERT INTO orders SELECT i, 'v' || i FROM generate_series(1, 50) AS i")
