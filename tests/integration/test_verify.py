@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import operator
 import threading
 from collections.abc import Callable
@@ -629,4 +630,35 @@ def test_tables_are_compared_while_an_instance_keeps_them_up(database: Database,
             plant_in(path, shifted_zone)
         instance.wait_until(lambda: instance.metrics()[differences] > 0, "the difference to be told")
         assert "differs from its source" in instance.said()
+        assert instance.stop() == 0
+
+
+@pytest.mark.slow
+def test_the_first_comparison_by_schedule_waits_for_the_first_load(
+    database: Database, make: MakePipeline, tmp_path: Path
+) -> None:
+    orders(database)
+    pipeline = make(
+        ["public.orders"], lanes={"lake": {"every": "1s"}}, log={"seal_every": "1s"}, verify={"every": "1s"}
+    )
+    reached, gate = tmp_path / "reached", tmp_path / "gate"
+    environment = {
+        "PENSTOCK_FAILPOINT": "load.planned=pause",
+        "PENSTOCK_FAILPOINT_REPORT": str(reached),
+        "PENSTOCK_FAILPOINT_GATE": str(gate),
+    }
+    instance = Instance(pipeline, "one", environment=environment)
+    results = pipeline.state / "verify"
+    with instances(instance):
+        instance.start()
+        instance.wait_until(reached.exists, "the load to be planned")
+        with Writer(database):
+            # Each step takes a second in which a comparison could begin.
+            instance.wait_until(
+                lambda: len(ChangeLog(pipeline.state / "log").manifests()) >= 5, "the log to go on meanwhile"
+            )
+            gate.touch()
+            instance.wait_until(lambda: any(results.glob("*.json")), "a first comparison")
+        first = json.loads(min(results.glob("*.json")).read_bytes())
+        assert (first["equal"], first["complete"]) == (True, True), first
         assert instance.stop() == 0
