@@ -86,7 +86,7 @@ class LakeProcess:
         self._said = ""
         self._rows_seen = -1
         self._took_turn_at = self._moved_at = 0.0
-        self._is_in_turns = False
+        self._is_in_turns = self._has_loaded = False
 
     def run(self, *, warm: bool) -> None:
         """Until the end is asked for; an error if the process must end before."""
@@ -110,7 +110,14 @@ class LakeProcess:
         if self._config.verify.every is None:
             return
         where = self._channel.spec["capture"]
-        verifying = Verifying(self._config, where, self._spark, lambda: self._is_in_turns, self._channel.note)
+        verifying = Verifying(
+            self._config,
+            where,
+            self._spark,
+            is_ready=lambda: self._is_in_turns,
+            has_loaded=lambda: self._has_loaded,
+            note=self._channel.note,
+        )
         self._measures.also(verifying.samples)
         threading.Thread(target=verifying.run, args=(self._stop,), name="lake-verify", daemon=True).start()
 
@@ -212,9 +219,11 @@ class LakeProcess:
             accepts = self._take_orders(lane) or accepts
             self._carry_out(work, turns, lane)
             self._failures = 0
-            if accepts and not lane.streams_to_load():
-                lane.carried_out()
-                accepts = False
+            if not lane.streams_to_load():
+                self._has_loaded = True
+                if accepts:
+                    lane.carried_out()
+                    accepts = False
             if look.is_due():
                 self._look_again(turns, lane)
             if refresh.is_due():

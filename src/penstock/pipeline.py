@@ -339,7 +339,7 @@ class LogView:
 
     def to_arrow(self, after: LogOffset | None = None) -> pa.Table:
         after = after or LogOffset.BEFORE_ALL
-        start = Lsn(max(after.tx, 0))
+        start = max(Lsn(max(after.tx, 0)), self._log.start() or Lsn(0))
         files = self._log.files(self.stream, start, _LAST_POSITION).files
         tables = [_later_than(table, after) for table in read_rows(files, start, _LAST_POSITION)]
         if not tables:

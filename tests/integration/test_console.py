@@ -13,6 +13,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,11 @@ import yaml
 from penstock.config import Config
 from penstock.console.serving import Console, link_of_running
 from penstock.core.stream import StreamId
+from penstock.core.verify_report import ColumnDifference, Difference, VerifiedStream, VerifyReport
 from penstock.sources.postgres.embedded import EmbeddedPostgres
 from penstock.streams.dead_letters import Dead, DeadLetters, dead_letters_path
 from penstock.streams.events import CREATE
+from penstock.verify import reports
 from tests.node import NodeProcess, chromium
 from tests.pipelines import PipelineUnderTest
 from tests.ports import free_port
@@ -210,6 +213,7 @@ def _walk(
     _shapes(page)
     _state_and_log(page)
     _plots_and_audit(page)
+    _verify(page, pipeline)
     _sizes(page)
     _dead_postgres(page, server)
     _dead_console(page, instance)
@@ -340,6 +344,38 @@ def _plots_and_audit(page: Browser) -> None:
     page.picture("audit")
 
 
+def _verify(page: Browser, pipeline: PipelineUnderTest) -> None:
+    page.go(screen="verify")
+    page.see("Nothing was compared yet")
+    row = Difference("different", {"id": "4711-key"}, (ColumnDifference("total"),))
+    streams = (
+        VerifiedStream("public.customers", "equal", position="0/1A2B3C40", source_rows=2000, table_rows=2000),
+        VerifiedStream(
+            "public.orders",
+            "different",
+            position="0/1A2B3C40",
+            source_rows=5000,
+            table_rows=4999,
+            missing=1,
+            different=1,
+            columns={"total": 1},
+            differences=(Difference("missing", {"id": "8"}), row),
+        ),
+    )
+    reports.save(pipeline.state, VerifyReport(streams, datetime.now(UTC).isoformat(timespec="seconds"), 1.2))
+    page.go(screen="flow")
+    page.go(screen="verify")
+    page.see("1 of 2 streams differed")
+    page.picture("verify")
+    page.click(selector='main tr[data-name="public.orders"] a >> nth=1')
+    page.see("100 % of the rows")
+    assert "4711-key" not in page.text(selector="main"), "keys are values, and hidden"
+    page.press_button("Show rows")
+    page.see("id=4711-key")
+    page.press_button("Hide rows")
+    page.gone(selector='main:has-text("4711-key")')
+
+
 def _sizes(page: Browser) -> None:
     """Every screen fits a phone and a wall, in light and dark, and can be reached by keys."""
     screens = page.evaluate(script="window.penstock.screens")
@@ -347,7 +383,7 @@ def _sizes(page: Browser) -> None:
         page.size(width=width, height=height)
         page.scheme(scheme=scheme)
         for number, screen in enumerate(screens, 1):
-            page.press(key=str(number))
+            page.press(key=str(number % 10))
             page.wait(selector="main[aria-label] >> visible=true")
             assert page.evaluate(script="location.hash") == f"#/{screen}"
             page.picture(f"{name}-{screen}")

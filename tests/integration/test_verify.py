@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import operator
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -12,10 +15,14 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
+import penstock
+import penstock.verify.run
 from penstock import Pipeline
 from penstock.core.errors import ConfigError, SourceBusyError
 from penstock.core.position import Lsn
 from penstock.core.verify_report import VerifiedStream
+from penstock.log.reader import ChangeLog
+from penstock.log.retention import apply_retention
 from tests.conftest import Database, wait_until
 from tests.pipelines import DESTINATIONS, PipelineUnderTest
 from tests.running import Instance, flushed_position, instances, is_acknowledged
@@ -273,6 +280,54 @@ def test_a_dead_letter_is_told_as_one_and_not_as_a_difference(database: Database
 
 @pytest.mark.slow
 @BOTH
+def test_a_table_that_keeps_deleted_rows_shows_no_older_version_of_a_dead_letter(
+    database: Database, make: MakePipeline
+) -> None:
+    database.execute("CREATE TABLE orders (id int PRIMARY KEY, day date)")
+    database.execute("INSERT INTO orders SELECT i, '2026-01-01' FROM generate_series(1, 9) AS i")
+    pipeline = make([{"table": "public.orders", "deletes": "soft"}])
+    pipeline.sync()
+    database.execute("UPDATE orders SET day = 'infinity' WHERE id = 3")
+    database.execute("DELETE FROM orders WHERE id = 4")
+    for _ in range(2):
+        found = verify(pipeline)
+        assert (found.verdict, found.dead_letters, found.table_rows) == ("equal", 1, 7), found
+        pipeline.sync()
+    plant(pipeline, lambda table: pa.concat_tables([table, numbered(table.slice(0, 1), 3)]))
+    found = verify(pipeline)
+    assert (found.verdict, found.extra, found.dead_letters) == ("different", 1, 1), found
+    assert [row.key for row in found.differences] == [{"id": "3"}]
+
+
+def numbered(row: pa.Table, number: int) -> pa.Table:
+    return with_column(row, "id", pa.array([number], pa.int32()))
+
+
+@pytest.mark.slow
+def test_dead_letters_alone_are_no_difference_however_many_there_are(
+    database: Database, make: MakePipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows that fit in every column that is compared, and are dead letters for another one."""
+    monkeypatch.setattr("penstock.verify.drill.ROWS_MAX", 100)
+    database.execute("CREATE TABLE orders (id int PRIMARY KEY, day date)")
+    database.execute(
+        "INSERT INTO orders SELECT i, CASE WHEN i <= 600 THEN 'infinity' ELSE date '2026-01-01' END "
+        "FROM generate_series(1, 1000) AS i"
+    )
+    pipeline = make(["public.orders"])
+    pipeline.sync()
+    database.execute("ALTER TABLE orders RENAME COLUMN day TO due")
+    found = verify(pipeline)
+    assert found.columns_not_compared == ("day",)
+    assert (found.verdict, found.dead_letters, found.found) == ("equal", 600, 0), found
+    plant(pipeline, missing_row)
+    found = verify(pipeline)
+    assert (found.verdict, found.dead_letters, found.missing) == ("different", 600, 1), found
+    assert found.buckets_differing == found.buckets_looked_into == 1
+
+
+@pytest.mark.slow
+@BOTH
 def test_a_history_has_every_change_of_the_log_once(database: Database, make: MakePipeline) -> None:
     database.execute("CREATE TABLE orders (id int PRIMARY KEY, v text)")
     database.execute("INSERT INTO orders SELECT i, 'v' || i FROM generate_series(1, 50) AS i")
@@ -300,6 +355,57 @@ def test_a_history_has_every_change_of_the_log_once(database: Database, make: Ma
         assert (found.missing, found.extra, found.different) == counts, name
         with open(changes[0], "wb") as sink:
             sink.write(whole)
+
+
+def history_in_steps(database: Database, make: MakePipeline) -> PipelineUnderTest:
+    """An append table whose changes came in several steps of the log."""
+    database.execute("CREATE TABLE orders (id int PRIMARY KEY, v text)")
+    pipeline = make([{"table": "public.orders", "write": "append"}])
+    for number in range(4):
+        pipeline.sync()
+        database.execute(f"INSERT INTO orders SELECT i, 'v' FROM generate_series({number}0, {number}9) AS i")
+    pipeline.sync()
+    assert (found := verify(pipeline)).verdict == "equal", found
+    assert found.table_rows == 40
+    return pipeline
+
+
+def take_log(pipeline: PipelineUnderTest) -> int:
+    """What retention may do at any moment; how many steps it took."""
+    return apply_retention(pipeline.state / "log", ChangeLog(pipeline.state / "log").manifests()[1].end)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "moment", ["verify.history._compared_from", "verify.history.plan_round", "verify.view.apply"]
+)
+def test_retention_in_the_middle_of_a_comparison_is_no_difference(
+    database: Database, make: MakePipeline, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    pipeline = history_in_steps(database, make)
+    taken: list[int] = []
+    whole = operator.attrgetter(moment)(penstock)
+
+    def with_retention(*given: Any) -> Any:
+        is_look = moment.endswith("_compared_from")
+        found = whole(*given) if is_look else None
+        if not taken:
+            taken.append(take_log(pipeline))
+        return found if is_look else whole(*given)
+
+    monkeypatch.setattr(f"penstock.{moment}", with_retention)
+    found = verify(pipeline)
+    assert taken[0] > 0
+    assert (found.verdict, found.extra, found.missing) == ("equal", 0, 0), found
+    assert 0 < found.table_rows < 40  # of what the log still has
+    # The same where it may not try again.
+    database.execute("INSERT INTO orders VALUES (100, 'v')")
+    pipeline.sync()
+    taken.clear()
+    monkeypatch.setattr("penstock.verify.run.TRIES_MAX", 1)
+    found = verify(pipeline)
+    assert (found.verdict, found.why_not) == ("not compared", "for now"), found
+    assert "change log" in found.reason
 
 
 @pytest.mark.slow
@@ -524,4 +630,35 @@ def test_tables_are_compared_while_an_instance_keeps_them_up(database: Database,
             plant_in(path, shifted_zone)
         instance.wait_until(lambda: instance.metrics()[differences] > 0, "the difference to be told")
         assert "differs from its source" in instance.said()
+        assert instance.stop() == 0
+
+
+@pytest.mark.slow
+def test_the_first_comparison_by_schedule_waits_for_the_first_load(
+    database: Database, make: MakePipeline, tmp_path: Path
+) -> None:
+    orders(database)
+    pipeline = make(
+        ["public.orders"], lanes={"lake": {"every": "1s"}}, log={"seal_every": "1s"}, verify={"every": "1s"}
+    )
+    reached, gate = tmp_path / "reached", tmp_path / "gate"
+    environment = {
+        "PENSTOCK_FAILPOINT": "load.planned=pause",
+        "PENSTOCK_FAILPOINT_REPORT": str(reached),
+        "PENSTOCK_FAILPOINT_GATE": str(gate),
+    }
+    instance = Instance(pipeline, "one", environment=environment)
+    results = pipeline.state / "verify"
+    with instances(instance):
+        instance.start()
+        instance.wait_until(reached.exists, "the load to be planned")
+        with Writer(database):
+            # Each step takes a second in which a comparison could begin.
+            instance.wait_until(
+                lambda: len(ChangeLog(pipeline.state / "log").manifests()) >= 5, "the log to go on meanwhile"
+            )
+            gate.touch()
+            instance.wait_until(lambda: any(results.glob("*.json")), "a first comparison")
+        first = json.loads(min(results.glob("*.json")).read_bytes())
+        assert (first["equal"], first["complete"]) == (True, True), first
         assert instance.stop() == 0

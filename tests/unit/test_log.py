@@ -12,7 +12,7 @@ import pytest
 
 from penstock import durable
 from penstock.capture.acknowledgement import NOTHING, AcknowledgementTracker
-from penstock.core.errors import SourceBusyError, StateError, StorageError
+from penstock.core.errors import LogGoneError, SourceBusyError, StateError, StorageError
 from penstock.core.position import Lsn
 from penstock.core.schema import SourceColumn, TableSchema
 from penstock.core.stream import StreamId
@@ -82,6 +82,18 @@ def test_a_range_holds_exactly_the_transactions_that_begin_inside_it(tmp_path: P
     assert ids(log.files(ORDERS, Lsn(150), Lsn(250)).files, 150, 250) == ["150.0", "200.0"]
     assert not log.files(EVENTS, Lsn(100), Lsn(400))
     assert (log.start(), log.end()) == (100, 400)
+
+
+def test_a_range_that_retention_has_begun_to_take_is_an_error_and_not_a_shorter_one(tmp_path: Path) -> None:
+    log = three_steps(tmp_path)
+    assert log.files(ORDERS, Lsn(100), Lsn(400)).rows == 6
+    apply_retention(tmp_path, Lsn(200))
+    for after, to in ((100, 400), (199, 201), (100, 150)):
+        with pytest.raises(LogGoneError, match="begins at 0/C8"):
+            log.files(ORDERS, Lsn(after), Lsn(to))
+    assert log.files(ORDERS, Lsn(200), Lsn(400)).rows == 4
+    assert log.files(ORDERS, Lsn(0), Lsn(400)).rows == 4  # wherever it begins
+    assert not log.files(ORDERS, Lsn(150), Lsn(150))  # nothing is asked for
 
 
 def test_rows_can_be_read_by_column_without_losing_the_range(tmp_path: Path) -> None:

@@ -65,11 +65,10 @@ def test_the_newest_results_are_kept_and_no_values_with_them(tmp_path: Path) -> 
         reports.save(tmp_path, VerifyReport((stream,), moment, 1.0, shows_values=True))
     kept = sorted((tmp_path / "verify").glob("*.json"))
     assert len(kept) == reports.KEPT
-    newest = reports.newest(tmp_path)
-    assert newest is not None
+    _, newest = next(reports.kept(tmp_path))
     assert newest["streams"][0]["source_rows"] == 59
     assert newest["shows_values"] is False
+    last = reports.last_began_s(tmp_path)
     kept[-1].write_text("{")
-    older = reports.newest(tmp_path)
-    assert older is not None
-    assert reports.began_at_s(older) == reports.began_at_s(newest) - 60
+    assert last is not None
+    assert reports.last_began_s(tmp_path) == last - 60

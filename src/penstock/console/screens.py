@@ -1,4 +1,4 @@
-"""What is shown when somebody asks for it: lanes, dead letters, shapes, schemas, the state and the log.
+"""What is shown when somebody asks for it: lanes, dead letters, shapes, the state, the log, comparisons.
 
 Each screen is a function of a request's fields; what it reads is bounded, however long the log and however
 many letters. Values of rows are in none of `looks`; those in `values` are reached by who may act, and
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.config import Config
-from penstock.console import log_screen, state_screen
+from penstock.console import log_screen, state_screen, verify_screen
 from penstock.core.errors import ConfigError, PenstockError
 from penstock.core.stream import StreamId
 from penstock.operations import lanes, letters, shapes
@@ -49,6 +49,8 @@ class Screens:
             "log.steps": lambda fields: log_screen.steps(self._log, _number(fields, "before", 0)),
             "log.step": lambda fields: log_screen.step(self._log, _number(fields, "step")),
             "log.schemas": lambda fields: log_screen.schemas(self._log, _stream(fields)),
+            "verify": lambda _fields: verify_screen.runs(self._config.state),
+            "verify.run": lambda fields: verify_screen.run(self._config.state, _text(fields, "run")),
         }
 
     def values(self) -> dict[str, Screen]:
@@ -57,6 +59,9 @@ class Screens:
             "letters.lane": lambda fields: self._lane_letters(fields, values=True),
             "log.key": lambda fields: log_screen.changes_of_key(
                 self._log, _stream(fields), _text(fields, "key")
+            ),
+            "verify.rows": lambda fields: verify_screen.rows(
+                self._config.state, _text(fields, "run"), _text(fields, "stream")
             ),
         }
 

@@ -125,6 +125,12 @@ class AnotherSourceError(StateError):
     code = "another_source"
 
 
+class LogGoneError(StateError):
+    """The change log no longer has what was asked of it: it was kept for as long as `log.retention` says."""
+
+    code = "log_gone"
+
+
 class DestinationError(PenstockError):
     """The destination refused or could not take a commit."""
 

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from penstock.core.errors import StateError
+from penstock.core.errors import LogGoneError, StateError
 from penstock.core.position import Lsn
 from penstock.core.schema import TableSchema
 from penstock.core.stream import StreamId
@@ -152,8 +152,18 @@ class ChangeLog:
         return manifests
 
     def files(self, stream: StreamId, after: Lsn, to: Lsn) -> LogRange:
-        """What `(after, to]` holds of `stream`, in the order of the log for each leaf."""
-        tables = (manifest.table(stream) for manifest in self._overlapping(after, to))
+        """What `(after, to]` holds of `stream`, in the order of the log for each leaf.
+
+        `LogGoneError` if the log begins after `after`: less would pass for all. 0 is wherever it begins.
+        """
+        steps = self.after(after)
+        if steps and 0 < after < min(to, steps[0].start):
+            raise LogGoneError(
+                f"The change log begins at {steps[0].start}; changes from {after} on are no longer in it.",
+                stream=str(stream),
+                remedy="`log.retention` says how long changes stay; raise it if they are needed for longer.",
+            )
+        tables = (step.table(stream) for step in steps if step.start < to)
         return self._range([table for table in tables if table is not None], after, to)
 
     def streams_with_changes(self, after: Lsn, to: Lsn) -> dict[StreamId, LogRange]:

@@ -3,7 +3,8 @@
 A thread of the lake process, with a connection of its own to capture: turns go on meanwhile, in the same
 Spark session. A comparison that fails is a note and a number, and is tried again when the next one is due; it
 never ends the lane. When the next is due is known from the newest result in the state directory, so that
-restarts neither put it off for ever nor bring it on.
+restarts neither put it off for ever nor bring it on, and so are the differences that were found: a restart
+does not make them forgotten. The first comparison of all waits for the first load.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import structlog
 from penstock import metrics
 from penstock.config import Config
 from penstock.core.errors import PenstockError
-from penstock.core.verify_report import VerifiedStream, VerifyReport
+from penstock.core.verify_report import VerifiedStream
 from penstock.lake.spark_starter import SparkStarter
 from penstock.metrics import Sample
 from penstock.verify import reports
@@ -29,7 +30,8 @@ _logger = structlog.get_logger("penstock.verify")
 
 
 class Verifying:
-    """`is_ready`: whether the lane is in its turns, so that there is something to compare."""
+    """`is_ready`: whether the lane is in its turns, so that there is something to compare. `has_loaded`:
+    whether there was a moment at which no stream was to be loaded."""
 
     def __init__(
         self,
@@ -37,6 +39,7 @@ class Verifying:
         where: Mapping[str, str | None],
         spark: SparkStarter,
         is_ready: Callable[[], bool],
+        has_loaded: Callable[[], bool],
         note: Callable[[str], None],
     ) -> None:
         assert config.verify.every is not None, "asked before"
@@ -44,18 +47,23 @@ class Verifying:
         self._where = where
         self._spark = spark
         self._is_ready = is_ready
+        self._has_loaded = has_loaded
         self._note = note
         self._every_s = config.verify.every.total_seconds()
-        self._report: VerifyReport | None = None
         self._seconds, self._failures = 0.0, 0
-        newest = reports.newest(config.state)
-        self._due_at = 0.0 if newest is None else reports.began_at_s(newest) + self._every_s
+        self._known = reports.known(config.state)
+        self._began_at_s = reports.last_began_s(config.state)
+        self._due_at = 0.0 if self._began_at_s is None else self._began_at_s + self._every_s
 
     def run(self, stop: threading.Event) -> None:
         while not stop.wait(_LOOK_EVERY_S):
-            if time.time() >= self._due_at and self._is_ready():
+            if self.is_due():
                 self._due_at = time.time() + self._every_s
                 self._verify()
+
+    def is_due(self) -> bool:
+        is_first = self._began_at_s is None
+        return time.time() >= self._due_at and self._is_ready() and (not is_first or self._has_loaded())
 
     def _verify(self) -> None:
         began = time.monotonic()
@@ -67,7 +75,8 @@ class Verifying:
                 listener = _Notes(self._note)
                 report = Verification(self._config, opened, self._spark, listener, options).run()
             reports.save(self._config.state, report)
-            self._report = report
+            self._known = reports.together(self._known, report.streams)
+            self._began_at_s = reports.began_at_s(report.began_at)
             for stream in report.streams:
                 if stream.verdict == "different":
                     self._note(words_of(stream))
@@ -85,12 +94,10 @@ class Verifying:
             (metrics.VERIFY_SECONDS.name, {}, self._seconds),
             (metrics.VERIFY_FAILURES.name, {}, float(self._failures)),
         ]
-        report = self._report
-        if report is None:
+        if self._began_at_s is None:
             return found
-        began_at = reports.began_at_s({"began_at": report.began_at})
-        found.append((metrics.VERIFY_TIMESTAMP.name, {}, began_at))
-        for stream in report.streams:
+        found.append((metrics.VERIFY_TIMESTAMP.name, {}, self._began_at_s))
+        for stream in self._known.values():
             labels = {"stream": stream.stream}
             found.append((metrics.VERIFY_DIFFERENCES.name, labels, float(stream.differing_at_least)))
             found.append((metrics.VERIFY_NOT_COMPARED.name, labels, float(stream.why_not == "for now")))

@@ -40,6 +40,10 @@ class Digest:
         self.high[:] += other.high
         self.low[:] += other.low
 
+    def without(self, other: Digest) -> Digest:
+        """The digest of the rows that are not in `other`, which are all among these."""
+        return Digest(self.rows - other.rows, self.high - other.high, self.low - other.low)
+
     @property
     def total(self) -> int:
         return int(self.rows.sum())

@@ -14,7 +14,7 @@ from penstock.lake.dead_letters import key_columns, open_letters
 from penstock.lake.light import Stages
 from penstock.sources.types import cast_text
 from penstock.verify import drill
-from penstock.verify.canonical import hash_rows
+from penstock.verify.canonical import RowHashes, hash_rows
 from penstock.verify.comparison import Comparison
 from penstock.verify.digest import Buckets, Digest
 from penstock.verify.sip_kernels import Hashes
@@ -119,17 +119,28 @@ def look_into(
     *,
     light: bool,
 ) -> Drilled | None:
-    """What differs in the buckets that do; None if the source rewrote the table meanwhile."""
-    looked_into = drill.to_look_into(digests.source, digests.table, differing)
-    wanted = np.zeros(comparison.hashing.buckets, np.bool_)
-    wanted[looked_into] = True
+    """What differs in the buckets that do; None if the source rewrote the table meanwhile.
+
+    Where there are more such buckets than are looked into, rows that are known to be dead letters are taken
+    out of the source's digest first: no bucket is left over that only those make differ.
+    """
+    known: int | None = None
     try:
-        results = _pick(stages, comparison, wanted, telling.staging, light=light)
+        dead = _open_keys(comparison, telling.letters)
+        looked_into = drill.to_look_into(digests.source, digests.table, differing)
+        if dead[0].size and len(looked_into) < len(differing):
+            rows = _dead_rows(stages, comparison, differing, dead, telling.staging, light=light)
+            if rows is None:
+                return None
+            left = digests.source.without(rows)
+            known, differing = rows.total, left.differing(digests.table)
+            looked_into = drill.to_look_into(left, digests.table, differing)
+        results = _pick(stages, comparison, looked_into, telling.staging, light=light)
         if any(result.table_rewritten for result in results):
             return None
         source, table = (_read(comparison, part) for part in _halves(comparison, results))
         found = drill.pair(source.hashes, table.hashes)
-        found, excused = _excused(comparison, found, source, table, results, telling.letters)
+        found, excused = _excused(found, source, dead)
         masks = drill.columns_in_which(
             source, table, found.different, len(comparison.key), comparison.hashing.secret
         )
@@ -142,11 +153,12 @@ def look_into(
         stream = replace(
             stream,
             verdict="equal" if is_equal else "different",
-            dead_letters=stream.dead_letters + excused,
+            dead_letters=stream.dead_letters + (excused if known is None else known),
             missing=missing,
             extra=extra,
             different=different,
             columns={name: int(mask.sum()) for name, mask in masks.items()},
+            buckets_differing=len(differing),
             buckets_looked_into=len(looked_into),
             differences=told if telling.shows_values else tuple(map(_without_values, told)),
             left_out=missing + extra + different - len(told),
@@ -163,16 +175,49 @@ def _without_values(difference: Difference) -> Difference:
     return replace(difference, columns=bare)
 
 
-def _pick(
+def _dead_rows(
     stages: Stages,
     comparison: Comparison,
-    wanted: np.ndarray[tuple[int], np.dtype[np.bool_]],
+    differing: Buckets,
+    dead: tuple[Hashes, Hashes],
     staging: Path,
     *,
     light: bool,
+) -> Digest | None:
+    """Of the source's rows that the table lacks because they are dead letters, in these buckets."""
+    results = _pick(stages, comparison, differing, staging / "dead", light=light, keys=dead[1])
+    if any(result.table_rewritten for result in results):
+        return None
+    source, table = (
+        drill.Picked.read([each.path for each in part if each.path is not None], (), ()).hashes
+        for part in _halves(comparison, results)
+    )
+    missing = drill.pair(source, table).missing
+    rows = np.setdiff1d(missing, drill.without_keys(missing, source, dead))
+    digest = Digest.empty(comparison.hashing.buckets)
+    digest.add(
+        RowHashes(source.key_high[rows], source.key_low[rows], source.row_high[rows], source.row_low[rows])
+    )
+    return digest
+
+
+def _pick(
+    stages: Stages,
+    comparison: Comparison,
+    buckets: Buckets,
+    staging: Path,
+    *,
+    light: bool,
+    keys: Hashes | None = None,
 ) -> list[PickResult]:
+    """Rows of these buckets, of both sides; `keys`: of those alone, and their hashes."""
+    if not buckets.size:
+        return []
+    wanted = np.zeros(comparison.hashing.buckets, np.bool_)
+    wanted[buckets] = True
+    staging.mkdir(parents=True, exist_ok=True)
     tasks = [
-        PickTask(side, comparison.hashing, wanted, staging / f"{number}.arrow")
+        PickTask(side, comparison.hashing, wanted, staging / f"{number}.arrow", keys)
         for number, side in enumerate(comparison.sides)
     ]
     return stages.run(
@@ -194,24 +239,15 @@ def _read(comparison: Comparison, results: Sequence[PickResult]) -> drill.Picked
 
 
 def _excused(
-    comparison: Comparison,
-    found: drill.Found,
-    source: drill.Picked,
-    table: drill.Picked,
-    results: Sequence[PickResult],
-    letters: Sequence[Path],
+    found: drill.Found, source: drill.Picked, dead: tuple[Hashes, Hashes]
 ) -> tuple[drill.Found, int]:
-    """Without rows that the table is known not to have as the source has them: those of dead letters.
+    """Without rows of the source that the table is known not to have, since they are dead letters there: one
+    lacks a value that neither log nor table had, another does not fit a column that is not compared.
 
-    A row that lacks a value, since neither log nor table had it, is not in the table. A table that keeps
-    deleted rows shows the last version that fitted of a row that does not fit any more.
+    A row of the table is never excused: it shows no older version of a dead letter, not even as deleted.
     """
-    missing = drill.without_keys(found.missing, source.hashes, _open_keys(comparison, letters))
-    extra = found.extra
-    if comparison.target.soft_deletes:
-        for result in results:
-            extra = drill.without_keys(extra, table.hashes, result.unfit)
-    return replace(found, missing=missing, extra=extra), int(found.missing.size - missing.size)
+    missing = drill.without_keys(found.missing, source.hashes, dead)
+    return replace(found, missing=missing), int(found.missing.size - missing.size)
 
 
 def _open_keys(comparison: Comparison, letters: Sequence[Path]) -> tuple[Hashes, Hashes]:

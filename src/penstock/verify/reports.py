@@ -1,18 +1,20 @@
 """Results of comparisons, kept in the state directory for people: the newest so many, without values.
 
-Nothing rests on them but when the next comparison is due.
+An instance that starts knows from them when the next comparison is due, and which differences are known.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from penstock import durable
-from penstock.core.verify_report import VerifyReport
+from penstock.core.verify_report import VerifiedStream, VerifyReport
 
 KEPT = 50
 _DIRECTORY = "verify"
@@ -30,15 +32,44 @@ def save(state: Path, report: VerifyReport) -> Path:
     return path
 
 
-def newest(state: Path) -> dict[str, Any] | None:
-    """What the newest comparison came to; None if there is none that can be read."""
+def kept(state: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Results by their names, the newest first; one that is none, or cannot be read, is passed over."""
     for path in sorted((state / _DIRECTORY).glob("*.json"), reverse=True):
-        with suppress(OSError, ValueError):
-            document: dict[str, Any] = json.loads(path.read_bytes())
-            return document
-    return None
+        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+            document = json.loads(path.read_bytes())
+            began_at_s(document["began_at"])
+            for each in document["streams"]:
+                VerifiedStream.from_json(each)
+            yield path.stem, document
 
 
-def began_at_s(document: dict[str, Any]) -> float:
-    """When a comparison was begun, as seconds of the epoch."""
-    return datetime.fromisoformat(document["began_at"]).timestamp()
+def last_began_s(state: Path) -> float | None:
+    """When the newest comparison was begun, as seconds of the epoch; None if there was none."""
+    return next((began_at_s(document["began_at"]) for _, document in kept(state)), None)
+
+
+def began_at_s(text: str) -> float:
+    return datetime.fromisoformat(text).timestamp()
+
+
+def known(state: Path) -> dict[str, VerifiedStream]:
+    """What is known of each stream, by the results that are kept."""
+    results: dict[str, VerifiedStream] = {}
+    for _, document in reversed(list(kept(state))):
+        results |= together(results, map(VerifiedStream.from_json, document["streams"]))
+    return results
+
+
+def together(
+    before: Mapping[str, VerifiedStream], now: Iterable[VerifiedStream]
+) -> dict[str, VerifiedStream]:
+    """What is known of streams that were to be compared now; of one that could not be, what was before."""
+    results = {}
+    for stream in now:
+        earlier = before.get(stream.stream)
+        results[stream.stream] = (
+            replace(earlier, reason=stream.reason, why_not=stream.why_not)
+            if stream.verdict == "not compared" and earlier is not None
+            else stream
+        )
+    return results

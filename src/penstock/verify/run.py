@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from penstock.capture.spec import ExportedSnapshot
 from penstock.config import Config
-from penstock.core.errors import ConfigError, SourceError
+from penstock.core.errors import ConfigError, LogGoneError, SourceError
 from penstock.core.position import Lsn
 from penstock.core.report import ProgressListener
 from penstock.core.stream import StreamId
@@ -49,7 +49,9 @@ from penstock.verify.view import (
     taken_on,
 )
 
-TRIES_MAX = 3  # of a table that the source rewrites while it is read, or alters around the snapshot
+#: Of a table that the source rewrites while it is read, or alters around the snapshot, and of one whose
+#: changes are taken from the log, which is not held back for us: a later view of the table needs later ones.
+TRIES_MAX = 3
 SHARES_PER_CORE = 2
 _LOOK_EVERY_S = 0.5
 
@@ -88,6 +90,7 @@ class Verification:
         self._stages = Stages(spark)
         #: What differs, with the position at which it does.
         self.found: dict[StreamId, tuple[Lsn, Drilled]] = {}
+        self._without_log: dict[StreamId, str] = {}  # why those could not be compared when last tried
 
     def run(self) -> VerifyReport:
         began, began_at = time.monotonic(), datetime.now(UTC).isoformat(timespec="seconds")
@@ -99,8 +102,10 @@ class Verification:
             left = {name: each for name, each in left.items() if name not in results}
             if not left:
                 break
-        reason = "the source rewrote or altered its table again and again while it was read"
-        results |= {stream: _not_compared(stream, reason) for stream in left}
+        rewritten = "the source rewrote or altered its table again and again while it was read"
+        results |= {
+            stream: _not_compared(stream, self._without_log.get(stream, rewritten)) for stream in left
+        }
         return VerifyReport(
             tuple(results[stream] for stream in wanted),
             began_at,
@@ -131,11 +136,27 @@ class Verification:
                 (states if configured.write == "upsert" else histories)[stream] = pin
             except NotComparableError as error:
                 results[stream] = _not_compared(stream, str(error), _why(configured))
+        self._without_log.clear()
         if histories:
-            results |= self._compare_histories(streams, histories)
+            with self._log_may_go(histories):
+                results |= self._compare_histories(streams, histories)
         if states:
-            results |= self._compare_states(states)
+            with self._log_may_go(states):
+                results |= self._compare_states(states)
         return results
+
+    @contextmanager
+    def _log_may_go(self, streams: Iterable[StreamId]) -> Iterator[None]:
+        try:
+            yield
+        except LogGoneError as error:
+            for stream in streams:
+                self._try_again(stream, error)
+
+    def _try_again(self, stream: StreamId, error: LogGoneError) -> None:
+        """With another view of the table; if this was the last time, that is why."""
+        reason = f"{error.message[:1].lower()}{error.message[1:].rstrip('.')}"
+        self._without_log[stream] = f"{reason}; compare it again after a sync, or raise `log.retention`"
 
     def _compare_states(self, pins: Mapping[StreamId, Pin]) -> dict[StreamId, VerifiedStream]:
         """Upsert tables, with the source's rows."""
@@ -150,6 +171,8 @@ class Verification:
                     works[stream] = plan_view(configured, pins[stream], self._log, position)
                 except NotComparableError as error:
                     results[stream] = _not_compared(stream, str(error))
+                except LogGoneError as error:
+                    self._try_again(stream, error)
             with applied(self._spark, works) as outcomes:
                 at_position = {}
                 for stream, work in works.items():
@@ -172,6 +195,8 @@ class Verification:
                 works[stream] = plan_history(streams[stream], pin, self._log)
             except NotComparableError as error:
                 results[stream] = _not_compared(stream, str(error))
+            except LogGoneError as error:
+                self._try_again(stream, error)
         with applied(self._spark, works) as outcomes:
             expected = {
                 stream: only_added(pins[stream], work, outcomes[stream])

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from penstock.core.errors import DestinationError
 from penstock.destinations.iceberg_schema import names_by_id
 from penstock.destinations.records import HeldDeletes
-from penstock.lake.dead_letters import any_bad
+from penstock.lake.dead_letters import any_bad, without
 from penstock.lake.delete_task import deleted_positions
 from penstock.lake.target import DELETED_AT, Target
 from penstock.sources.base import ChunkReading
@@ -35,13 +35,11 @@ ROWS_PER_READ = 128 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """`columns`: those of the comparison. `unfit_keys`: of rows that the table cannot hold, the columns of
-    the key; None: there are none, or their keys do not fit either."""
+    """`columns`: those of the comparison. `unfit`: how many rows the table cannot hold, and are not here."""
 
     columns: list[pa.Array]
     rows: int
     unfit: int = 0
-    unfit_keys: list[pa.Array] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,19 +67,9 @@ class SourceSide:
                     if block.bad is None:
                         yield Block(columns, block.rows)
                     else:
-                        yield self._fitting(columns, any_bad(block.bad))
-
-    def _fitting(self, columns: list[pa.Array], unfit: Flags) -> Block:
-        kept, left_out = pa.array(~unfit), pa.array(unfit)
-        key = [column.filter(left_out) for column in columns[: self.key_width]]
-        known = np.all([column.is_valid().to_numpy(zero_copy_only=False) for column in key], axis=0)
-        count = int(unfit.sum())
-        return Block(
-            [column.filter(kept) for column in columns],
-            len(unfit) - count,
-            count,
-            [column.filter(pa.array(known)) for column in key] if known.any() else None,
-        )
+                        unfit = any_bad(block.bad)
+                        count = int(unfit.sum())
+                        yield Block([without(column, unfit) for column in columns], len(unfit) - count, count)
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,6 +77,7 @@ class PickTask:
     hashing: Hashing
     wanted: NDArray[np.bool_]  # of each bucket, whether its rows are picked
     path: Path
+    keys: Hashes | None = None  # only hashes, of the rows of keys with one of these (the low word)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +85,6 @@ class PickResult:
     """`path`: where the picked rows are, with their hashes; None: there were none."""
 
     path: Path | None
-    unfit: tuple[Hashes, Hashes]  # of the keys of rows that do not fit, in these buckets
     table_rewritten: bool = False
 
 
@@ -94,11 +94,8 @@ HASH_COLUMNS = 4  # behind the columns of the comparison: key high and low, row 
 def pick_rows(task: PickTask) -> PickResult:
     path = of_this_attempt(task.path)
     writer: pa.ipc.RecordBatchFileWriter | None = None
-    unfit: list[tuple[Hashes, Hashes]] = []
     try:
         for block in task.side.blocks():
-            if block.unfit_keys is not None:
-                unfit.append(_unfit(block.unfit_keys, task))
             batch = _picked(block, task)
             if batch is None:
                 continue
@@ -106,11 +103,11 @@ def pick_rows(task: PickTask) -> PickResult:
                 writer = pa.ipc.new_file(str(path), batch.schema)
             writer.write_batch(batch)
     except TableRewrittenError:
-        return PickResult(None, _joined([]), table_rewritten=True)
+        return PickResult(None, table_rewritten=True)
     finally:
         if writer is not None:
             writer.close()
-    return PickResult(None if writer is None else path, _joined(unfit))
+    return PickResult(None if writer is None else path)
 
 
 def _picked(block: Block, task: PickTask) -> pa.RecordBatch | None:
@@ -118,25 +115,16 @@ def _picked(block: Block, task: PickTask) -> pa.RecordBatch | None:
         return None
     hashes, counted = task.hashing.rows(block, task.side.key_width)
     wanted = task.wanted[bucket_of(hashes.key_high, task.hashing.buckets)]
+    if task.keys is not None:
+        wanted &= np.isin(hashes.key_low, task.keys)
     if not wanted.any():
         return None
-    columns = block.columns if counted is None else _only(block.columns, counted)
+    names, columns = (task.side.columns, block.columns) if task.keys is None else ((), [])
+    columns = columns if counted is None else _only(columns, counted)
     words = (hashes.key_high, hashes.key_low, hashes.row_high, hashes.row_low)
     arrays = [*_only(columns, wanted), *(pa.array(each[wanted]) for each in words)]
-    names = [*task.side.columns, *(f"penstock.hash.{number}" for number in range(HASH_COLUMNS))]
-    return pa.RecordBatch.from_arrays(arrays, names)
-
-
-def _unfit(keys: Sequence[pa.Array], task: PickTask) -> tuple[Hashes, Hashes]:
-    hashes = hash_rows(keys, len(keys), task.hashing.secret)
-    wanted = task.wanted[bucket_of(hashes.key_high, task.hashing.buckets)]
-    return hashes.key_high[wanted], hashes.key_low[wanted]
-
-
-def _joined(parts: Sequence[tuple[Hashes, Hashes]]) -> tuple[Hashes, Hashes]:
-    nothing = np.zeros(0, np.uint64)
-    high, low = (np.concatenate([nothing, *(part[index] for part in parts)]) for index in (0, 1))
-    return high, low
+    names = (*names, *(f"penstock.hash.{number}" for number in range(HASH_COLUMNS)))
+    return pa.RecordBatch.from_arrays(arrays, list(names))
 
 
 def _only(columns: Sequence[pa.Array], kept: Flags) -> list[pa.Array]:

@@ -16,10 +16,11 @@ from pathlib import Path
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
+from penstock.core.errors import LogGoneError
 from penstock.core.position import Lsn
 from penstock.core.stream import StreamId
 from penstock.destinations.base import DestinationTable
-from penstock.destinations.records import DataFile, HeldDeletes, TableRecord
+from penstock.destinations.records import DataFile, HeldDeletes, Marker, TableRecord
 from penstock.lake.apply import Outcome, StreamWork, apply
 from penstock.lake.lane_state import LaneStream
 from penstock.lake.light import Stages
@@ -27,10 +28,11 @@ from penstock.lake.round_plan import plan_round
 from penstock.lake.target import Target
 from penstock.lake.work import MustReload
 from penstock.ledger.load_record import LoadRecord, LoadRecords
-from penstock.ledger.state import StateDocument
+from penstock.ledger.state import StateDocument, StreamState
 from penstock.log.reader import ChangeLog
 from penstock.verify.sides import TableFile
 
+PINS_MAX = 5  # of a table that loads replace meanwhile
 LOG_BYTES_MAX = 1 << 30  # of changes that wait; a table that is further behind is to be synced first
 
 
@@ -58,29 +60,41 @@ class Pin:
     ) -> Pin:
         """`at`: the newest version of the table that is not beyond it; None: the newest of all.
 
-        `document` is read after the record: a state that names the record's commit is not older.
+        `document` is read after the record: a state that names the record's commit is not older. One of
+        another generation tells nothing of this table, which a load has replaced meanwhile: look again.
         """
-        record = table.record() if at is None else _version_at(table, at)
-        if record is None or record.marker is None:
-            raise NotComparableError("it is not loaded yet; run `penstock sync` first")
-        if record.readable_from is not None:
-            raise NotComparableError("its load is not one state of the source yet; run `penstock sync` first")
-        if record.marker.to is None:
-            raise NotComparableError("its table follows no log, so it is at no position")
-        # Once: a later one may know of a commit that this record does not have.
-        now = document()
-        state, position = now.stream(stream), record.marker.to
-        if state is not None and (state.reload is not None or state.is_loading):
-            raise NotComparableError("it is being loaded again; compare it when that is done")
-        if state is not None and (state.generation, state.committed_to) == (
-            record.marker.generation,
-            record.marker.to,
-        ):
-            # The log had nothing for the table up to there.
-            shared = now.lsn if stream in now.global_streams else state.cdc_from
-            position = max(position, shared or position)
-        load = loads.load(stream) if state is not None and state.has_completed_backfill else None
-        return cls(table, record, position, load)
+        for _ in range(PINS_MAX):
+            record = table.record() if at is None else _version_at(table, at)
+            if record is None or record.marker is None:
+                raise NotComparableError("it is not loaded yet; run `penstock sync` first")
+            if record.readable_from is not None:
+                raise NotComparableError(
+                    "its load is not one state of the source yet; run `penstock sync` first"
+                )
+            if record.marker.to is None:
+                raise NotComparableError("its table follows no log, so it is at no position")
+            # Once: a later one may know of a commit that this record does not have.
+            now = document()
+            state = now.stream(stream)
+            if state is None:
+                return cls(table, record, record.marker.to, None)
+            if state.reload is not None or state.is_loading:
+                raise NotComparableError("it is being loaded again; compare it when that is done")
+            if state.generation in (None, record.marker.generation):
+                load = loads.load(stream) if state.has_completed_backfill else None
+                if load is not None and load.generation != record.marker.generation:
+                    load = None  # one that has begun since, or that came to nothing
+                return cls(table, record, _level(state, record.marker, now), load)
+        raise NotComparableError("its table is of another load than the state; run `penstock sync` first")
+
+
+def _level(state: StreamState, marker: Marker, now: StateDocument) -> Lsn:
+    """Up to where the log is in a table: it may have had nothing since the commit that left the marker."""
+    assert marker.to is not None
+    if (state.generation, state.committed_to) != (marker.generation, marker.to):
+        return marker.to
+    shared = now.lsn if state.stream in now.global_streams else state.cdc_from
+    return max(marker.to, shared or marker.to)
 
 
 def _version_at(table: DestinationTable, at: Lsn) -> TableRecord | None:
@@ -109,12 +123,12 @@ class View:
 
 
 def plan_view(configured: LaneStream, pin: Pin, log: ChangeLog, position: Lsn) -> StreamWork | None:
-    """What is to be applied to take the table to the position; None: the log has nothing for it."""
-    start = log.start()
-    if pin.position < position and (start is None or pin.position < start):
-        raise NotComparableError(
-            f"the change log begins at {start} and its table stands at {pin.position}; run `penstock sync`"
-        )
+    """What is to be applied to take the table to the position; None: the log has nothing for it.
+
+    `LogGoneError` if the log does not reach back to the table any more.
+    """
+    if pin.position < position and log.start() is None:
+        raise NotComparableError("there is no change log; run `penstock sync` first")
     changes = log.files(configured.info.stream, pin.position, position)
     if not changes:
         return None
@@ -132,10 +146,13 @@ def plan_view(configured: LaneStream, pin: Pin, log: ChangeLog, position: Lsn) -
 def applied(
     spark: Callable[[], SparkSession], works: Mapping[StreamId, StreamWork | None]
 ) -> Iterator[Mapping[StreamId, Outcome]]:
-    """What a round would make of these; the files that were written for it are gone after the block."""
+    """What a round would make of these; the files that were written for it are gone after the block.
+
+    `LogGoneError` if the log lost files of theirs meanwhile: nobody holds it back for us.
+    """
     outcomes: dict[StreamId, Outcome] = {}
     try:
-        outcomes = apply(Stages(spark), [work for work in works.values() if work is not None])
+        outcomes = _apply(spark, [work for work in works.values() if work is not None])
         yield outcomes
     finally:
         for stream, outcome in outcomes.items():
@@ -144,6 +161,20 @@ def applied(
             for path in _written(work.table, outcome):
                 with suppress(FileNotFoundError):
                     path.unlink()
+
+
+def _apply(spark: Callable[[], SparkSession], works: Sequence[StreamWork]) -> dict[StreamId, Outcome]:
+    try:
+        return apply(Stages(spark), works)
+    except Exception as error:  # of a task that read a file, or of Spark's about it
+        for work in works:
+            if not all(file.path.exists() for file in work.changes):
+                raise LogGoneError(
+                    "Changes were taken from the change log while they were read.",
+                    stream=str(work.stream),
+                    remedy="Try again; `log.retention` says how long changes stay.",
+                ) from error
+        raise
 
 
 def pinned(configured: LaneStream, pin: Pin) -> View:

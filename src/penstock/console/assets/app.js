@@ -12,6 +12,7 @@ import { state as stateScreen } from './state.js'
 import { log } from './log.js'
 import { plots } from './plots.js'
 import { audit } from './audit.js'
+import { verify } from './verify.js'
 import { settle, state } from './parts.js'
 
 const SCREENS = [
@@ -24,7 +25,9 @@ const SCREENS = [
   ['log', 'Log', log, 'M3 4h4v12H3zM8 7h4v9H8zM13 2h4v14h-4z'],
   ['plots', 'Plots', plots, 'M2 16l5-6 4 3 7-9'],
   ['audit', 'Audit', audit, 'M10 2a8 8 0 100 16 8 8 0 000-16zM10 6v5l3 2'],
+  ['verify', 'Verify', verify, 'M2 11l4 4 5-9M10 13l2 2 6-10'],
 ]
+const keyOf = (index) => String((index + 1) % 10)
 
 export const app = { session: null, view: null, live: false, toasts: [], asking: null, local: {}, login: {} }
 window.penstock = { screens: SCREENS.map(([name]) => name), hush: () => { app.toasts = []; draw() } }
@@ -200,7 +203,7 @@ function page() {
         h('button', { class: 'quiet', onclick: logout }, 'Log out'))),
     h('nav', { class: `screens ${app.menu ? 'open' : ''}`, key: 'nav', 'aria-label': 'Screens' },
       SCREENS.map(([name, title, , drawing], index) =>
-        h('a', { key: name, href: `#/${name}`, class: name === screen && 'on', 'aria-current': name === screen && 'page', title: `${title} (${index + 1})`, onclick: (event) => { event.preventDefault(); go(name) } },
+        h('a', { key: name, href: `#/${name}`, class: name === screen && 'on', 'aria-current': name === screen && 'page', title: `${title} (${keyOf(index)})`, onclick: (event) => { event.preventDefault(); go(name) } },
           h('svg', { viewBox: '0 0 20 20', 'aria-hidden': 'true' }, h('path', { d: drawing })), h('span', null, title), badge(name)))),
     h('main', { id: 'main', key: `main ${screen}`, tabindex: '-1', 'aria-label': current[1] },
       !app.live && app.view && h('p', { class: 'stale', role: 'status' }, `The console is not heard of since ${clock(app.heardAt)}; what is shown may be old. Trying again…`),
@@ -288,7 +291,7 @@ addEventListener('hashchange', () => (location.hash.startsWith('#token=') ? begi
 addEventListener('visibilitychange', () => { if (!document.hidden) draw() })
 addEventListener('keydown', (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || /^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName) || !app.session || app.asking) return
-  const screen = SCREENS[Number(event.key) - 1]
+  const screen = SCREENS.find((_, index) => keyOf(index) === event.key)
   if (screen) go(screen[0])
   else if (event.key === 't') theme()
   else if (event.key === '/') { document.querySelector('input[type=search]')?.focus(); event.preventDefault() }

@@ -1,0 +1,88 @@
+"""Comparisons by schedule: what an instance knows of them when it starts, and when the first one is due."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from penstock import metrics
+from penstock.config import Config
+from penstock.core.verify_report import VerifiedStream, VerifyReport
+from penstock.lake.spark_starter import SparkStarter
+from penstock.verify import reports
+from penstock.verify.always import Verifying
+
+pytestmark = pytest.mark.unit
+
+DIFFERS = VerifiedStream("public.orders", "different", missing=3, buckets_differing=3, buckets_looked_into=3)
+NOT_NOW = VerifiedStream("public.orders", "not compared", "it is being loaded again", "for now")
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    file = tmp_path / "penstock.yaml"
+    file.write_text(
+        "source: {type: postgres, url: postgresql://localhost/shop}\n"
+        "destination: {type: parquet, path: lake}\n"
+        "state: state\n"
+        "streams: [{table: public.orders}]\n"
+        "verify: {every: 24h}\n"
+    )
+    return Config.load(file, {})
+
+
+def instance(config: Config, *, has_loaded: bool = True) -> Verifying:
+    """One that has just started."""
+    return Verifying(
+        config, {}, cast(SparkStarter, None), is_ready=lambda: True, has_loaded=lambda: has_loaded, note=print
+    )
+
+
+def said(config: Config, hours_ago: float, *streams: VerifiedStream) -> None:
+    began_at = (datetime.now(UTC) - timedelta(hours=hours_ago)).isoformat(timespec="seconds")
+    reports.save(config.state, VerifyReport(streams, began_at, 1.0))
+
+
+def measured(verifying: Verifying) -> dict[str, float]:
+    """Of the stream."""
+    found = verifying.samples()
+    return {name: value for name, labels, value in found if labels.get("stream") == "public.orders"}
+
+
+def test_a_restart_remembers_the_differences_that_were_found(config: Config) -> None:
+    said(config, 5, VerifiedStream("public.orders", "equal"), VerifiedStream("public.lines", "equal"))
+    said(config, 4, DIFFERS)
+    restarted = instance(config)
+    assert measured(restarted)[metrics.VERIFY_DIFFERENCES.name] == 3
+    assert {labels["stream"] for _, labels, _ in restarted.samples() if labels} == {
+        "public.orders",
+        "public.lines",
+    }
+    assert not restarted.is_due()
+    said(config, 3, NOT_NOW)  # that tells nothing of them
+    assert measured(instance(config)) == {
+        metrics.VERIFY_DIFFERENCES.name: 3,
+        metrics.VERIFY_NOT_COMPARED.name: 1,
+    }
+    said(config, 2, VerifiedStream("public.orders", "equal"))
+    assert measured(instance(config))[metrics.VERIFY_DIFFERENCES.name] == 0
+
+
+def test_what_is_remembered_has_no_rows_and_survives_a_file_that_cannot_be_read(config: Config) -> None:
+    said(config, 2, DIFFERS)
+    for number, content in enumerate((b"", b"[]", b"{}", b'{"began_at": 7, "streams": [{"verdict": 1}]}')):
+        (config.state / "verify" / f"9{number}.json").write_bytes(content)
+    assert reports.known(config.state) == {"public.orders": DIFFERS}
+    assert not instance(config).is_due()
+    later = {"stream": "a", "verdict": "equal", "of_a_later_version": 1, "differences": [{"kind": "extra"}]}
+    assert VerifiedStream.from_json(later) == VerifiedStream("a", "equal")
+
+
+def test_the_first_comparison_waits_for_the_first_load_and_no_later_one_does(config: Config) -> None:
+    assert not instance(config, has_loaded=False).is_due()
+    assert instance(config).is_due()
+    said(config, 25, DIFFERS)
+    assert instance(config, has_loaded=False).is_due()  # one new table keeps no other from it
