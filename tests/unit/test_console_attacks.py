@@ -504,3 +504,21 @@ def test_connections_that_do_nothing_keep_nobody_out_for_long(
         for each in idle:
             each.close()
         console.stop()
+
+
+def test_an_order_that_nobody_can_read_is_said_on_the_page(tmp_path: Path) -> None:
+    console, client = served(tmp_path)
+    try:
+        (client.state / "orders").mkdir(parents=True)
+        (client.state / "orders" / "00000000000000000001-aa.json").write_bytes(b'{"format_vers')
+        headers = client.login()
+        wait_until(
+            lambda: (
+                "00000000000000000001-aa.json.unreadable"
+                in client.ask("GET", "/api/view", headers=headers).json["problem"]
+            ),
+            "the page to name the file",
+        )
+        assert client.ask("GET", "/api/state", headers=headers).status == 200
+    finally:
+        console.stop()
