@@ -205,9 +205,15 @@ class Routes:
     def _logout(self, request: Request, caller: Caller) -> Answer:
         if (wrong := _unproven(request, caller)) is not None:
             return wrong
-        if caller.session is not None:
-            self._access.end(caller.session)
-        return answer_json({}, headers={"Set-Cookie": self._set(request, "", 0)})
+        gone = {"Set-Cookie": self._set(request, "", 0)}
+        try:
+            if caller.session is not None:
+                self._access.end(caller.session)
+        except (PenstockError, OSError) as error:
+            log_unexpected("ending a session", error)
+            message = "The end of the session could not be saved; a restart of the console forgets it."
+            return answer_json({"error": {"message": message}}, 500, gone)
+        return answer_json({}, headers=gone)
 
     def _set(self, request: Request, value: str, age_s: int) -> str:
         secure = "; Secure" if request.secure else ""

@@ -43,9 +43,7 @@ class Screens:
             "letters.lane": lambda fields: self._lane_letters(fields, values=False),
             "shapes": self._shapes,
             "state": lambda _fields: state_screen.explained(self._config),
-            "state.diff": lambda fields: state_screen.difference(
-                self._config.state, _number(fields, "from"), _number(fields, "to")
-            ),
+            "state.diff": lambda fields: self._state_difference(fields, values=False),
             "log.steps": lambda fields: log_screen.steps(self._log, _number(fields, "before", 0)),
             "log.step": lambda fields: log_screen.step(self._log, _number(fields, "step")),
             "log.schemas": lambda fields: log_screen.schemas(self._log, _stream(fields)),
@@ -55,10 +53,16 @@ class Screens:
         return {
             "letters.lake": lambda fields: self._lake_letters(fields, values=True),
             "letters.lane": lambda fields: self._lane_letters(fields, values=True),
+            "state": lambda _fields: state_screen.explained(self._config, values=True),
+            "state.diff": lambda fields: self._state_difference(fields, values=True),
             "log.key": lambda fields: log_screen.changes_of_key(
                 self._log, _stream(fields), _text(fields, "key")
             ),
         }
+
+    def _state_difference(self, fields: Fields, *, values: bool) -> dict[str, Any]:
+        before, after = _number(fields, "from"), _number(fields, "to")
+        return state_screen.difference(self._config.state, before, after, values=values)
 
     @property
     def _log(self) -> Path:
