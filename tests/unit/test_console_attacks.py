@@ -97,15 +97,17 @@ class Client:
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def pipeline_file(directory: Path, **console: Any) -> Path:
-    content = {**_PIPELINE, "console": {**_PIPELINE["console"], **console}}  # type: ignore[dict-item]
+def pipeline_file(directory: Path, settings: dict[str, Any] | None = None, /, **console: Any) -> Path:
+    content = {**_PIPELINE, **(settings or {}), "console": {**_PIPELINE["console"], **console}}  # type: ignore[dict-item]
     file = directory / "penstock.yaml"
     file.write_text(yaml.safe_dump(content))
     return file
 
 
-def served(directory: Path, **console: Any) -> tuple[Console, Client]:
-    file = pipeline_file(directory, **console)
+def served(
+    directory: Path, settings: dict[str, Any] | None = None, /, **console: Any
+) -> tuple[Console, Client]:
+    file = pipeline_file(directory, settings, **console)
     config = Config.load(file)
     console_ = Console(config, file, lambda: None)
     return console_, Client(int(console_.url.rpartition(":")[2]), config.state)
