@@ -7,12 +7,16 @@ The lake process of `penstock run` is the exception. A predecessor that was stop
 and may hold it for ever, while the source has long chosen another leader. So the leader's lake process takes
 the place of such a holder: it removes the file and locks a new one. Only of another lake process, though: the
 file says who holds it, and a command that is at work is waited for.
+
+Smaller files that several processes change, each by reading it and writing it anew, have locks of their own
+beside them (`held`), which are held for as long as that takes.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +26,7 @@ from penstock.ledger.run_file import read_running
 
 NAME = "lock"
 _RUN = b"run\n"
+_LOOK_EVERY_S = 0.02
 
 
 @contextmanager
@@ -89,6 +94,24 @@ def lock_file(path: Path) -> int | None:
         if is_at(descriptor, path):
             return descriptor
         os.close(descriptor)  # a leader has put another file there since it was opened
+
+
+@contextmanager
+def held(path: Path, within_s: float = 10.0) -> Iterator[None]:
+    """Hold the lock file at `path`, when whoever has it lets go; SourceBusyError if that takes too long."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    ends_at = time.monotonic() + within_s
+    while (descriptor := lock_file(path)) is None:
+        if time.monotonic() >= ends_at:
+            raise SourceBusyError(
+                f"Another process has held {path} for {within_s:g} s.",
+                remedy="Try again; if it stays so, look for a command of Penstock that hangs, and end it.",
+            )
+        time.sleep(_LOOK_EVERY_S)
+    try:
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def is_at(descriptor: int, path: Path) -> bool:

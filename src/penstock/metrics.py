@@ -34,6 +34,9 @@ def _counter(name: str, help: str, *labels: str) -> Metric:
 UP = _gauge("process_up", "1 while the process runs.", "process")
 RESTARTS = _counter("process_restarts", "Times the process was started again.", "process")
 PARKED = _gauge("process_parked", "1 if the process failed too often and waits for somebody.", "process")
+WAITING = _gauge(
+    "process_waiting", "1 while it waits: a lane for a leader, the console for its address.", "process"
+)
 MEMORY = _gauge("process_memory_bytes", "Resident memory of the process and its children.", "process")
 SAMPLES_DROPPED = _counter("samples_dropped", "Samples that processes said and this list does not know.")
 LEADING = _gauge("leading", "1 if this instance leads, 0 while it stands by.")

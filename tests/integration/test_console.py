@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import json
 import os
+import socket
+import subprocess
+import sys
 import threading
 import time
 import urllib.request
@@ -452,17 +455,23 @@ def _status(names: list[str], begun: float) -> dict[str, Any]:
     }
 
 
-def test_two_hundred_streams_are_painted_within_a_second(tmp_path: Path) -> None:
-    file = tmp_path / "penstock.yaml"
-    names = [f"public.table_{number:03d}" for number in range(200)]
+def _idle_pipeline(directory: Path, names: list[str], listen: str) -> Path:
+    """One that nobody runs."""
+    file = directory / "penstock.yaml"
     content = {
         "source": {"type": "postgres", "url": "postgresql://nowhere/db"},
         "destination": {"type": "parquet", "path": "./lake"},
         "state": "./state",
         "streams": names,
-        "console": {"listen": "127.0.0.1:0"},
+        "console": {"listen": listen},
     }
     file.write_text(yaml.safe_dump(content))
+    return file
+
+
+def test_two_hundred_streams_are_painted_within_a_second(tmp_path: Path) -> None:
+    names = [f"public.table_{number:03d}" for number in range(200)]
+    file = _idle_pipeline(tmp_path, names, "127.0.0.1:0")
     begun = time.time()
     console = Console(Config.load(file), file, lambda: _status(names, begun))
     try:
@@ -487,3 +496,32 @@ def test_two_hundred_streams_are_painted_within_a_second(tmp_path: Path) -> None
             assert page.count(selector="tbody tr") == 100
     finally:
         console.stop()
+
+
+def test_a_console_whose_address_is_taken_says_so_and_serves_when_it_is_free(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        listen = f"127.0.0.1:{taken.getsockname()[1]}"
+        spec = {"config": str(_idle_pipeline(tmp_path, ["public.orders"], listen)), "http": "127.0.0.1:1"}
+        process = subprocess.Popen(
+            [sys.executable, "-m", "penstock.console"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+        )
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(json.dumps(spec) + "\n")
+        process.stdin.flush()
+        said = json.loads(process.stdout.readline())
+        assert (said["event"], said["state"]) == ("state", "waiting"), said
+        assert listen in said["reason"]
+    said = json.loads(process.stdout.readline())
+    assert (said["event"], said["state"]) == ("state", "running"), "once it said that it waits"
+    with urllib.request.urlopen(f"http://{listen}/", timeout=30) as answer:
+        assert answer.status == 200
+    process.stdin.write('{"request": "stop"}\n')
+    process.stdin.flush()
+    assert process.wait(30) == 0
+    process.stdin.close()
+    process.stdout.close()

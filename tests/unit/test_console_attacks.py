@@ -22,6 +22,8 @@ from penstock.console import access
 from penstock.console.http import BODY_BYTES_MAX, CONNECTIONS_MAX
 from penstock.console.serving import Console, said_in
 from penstock.core.errors import ConfigError
+from penstock.ledger.state import StateDocument
+from penstock.ledger.store import StateStore
 from tests.certificates import write_certificates
 from tests.conftest import wait_until
 
@@ -95,10 +97,17 @@ class Client:
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def served(directory: Path, **console: Any) -> tuple[Console, Client]:
-    content = {**_PIPELINE, "console": {**_PIPELINE["console"], **console}}  # type: ignore[dict-item]
+def pipeline_file(directory: Path, settings: dict[str, Any] | None = None, /, **console: Any) -> Path:
+    content = {**_PIPELINE, **(settings or {}), "console": {**_PIPELINE["console"], **console}}  # type: ignore[dict-item]
     file = directory / "penstock.yaml"
     file.write_text(yaml.safe_dump(content))
+    return file
+
+
+def served(
+    directory: Path, settings: dict[str, Any] | None = None, /, **console: Any
+) -> tuple[Console, Client]:
+    file = pipeline_file(directory, settings, **console)
     config = Config.load(file)
     console_ = Console(config, file, lambda: None)
     return console_, Client(int(console_.url.rpartition(":")[2]), config.state)
@@ -158,6 +167,27 @@ class TestWhoMay:
         assert client.ask("POST", "/api/act", PAUSE, headers).status == 403
         assert client.ask("POST", "/api/values", {"of": "log.key", "fields": {}}, headers).status == 403
         assert [line["outcome"] for line in client.audit() if line["who"] == "board"][-2:] == ["refused"] * 2
+
+    def test_values_in_the_state_are_told_to_who_may_act_and_the_asking_is_written_down(
+        self, tmp_path: Path
+    ) -> None:
+        console, client = served(tmp_path)
+        own = {"chunks": [{"min": "a-secret-key", "max": None}], "penstock": {"generation": "g"}}
+        entry = {"stream": "orders", "namespace": "public", "sync_mode": "cdc", "state": own}
+        document = {"type": "STREAM", "streams": [entry], "penstock": {"format_version": 1}}
+        StateStore(client.state).save(StateDocument(document))
+        try:
+            look, act = client.login(LOOK), client.login(ACT)
+            asked = {"of": "state", "fields": {}}
+            for headers in (look, act):
+                shown = client.ask("GET", "/api/state", headers=headers)
+                assert shown.status == 200
+                assert b"a-secret-key" not in shown.body
+            assert client.ask("POST", "/api/values", asked, look).status == 403
+            assert b"a-secret-key" in client.ask("POST", "/api/values", asked, act).body
+            assert ("ada", "show values: state") in [(line["who"], line["what"]) for line in client.audit()]
+        finally:
+            console.stop()
 
     def test_programs_show_a_token_or_a_password_with_each_request(self, client: Client) -> None:
         assert client.ask("GET", "/api/view", authorization=f"Bearer {ACT}").status == 200
@@ -406,6 +436,59 @@ def test_a_session_outlives_a_restart_and_ends_when_its_credential_is_changed(tm
     console.stop()
 
 
+def test_a_session_that_was_ended_stays_so_over_a_restart_and_for_every_console(tmp_path: Path) -> None:
+    def with_port(headers: dict[str, str], client: Client) -> dict[str, str]:
+        cookie = f"penstock_console_{client.port}=" + headers["cookie"].partition("=")[2]
+        return headers | {"cookie": cookie}
+
+    console, client = served(tmp_path)
+    beside, other = served(tmp_path)
+    ended, kept = client.login(), client.login()
+    assert other.ask("GET", "/api/view", headers=with_port(ended, other)).status == 200
+    assert client.ask("POST", "/api/logout", {}, ended).status == 200
+    assert other.ask("GET", "/api/view", headers=with_port(ended, other)).status == 401
+    beside.stop()
+    console.stop()
+    console, client = served(tmp_path)
+    assert client.ask("GET", "/api/view", headers=with_port(ended, client)).status == 401
+    assert client.ask("GET", "/api/view", headers=with_port(kept, client)).status == 200
+    console.stop()
+
+
+def test_sessions_that_were_ended_are_kept_for_their_time_and_in_bounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.console.ended.SESSIONS_MAX", 3)
+    now = [1_800_000_000.0]
+    settings = Config.load(pipeline_file(tmp_path)).console
+    person = access.Person("ada", "act")
+
+    def opened() -> access.Access:
+        return access.Access(settings, tmp_path / "console", lambda: now[0])
+
+    def begun() -> tuple[str, access.Session]:
+        now[0] += 1
+        return known.begin(person)
+
+    known = opened()
+    sessions = [begun() for _ in range(6)]
+    for _, session in sessions[:5]:
+        known.end(session)
+    assert [opened().session(cookie) is None for cookie, _ in sessions] == [True] * 5 + [False]
+    file = tmp_path / "console" / "ended.json"
+    assert len(json.loads(file.read_bytes())["sessions"]) == 3
+    now[0] += access.SESSION_S + 10
+    cookie, session = begun()
+    known.end(session)
+    assert list(json.loads(file.read_bytes())["sessions"]) == [session.nonce], "others ended by themselves"
+    cookie, _ = begun()
+    now[0] += 2
+    file.write_bytes(b'{"format_ver')
+    assert opened().session(cookie) is None, "nobody can tell any more which were ended"
+    later = begun()[0]
+    assert opened().session(later) is not None
+
+
 def test_without_access_a_token_is_made_that_only_this_user_can_read(tmp_path: Path) -> None:
     console, client = served(tmp_path, access=[])
     try:
@@ -503,4 +586,22 @@ def test_connections_that_do_nothing_keep_nobody_out_for_long(
     finally:
         for each in idle:
             each.close()
+        console.stop()
+
+
+def test_an_order_that_nobody_can_read_is_said_on_the_page(tmp_path: Path) -> None:
+    console, client = served(tmp_path)
+    try:
+        (client.state / "orders").mkdir(parents=True)
+        (client.state / "orders" / "00000000000000000001-aa.json").write_bytes(b'{"format_vers')
+        headers = client.login()
+        wait_until(
+            lambda: (
+                "00000000000000000001-aa.json.unreadable"
+                in client.ask("GET", "/api/view", headers=headers).json["problem"]
+            ),
+            "the page to name the file",
+        )
+        assert client.ask("GET", "/api/state", headers=headers).status == 200
+    finally:
         console.stop()

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 import sqlite3
+import tracemalloc
 from pathlib import Path
 
-from penstock.console.history import COARSE_S, FINE_KEPT_S, FINE_S, History
+import pytest
+
+from penstock.console.history import COARSE_S, FINE_KEPT_S, FINE_S, POINTS_MAX, History
 from penstock.console.rates import Rates, counters_of
 
 NOW = 1_800_000_000.0
@@ -52,7 +55,7 @@ def test_a_day_of_two_hundred_streams_takes_less_than_the_bar_and_old_points_go(
     names += [f"other:{number}" for number in range(40)]
     values = dict.fromkeys(names, 1.5)
     with kept._connection:  # a day by the same statements, without waiting for 8,640 commits
-        kept._name(values, int(NOW))
+        kept._name(values, int(NOW), {})
         for at in range(int(NOW - DAY_S), int(NOW), COARSE_S):
             kept._put("coarse", at // COARSE_S * COARSE_S, values)
         for at in range(int(NOW - FINE_KEPT_S), int(NOW), FINE_S):
@@ -81,6 +84,57 @@ def test_it_stays_below_its_bytes_and_lets_the_oldest_go(tmp_path: Path) -> None
     assert points[0][0] > NOW + 300, "the oldest went"
     assert points[-1][0] == NOW + 1190
     kept.close()
+
+
+def test_a_long_history_is_thinned_to_what_a_plot_shows_and_read_a_few_moments_at_a_time(
+    tmp_path: Path,
+) -> None:
+    days, series = 4, 300
+    kept = history(tmp_path, kept_s=days * DAY_S)
+    names = [f"s{number}" for number in range(series)]
+    moments = range(int(NOW - days * DAY_S), int(NOW), COARSE_S)
+    with kept._connection:
+        kept._name(names, int(NOW), {})
+        kept._put("coarse", moments[0], dict.fromkeys(names, 1.0))
+        copied = "INSERT INTO coarse SELECT ?, points FROM coarse WHERE at = ?"
+        kept._connection.executemany(copied, [(at, moments[0]) for at in moments[1:]])
+        kept._put("coarse", moments[777], {"s3": 1.0, "s4": 9.0})
+    wanted = ["s3", "s4", "never", "s299"]
+    tracemalloc.start()
+    found = kept.read(wanted, NOW - days * DAY_S, NOW)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert len(moments) * series * 8 > 12 << 20, "what is read"
+    assert peak < 3 << 20, f"{peak} bytes were held at once"
+    assert POINTS_MAX * 0.9 < len(found["s3"]) <= POINTS_MAX
+    assert max(value for _, value in found["s4"] if value is not None) == 9.0, "a peak stays one"
+    assert found["s4"][-1] == (moments[-1], 1.0)
+    assert {value for _, value in found["s299"]} == {1.0}
+    assert found["never"] == []
+    kept.close()
+
+
+def test_a_moment_that_could_not_be_written_leaves_nothing_that_the_file_does_not_know(
+    tmp_path: Path,
+) -> None:
+    kept = history(tmp_path)
+    kept.add(NOW, {"old": 1.0})
+    pages = int(kept._connection.execute("PRAGMA page_count").fetchone()[0])
+    kept._connection.execute(f"PRAGMA max_page_count = {pages}")
+    values = {f"a name that takes some room {number}": 2.0 for number in range(2000)}
+    with pytest.raises(sqlite3.OperationalError, match="full"):
+        kept.add(NOW + COARSE_S, values)
+    assert kept.names() == ["old"]
+    kept._connection.execute("PRAGMA max_page_count = 1000000")
+    kept.add(NOW + COARSE_S, values)
+    kept.close()
+    again = history(tmp_path)
+    assert set(again.names()) == {"old", *values}
+    one = next(iter(values))
+    assert again.read([one], NOW, NOW + COARSE_S)[one][-1] == (NOW + COARSE_S, 2.0)
+    minutes = again.read(["old"], NOW - FINE_KEPT_S, NOW + COARSE_S)["old"]
+    assert minutes == [(NOW, 1.0)], "the minute before is not lost with it"
+    again.close()
 
 
 def test_a_file_that_cannot_be_read_is_put_aside(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +133,39 @@ def test_what_a_start_would_do_is_what_recovery_decides(tmp_path: Path) -> None:
     assert told["public.orders"] == "Is loaded again: it was asked for."
     told = {each["what"]: each["text"] for each in state_screen.restart(StateDocument.new(), settings)}
     assert "Nothing was followed yet" in told["the log"]
+
+
+def test_values_of_rows_in_the_state_are_shown_to_who_asks_for_values_alone(tmp_path: Path) -> None:
+    """Bounds of chunks are keys, cursors are values, and a resume token has a document's key in it."""
+    settings = config(tmp_path)
+    store = StateStore(settings.state)
+    first = document().to_json()
+    bounds = {"min": "secret-key-1", "max": None, "status": "preparing", "leaf": "public.orders_7"}
+    first["streams"][0]["state"]["chunks"] = [bounds]
+    state = first["streams"][1]["state"]
+    state |= {"updated_at": "secret-time", "olake_next_cursor_updated_at": 4_711_471_147}
+    state |= {"_data": "82SECRETTOKEN", "unknown": {"nested": ["secret-other"]}}
+    second = json.loads(json.dumps(first))
+    second["streams"][0]["state"]["chunks"] = [{**bounds, "min": "secret-key-2"}]
+    second["streams"][1]["state"]["updated_at"] = "secret-later"
+    for number, each in enumerate((first, second)):
+        store.save(StateDocument(each).numbered(number))
+    secrets = ("secret", "SECRET", "4711471147")
+    for shown in (state_screen.explained(settings), state_screen.difference(settings.state, 1, 2)):
+        text = json.dumps(shown)
+        assert not [each for each in secrets if each in text], text
+    hidden = state_screen.explained(settings)["document"]["streams"]
+    assert hidden[0]["state"]["chunks"] == [
+        {"min": "(hidden)", "max": None, "status": "preparing", "leaf": "public.orders_7"}
+    ]
+    assert hidden[0]["state"]["penstock"]["committed_to"] == "0/10", "positions are no values"
+    changed = {each["path"]: each for each in state_screen.difference(settings.state, 1, 2)["differences"]}
+    cursor = changed["streams[public.items].state.updated_at"]
+    assert (cursor["before"], cursor["after"]) == ("(hidden)", "(hidden)"), "that it changed is seen"
+    assert "streams[public.orders].state.chunks" in changed
+    asked = json.dumps(state_screen.explained(settings, values=True), default=str)
+    assert "secret-key-2" in asked
+    assert "secret-later" in json.dumps(state_screen.difference(settings.state, 1, 2, values=True))
 
 
 def test_versions_are_compared_by_path_and_stream(tmp_path: Path) -> None:

@@ -39,11 +39,50 @@ def test_a_resync_lets_a_paused_stream_go_on_and_is_remembered(tmp_path: Path) -
     assert found.reload.replace
 
 
-def test_an_order_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    (path,) = orders.give(tmp_path, [Order("pause", _STREAM)])
-    path.write_text('{"format_version": 1, "action": "explode", "stream": "public.orders", "at": ""}')
-    with pytest.raises(StateError, match=path.name):
-        orders.waiting(tmp_path)
+@pytest.mark.parametrize(
+    "content",
+    [
+        b'{"format_version": 1, "action": "explode", "stream": "public.orders", "at": ""}',
+        b'{"format_version": 99, "action": "pause", "stream": "public.orders", "at": ""}',
+        b'{"format_version": 1, "act',
+        b"",
+        b"[1]",
+        b"\xff\xfe",
+    ],
+)
+def test_an_order_that_cannot_be_read_is_set_aside_and_stops_no_other(
+    tmp_path: Path, content: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad, good = orders.give(tmp_path, [Order("pause", _STREAM), Order("resume", _STREAM)])
+    bad.write_bytes(content)
+    assert [path for path, _ in orders.waiting(tmp_path)] == [good]
+    (aside,) = orders.unreadable(tmp_path)
+    assert (aside.name, aside.read_bytes()) == (f"{bad.name}.unreadable", content)
+    assert aside.name in capsys.readouterr().out
+    orders.carried_out([good])
+    assert not orders.any_wait(tmp_path), "nobody takes turn after turn for it"
+    with pytest.raises(StateError, match=aside.name):
+        orders.wait_for([bad], 0.0)
+
+
+def test_an_order_that_another_process_has_just_carried_out_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken, left = orders.give(tmp_path, [Order("pause", _STREAM), Order("resume", _STREAM)])
+    listed = orders._files(tmp_path)
+    monkeypatch.setattr(orders, "_files", lambda _state: listed)
+    taken.unlink()
+    assert [path for path, _ in orders.waiting(tmp_path)] == [left]
+
+
+def test_what_is_set_aside_does_not_fill_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(orders, "SET_ASIDE_MAX", 2)
+    paths = orders.give(tmp_path, [Order("pause", _STREAM)] * 3)
+    for path in paths:
+        path.write_bytes(b"")
+    assert orders.waiting(tmp_path) == []
+    kept = [f"{path.name}.unreadable" for path in paths[1:]]
+    assert [path.name for path in orders.unreadable(tmp_path)] == kept
 
 
 def test_orders_that_nobody_takes_do_not_fill_the_disk(

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import yaml
 
-from penstock.core.errors import StateError
+from penstock.config import Config
+from penstock.core.errors import SourceBusyError, StateError
 from penstock.core.position import Lsn
-from penstock.streams.orders import ORDERS_FILE, OrderBook, Orders
+from penstock.locking import held
+from penstock.operations import lanes
+from penstock.streams.orders import ORDERS_FILE, OrderBook, Orders, lane_directory
 
 
 @pytest.fixture
@@ -71,3 +77,50 @@ def test_orders_that_cannot_be_read_are_an_error_that_says_what_to_do(tmp_path: 
     with pytest.raises(StateError) as caught:
         OrderBook(tmp_path).read()
     assert caught.value.remedy
+
+
+def test_of_orders_that_come_at_once_and_of_those_carried_out_none_is_lost(tmp_path: Path) -> None:
+    file = tmp_path / "penstock.yaml"
+    content = {
+        "source": {"type": "postgres", "url": "postgresql://nowhere/db"},
+        "destination": {"type": "parquet", "path": "./lake"},
+        "state": "./state",
+        "streams": ["public.*"],
+        "lanes": {"file": {"path": "./events.ndjson"}},
+    }
+    file.write_text(yaml.safe_dump(content))
+    config = Config.load(file)
+    book = OrderBook(lane_directory(config.state, "file"))
+    wanted = [[f"public.t{thread}_{number}" for number in range(12)] for thread in range(4)]
+    carried_out: set[str] = set()
+    given = threading.Event()
+
+    def carry_out() -> None:
+        while not given.is_set():
+            orders = book.read()
+            if orders.is_open:
+                carried_out.update(orders.resync or ())
+                book.carried_out(orders)
+
+    def give(names: list[str]) -> None:
+        for name in names:
+            lanes.resync(config, "file", (name,))
+
+    lane = threading.Thread(target=carry_out)
+    lane.start()
+    try:
+        with ThreadPoolExecutor(len(wanted)) as people:
+            list(people.map(give, wanted))
+    finally:
+        given.set()
+        lane.join()
+    assert carried_out | set(book.read().resync or ()) == {name for names in wanted for name in names}
+
+
+def test_a_lock_that_is_never_let_go_is_an_error_and_no_wait_for_ever(tmp_path: Path) -> None:
+    with (
+        held(tmp_path / "a.lock"),
+        pytest.raises(SourceBusyError, match=r"a\.lock"),
+        held(tmp_path / "a.lock", within_s=0.05),
+    ):
+        pass

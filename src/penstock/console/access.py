@@ -3,8 +3,9 @@
 A person shows a token or a password once and gets a cookie; programs show theirs with every request. A
 cookie says who it is and until when, signed with a secret of the state directory and with what the person
 showed: so it outlives a restart, and ends when the credential is changed or the name is taken from the
-pipeline file. It is not readable by scripts and not sent from other sites. Whoever acts by a cookie also
-shows a second value, which only our own page can know (`Session.proof`).
+pipeline file. One that its person ended stays so (`ended`). It is not readable by scripts and not sent from
+other sites. Whoever acts by a cookie also shows a second value, which only our own page can know
+(`Session.proof`).
 
 Credentials are compared by digests, all of them every time, so that no time tells which one was near.
 Guesses are counted by address and together; beyond `FAILURES_MAX` in a minute nobody is let in for the rest
@@ -26,6 +27,7 @@ from typing import Literal
 
 from penstock import durable
 from penstock.config.sections import ConsoleConfig
+from penstock.console.ended import EndedSessions
 
 Role = Literal["look", "act"]
 SESSION_S = 12 * 3600
@@ -33,7 +35,6 @@ FAILURES_MAX = 10
 FAILURES_OF_ALL_MAX = 100
 _WINDOW_S = 60.0
 _ADDRESSES_MAX = 1024
-_REVOKED_MAX = 4096
 _SECRET_BYTES = 32
 _LOCAL_NAME = "local"
 _PARTS = 4
@@ -51,6 +52,7 @@ class Session:
 
     person: Person
     nonce: str
+    expires: int
     proof: str
 
     def is_proven_by(self, given: str) -> bool:
@@ -75,7 +77,7 @@ class Access:
         if self.own_token is not None:
             person = Person(_LOCAL_NAME, "act")
             self._credentials.append(_Credential(person, _digest(self.own_token), is_password=False))
-        self._revoked: OrderedDict[str, None] = OrderedDict()
+        self._ended = EndedSessions(directory / "ended.json", SESSION_S, clock)
         self._failures = _Failures()
         self._lock = threading.Lock()
 
@@ -94,7 +96,8 @@ class Access:
         """A cookie's value, and the session it stands for."""
         nonce, expires = secrets.token_urlsafe(18), int(self._clock()) + SESSION_S
         said = f"{person.name.encode().hex()}.{expires}.{nonce}"
-        return f"{said}.{self._signature(said, person.name)}", self._session(person, nonce)
+        value = f"{said}.{self._signature(said, person.name)}"
+        return value, self._session(person, nonce, expires)
 
     def session(self, cookie: str) -> Session | None:
         parts = cookie.split(".")
@@ -107,19 +110,17 @@ class Access:
             return None
         person = next((each.person for each in self._credentials if each.person.name == name), None)
         is_signed = hmac.compare_digest(given.encode(), self._signature(said, name).encode())
-        with self._lock:
-            is_over = int(parts[1]) < self._clock() or parts[2] in self._revoked
-        return self._session(person, parts[2]) if person is not None and is_signed and not is_over else None
+        if person is None or not is_signed:
+            return None
+        session = self._session(person, parts[2], int(parts[1]))
+        return None if self.is_ended(session) else session
 
     def end(self, session: Session) -> None:
-        with self._lock:
-            self._revoked[session.nonce] = None
-            while len(self._revoked) > _REVOKED_MAX:
-                self._revoked.popitem(last=False)
+        self._ended.add(session.nonce, session.expires)
 
     def is_ended(self, session: Session) -> bool:
-        with self._lock:
-            return session.nonce in self._revoked
+        """By itself, or by its person."""
+        return session.expires < self._clock() or self._ended.has(session.nonce, session.expires)
 
     def _known(self, address: str, digest: bytes, name: str | None) -> Person | None:
         found: Person | None = None
@@ -133,8 +134,9 @@ class Access:
                 self._failures.add(address, time.monotonic())
         return found
 
-    def _session(self, person: Person, nonce: str) -> Session:
-        return Session(person, nonce, hmac.new(self._secret, f"proof.{nonce}".encode(), "sha256").hexdigest())
+    def _session(self, person: Person, nonce: str, expires: int) -> Session:
+        proof = hmac.new(self._secret, f"proof.{nonce}".encode(), "sha256").hexdigest()
+        return Session(person, nonce, expires, proof)
 
     def _signature(self, said: str, name: str) -> str:
         shown = next((each.digest for each in self._credentials if each.person.name == name), b"")

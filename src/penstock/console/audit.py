@@ -1,7 +1,8 @@
 """`console/audit.jsonl`: who did what by the console, a line each; and who asked for values of rows.
 
 A line is on disk before what it says is begun, and another when it has ended: so nothing is done that was not
-written down. Two files of bounded size are kept.
+written down. A line is there whole when `write` returns; one that a full disk or a crash has cut is ended by
+whoever writes next, and passed over by readers. Two files of bounded size are kept.
 """
 
 from __future__ import annotations
@@ -30,9 +31,10 @@ class Audit:
         line |= {name: _short(value) for name, value in fields.items() if value not in (None, "")}
         with self._lock:
             self._turn_over()
-            descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+            descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
             try:
-                os.write(descriptor, json.dumps(line, ensure_ascii=True).encode() + b"\n")
+                content = json.dumps(line, ensure_ascii=True).encode() + b"\n"
+                _write_all(descriptor, b"\n" + content if _is_cut(descriptor) else content)
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
@@ -44,7 +46,13 @@ class Audit:
             for path in (self._before, self.path):
                 if path.exists():
                     lines += path.read_bytes().splitlines()
-        return [json.loads(line) for line in lines[-min(limit, SHOWN_MAX) :][::-1]]
+        found: list[dict[str, Any]] = []
+        for line in reversed(lines):
+            if len(found) >= min(limit, SHOWN_MAX):
+                break
+            if (said := _read(line)) is not None:
+                found.append(said)
+        return found
 
     @property
     def _before(self) -> Path:
@@ -53,6 +61,26 @@ class Audit:
     def _turn_over(self) -> None:
         if self.path.exists() and self.path.stat().st_size >= FILE_BYTES_MAX:
             os.replace(self.path, self._before)
+
+
+def _write_all(descriptor: int, content: bytes) -> None:
+    """In one piece, unless the kernel takes less of it; OSError when it takes no more."""
+    while content:
+        content = content[os.write(descriptor, content) :]
+
+
+def _is_cut(descriptor: int) -> bool:
+    """Whether the last line has no end."""
+    size = os.fstat(descriptor).st_size
+    return size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
+
+
+def _read(line: bytes) -> dict[str, Any] | None:
+    try:
+        said = json.loads(line)
+    except ValueError:
+        return None
+    return said if isinstance(said, dict) else None
 
 
 def _short(value: Any) -> Any:

@@ -8,6 +8,9 @@ Size, for 200 streams with three series each and some thirty others: 630 × 8 = 
 of them a day: 13 MB. The oldest goes when its time has passed, or when the file would grow beyond
 `bytes_max`.
 
+What is asked for is read a few moments at a time and thinned on the way to what a plot can show: neither the
+answer nor the memory it takes grows with the file.
+
 The file is a convenience: one that cannot be read is put aside, and a new one begun.
 """
 
@@ -19,9 +22,11 @@ import os
 import sqlite3
 import struct
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import numpy as np
 
 FINE_S, FINE_KEPT_S = 10, 3 * 3600
 COARSE_S = 60
@@ -29,7 +34,9 @@ SERIES_MAX = 50_000
 POINTS_MAX = 1500
 _FORMAT_VERSION = 1
 _PRUNE_EVERY = 30
+_READ_ROWS = 32  # at a time; the writer waits for no more
 _PAIR = struct.Struct("<If")
+_PAIRS = np.dtype([("series", "<u4"), ("value", "<f4")])
 Point = tuple[int, float | None]
 _TABLES = """
 CREATE TABLE series (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, seen INTEGER NOT NULL);
@@ -69,44 +76,61 @@ class History:
         """The numbers of a moment. Names that end in `_rate` are rates; all others are sizes or delays."""
         known = {name: value for name, value in values.items() if math.isfinite(value)}
         moment, minute = int(at) // FINE_S * FINE_S, int(at) // COARSE_S * COARSE_S
-        with self._lock, self._connection:
-            self._name(known, moment)
-            self._put("fine", moment, known)
-            if self._minute is not None and self._minute.at != minute:
-                self._put("coarse", self._minute.at, _folded(self._minute))
-                self._minute = None
-            self._minute = self._minute or _Minute(minute, {}, {}, {})
-            for name, value in known.items():
-                self._minute.sums[name] = self._minute.sums.get(name, 0.0) + value
-                self._minute.counts[name] = self._minute.counts.get(name, 0) + 1
-                self._minute.peaks[name] = max(self._minute.peaks.get(name, value), value)
-            self._written += 1
+        over = self._minute if self._minute is not None and self._minute.at != minute else None
+        with self._lock:
+            new: dict[str, int] = {}
+            try:
+                with self._connection:
+                    self._name(known, moment, new)
+                    self._put("fine", moment, known)
+                    if over is not None:
+                        self._put("coarse", over.at, _folded(over))
+            except BaseException:
+                for name in new:  # was rolled back: the next moment names it again
+                    del self._ids[name]
+                raise
+        # Only when it is committed: a minute that could not be written is with the next moment.
+        if self._minute is None or over is not None:
+            self._minute = _Minute(minute, {}, {}, {})
+        for name, value in known.items():
+            self._minute.sums[name] = self._minute.sums.get(name, 0.0) + value
+            self._minute.counts[name] = self._minute.counts.get(name, 0) + 1
+            self._minute.peaks[name] = max(self._minute.peaks.get(name, value), value)
+        self._written += 1
         if self._written % _PRUNE_EVERY == 0:
             self.prune(at)
 
     def read(
         self, names: Sequence[str], start: float, end: float
     ) -> dict[str, list[tuple[int, float | None]]]:
-        """Points of each series in order, no more than `POINTS_MAX`; None where there is a gap before it."""
+        """Points of each series in order, no more than `POINTS_MAX`, and a None in each gap between them."""
         table, step = ("fine", FINE_S) if end - start <= FINE_KEPT_S else ("coarse", COARSE_S)
         with self._lock:
             wanted = {self._ids[name]: name for name in names if name in self._ids}
-            rows = self._connection.execute(
-                f"SELECT at, points FROM {table} WHERE at BETWEEN ? AND ? ORDER BY at", (int(start), int(end))
-            ).fetchall()
-        every = max(1, math.ceil(len(rows) / POINTS_MAX))
+            count = f"SELECT count(*) FROM {table} WHERE at BETWEEN ? AND ?"
+            moments = int(self._connection.execute(count, (int(start), int(end))).fetchone()[0])
         found: dict[str, list[tuple[int, float | None]]] = {name: [] for name in names}
         before: int | None = None
-        for begin in range(0, len(rows), every):
-            group = rows[begin : begin + every]
-            at = group[-1][0]
-            if before is not None and group[0][0] - before > 3 * step:
+        every = max(1, math.ceil(moments / POINTS_MAX))
+        for first, last, values in _thinned(self._moments(table, int(start), int(end)), every, wanted):
+            if before is not None and first - before > 3 * step:
                 for points in found.values():
                     points.append((before + step, None))
-            before = at
-            for name, value in _greatest(group, wanted).items():
-                found[name].append((at, value))
+            before = last
+            for name, value in values.items():
+                found[name].append((last, value))
         return found
+
+    def _moments(self, table: str, start: int, end: int) -> Iterator[tuple[int, bytes]]:
+        """A few at a time; what is written or goes meanwhile is there or is not."""
+        query = f"SELECT at, points FROM {table} WHERE at BETWEEN ? AND ? ORDER BY at LIMIT {_READ_ROWS}"
+        while True:
+            with self._lock:
+                rows = self._connection.execute(query, (start, end)).fetchall()
+            yield from rows
+            if len(rows) < _READ_ROWS:
+                return
+            start = rows[-1][0] + 1
 
     def names(self) -> list[str]:
         with self._lock:
@@ -125,8 +149,8 @@ class History:
                     )
                 ]
                 execute("DELETE FROM series WHERE seen < ?", (int(now - self._kept_s),))
-                for name in gone:
-                    self._ids.pop(name, None)
+            for name in gone:
+                self._ids.pop(name, None)
             while self._size() > self._bytes_max and self._halve():
                 pass
             self._connection.executescript("PRAGMA incremental_vacuum")  # `execute` gives one page back
@@ -151,12 +175,13 @@ class History:
         count, free, size = (int(self._connection.execute(f"PRAGMA {name}").fetchone()[0]) for name in names)
         return (count - free) * size
 
-    def _name(self, values: Iterable[str], at: int) -> None:
+    def _name(self, values: Iterable[str], at: int, new: dict[str, int]) -> None:
+        """Those that have no id get one, and are told in `new`."""
         for name in values:
             if name not in self._ids and len(self._ids) < SERIES_MAX:
                 cursor = self._connection.execute("INSERT INTO series (name, seen) VALUES (?, ?)", (name, at))
                 assert cursor.lastrowid is not None
-                self._ids[name] = cursor.lastrowid
+                self._ids[name] = new[name] = cursor.lastrowid
         if self._written % _PRUNE_EVERY == 0:
             seen = [(at, self._ids[name]) for name in values if name in self._ids]
             self._connection.executemany("UPDATE series SET seen = ? WHERE id = ?", seen)
@@ -202,11 +227,26 @@ def _folded(minute: _Minute) -> dict[str, float]:
     }
 
 
-def _greatest(rows: Sequence[tuple[int, bytes]], wanted: Mapping[int, str]) -> dict[str, float]:
-    found: dict[str, float] = {}
-    for _, points in rows:
-        for number, value in _PAIR.iter_unpack(points):
-            name = wanted.get(number)
-            if name is not None and (name not in found or value > found[name]):
-                found[name] = value
-    return found
+def _thinned(
+    moments: Iterable[tuple[int, bytes]], every: int, wanted: Mapping[int, str]
+) -> Iterator[tuple[int, int, dict[str, float]]]:
+    """Of each so many moments: the first, the last, and the greatest number of each series."""
+    series = np.array(sorted(wanted), np.uint32)
+    first, count = 0, 0
+    greatest: dict[str, float] = {}
+    at = 0
+    for at, points in moments:
+        first, count = (at if count == 0 else first), count + 1
+        pairs = np.frombuffer(points, _PAIRS)
+        places = np.minimum(np.searchsorted(pairs["series"], series), max(len(pairs) - 1, 0))
+        is_there = pairs["series"][places] == series if len(pairs) else np.zeros(len(series), bool)
+        for number, value in zip(
+            series[is_there].tolist(), pairs["value"][places[is_there]].tolist(), strict=True
+        ):
+            name = wanted[number]
+            greatest[name] = max(greatest.get(name, value), value)
+        if count == every:
+            yield first, at, greatest
+            count, greatest = 0, {}
+    if count:
+        yield first, at, greatest

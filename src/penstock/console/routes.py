@@ -31,6 +31,7 @@ from penstock.console.audit import Audit
 from penstock.console.history import History
 from penstock.console.http import Answer, Request, answer_json, refused
 from penstock.console.paths import Route
+from penstock.console.reading import RETRY_AFTER_S, BusyError
 from penstock.console.screens import Screens
 from penstock.console.watching import Watching
 from penstock.core.errors import PenstockError
@@ -122,6 +123,9 @@ class Routes:
             return handler(request, caller)
         except PenstockError as error:
             return answer_json({"error": error.to_json()}, 409)
+        except BusyError:
+            message = "Others are being read just now, which takes some seconds; come again then."
+            return answer_json({"error": {"message": message}}, 503, {"Retry-After": str(RETRY_AFTER_S)})
         except Exception as error:
             log_unexpected("a request to the console", error)
             return refused(500, "Something went wrong; the log of the console says what.")
@@ -205,9 +209,15 @@ class Routes:
     def _logout(self, request: Request, caller: Caller) -> Answer:
         if (wrong := _unproven(request, caller)) is not None:
             return wrong
-        if caller.session is not None:
-            self._access.end(caller.session)
-        return answer_json({}, headers={"Set-Cookie": self._set(request, "", 0)})
+        gone = {"Set-Cookie": self._set(request, "", 0)}
+        try:
+            if caller.session is not None:
+                self._access.end(caller.session)
+        except (PenstockError, OSError) as error:
+            log_unexpected("ending a session", error)
+            message = "The end of the session could not be saved; a restart of the console forgets it."
+            return answer_json({"error": {"message": message}}, 500, gone)
+        return answer_json({}, headers=gone)
 
     def _set(self, request: Request, value: str, age_s: int) -> str:
         secure = "; Secure" if request.secure else ""

@@ -7,7 +7,6 @@ written down."""
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
@@ -16,6 +15,7 @@ from typing import Any
 
 from penstock.config import Config
 from penstock.console import log_screen, state_screen, verify_screen
+from penstock.console.reading import NotReadError, Reading
 from penstock.core.errors import ConfigError, PenstockError
 from penstock.core.stream import StreamId
 from penstock.operations import lanes, letters, shapes
@@ -23,7 +23,6 @@ from penstock.operations.streams import stream_id
 
 LETTERS_SHOWN = 100
 SHAPES_SHOWN = 2000
-_COMMAND_S = 60.0
 _NAME_MAX = 300
 
 Fields = dict[str, str]
@@ -34,6 +33,7 @@ class Screens:
     def __init__(self, config: Config, config_path: Path) -> None:
         self._config = config
         self._config_path = config_path
+        self._reading = Reading()
 
     def looks(self) -> dict[str, Screen]:
         return {
@@ -43,9 +43,7 @@ class Screens:
             "letters.lane": lambda fields: self._lane_letters(fields, values=False),
             "shapes": self._shapes,
             "state": lambda _fields: state_screen.explained(self._config),
-            "state.diff": lambda fields: state_screen.difference(
-                self._config.state, _number(fields, "from"), _number(fields, "to")
-            ),
+            "state.diff": lambda fields: self._state_difference(fields, values=False),
             "log.steps": lambda fields: log_screen.steps(self._log, _number(fields, "before", 0)),
             "log.step": lambda fields: log_screen.step(self._log, _number(fields, "step")),
             "log.schemas": lambda fields: log_screen.schemas(self._log, _stream(fields)),
@@ -57,6 +55,8 @@ class Screens:
         return {
             "letters.lake": lambda fields: self._lake_letters(fields, values=True),
             "letters.lane": lambda fields: self._lane_letters(fields, values=True),
+            "state": lambda _fields: state_screen.explained(self._config, values=True),
+            "state.diff": lambda fields: self._state_difference(fields, values=True),
             "log.key": lambda fields: log_screen.changes_of_key(
                 self._log, _stream(fields), _text(fields, "key")
             ),
@@ -64,6 +64,10 @@ class Screens:
                 self._config.state, _text(fields, "run"), _text(fields, "stream")
             ),
         }
+
+    def _state_difference(self, fields: Fields, *, values: bool) -> dict[str, Any]:
+        before, after = _number(fields, "from"), _number(fields, "to")
+        return state_screen.difference(self._config.state, before, after, values=values)
 
     @property
     def _log(self) -> Path:
@@ -107,16 +111,15 @@ class Screens:
 
     def _by_command(self, arguments: list[str], stream: StreamId) -> dict[str, Any]:
         """In a process of its own: what reads Iceberg tables needs Java."""
-        spec = ["-c", str(self._config_path), "--json", *arguments, "--", str(stream)]
-        command = [sys.executable, "-m", "penstock", *spec]
+        command = _command(self._config_path, [*arguments, "--", str(stream)])
         try:
-            ended = subprocess.run(command, capture_output=True, timeout=_COMMAND_S, check=False)
-            answer: dict[str, Any] = json.loads(ended.stdout)
-        except (subprocess.TimeoutExpired, ValueError) as error:
+            code, said_all = self._reading.run(command)
+            answer: dict[str, Any] = json.loads(said_all)
+        except (NotReadError, ValueError) as error:
             raise ConfigError(
                 "The dead letters could not be read.", remedy=f"Try `penstock dlq show {stream}`."
             ) from error
-        if ended.returncode:
+        if code:
             said = answer.get("error", {})
             raise ConfigError(str(said.get("message", "They could not be read.")), stream=str(stream))
         return answer
@@ -129,6 +132,10 @@ class Screens:
         except PenstockError as error:
             return {"shapes": [], "total": 0, "problem": error.message}
         return {"shapes": found[:SHAPES_SHOWN], "total": len(found)}
+
+
+def _command(config_path: Path, arguments: list[str]) -> list[str]:
+    return [sys.executable, "-m", "penstock", "-c", str(config_path), "--json", *arguments]
 
 
 def _parquet_letters(directory: Path, stream: StreamId, *, values: bool) -> dict[str, Any]:

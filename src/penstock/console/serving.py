@@ -52,7 +52,13 @@ class Console:
         self._thread = threading.Thread(
             target=self._watching.run, args=(self._stop,), name="console-watch", daemon=True
         )
-        self._server = ConsoleServer(settings.listen, frozenset(settings.hosts), routes.answer, _tls(config))
+        try:
+            self._server = ConsoleServer(
+                settings.listen, frozenset(settings.hosts), routes.answer, _tls(config)
+            )
+        except BaseException:
+            self._history.close()
+            raise
         self.url = self._server.url
         self.link = f"{self.url}/" if access.own_token is None else f"{self.url}/#token={access.own_token}"
         self._thread.start()

@@ -2,7 +2,11 @@
 
 What a start would do is decided by the ledger's own functions (`ledger/recovery.py`); the tables that they
 would ask are asked here too where that is a look at a file (Parquet), and said as a question where it is
-not."""
+not.
+
+Some of what the file holds are values of rows: bounds of chunks are keys, cursors are values of columns, and
+a resume token of MongoDB has a document's key in it. Unless values are asked for, they are hidden; that one
+changed is still seen."""
 
 from __future__ import annotations
 
@@ -13,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.config import Config
+from penstock.core.cursor import RESERVED_NAMES
 from penstock.core.errors import PenstockError
 from penstock.core.stream import StreamId
 from penstock.ledger import orders
@@ -22,9 +27,11 @@ from penstock.ledger.state_check import problems
 from penstock.ledger.store import StateStore
 
 DIFFERENCES_MAX = 400
+HIDDEN = "(hidden)"
+_TOKENS = frozenset({"_data", "next_data"})
 
 
-def explained(config: Config) -> dict[str, Any]:
+def explained(config: Config, *, values: bool = False) -> dict[str, Any]:
     store = StateStore(config.state)
     document = store.load()
     versions = [
@@ -34,20 +41,78 @@ def explained(config: Config) -> dict[str, Any]:
     if document is None:
         return {"document": None, "facts": [], "problems": [], "restart": [], "versions": versions}
     return {
-        "document": document.to_json(),
+        "document": document.to_json() if values else _said(_without_values(document.to_json())),
         "facts": list(_facts(document)),
-        "problems": problems(document),
+        "problems": problems(document) if values else _problems_without_values(document),
         "restart": restart(document, config),
         "versions": versions,
     }
 
 
-def difference(state: Path, before: int, after: int) -> dict[str, Any]:
+def difference(state: Path, before: int, after: int, *, values: bool = False) -> dict[str, Any]:
     """What another version has otherwise, by path."""
     store = StateStore(state)
     old, new = (store.version(each).to_json() for each in (before, after))
+    if not values:
+        old, new = _without_values(old), _without_values(new)
     found = list(_differences(old, new, ""))
     return {"from": before, "to": after, "differences": found[:DIFFERENCES_MAX], "total": len(found)}
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class _Hidden:
+    """A value of a row: as equal to another as it is, and shown as none."""
+
+    value: Any
+
+    def __repr__(self) -> str:
+        return HIDDEN
+
+
+def _without_values(document: dict[str, Any]) -> dict[str, Any]:
+    """What is not known to be none of a row's values is taken for one."""
+    entries = [
+        {**entry, "state": _state_without_values(entry["state"])}
+        if isinstance(entry.get("state"), dict)
+        else entry
+        for entry in document.get("streams") or []
+    ]
+    return {**document, "streams": entries}
+
+
+def _state_without_values(state: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in state.items():
+        if name == "chunks" and isinstance(value, list):
+            found[name] = [_chunk_without_values(chunk) for chunk in value]
+        else:
+            is_known = name in RESERVED_NAMES - _TOKENS
+            found[name] = value if is_known or value is None else _Hidden(value)
+    return found
+
+
+def _chunk_without_values(chunk: Any) -> Any:
+    if not isinstance(chunk, dict):
+        return _Hidden(chunk)
+    return {
+        name: value if name in ("status", "leaf") or value is None else _Hidden(value)
+        for name, value in chunk.items()
+    }
+
+
+def _problems_without_values(document: StateDocument) -> list[str]:
+    states = [entry.get("state") for entry in document.to_json().get("streams") or []]
+    fields = [state for state in states if isinstance(state, dict)]
+    tokens = [str(state[name]) for state in fields for name in _TOKENS if state.get(name)]
+    found = problems(document)
+    for token in tokens:
+        found = [text.replace(token, HIDDEN) for text in found]
+    return found
+
+
+def _said(document: dict[str, Any]) -> dict[str, Any]:
+    said: dict[str, Any] = json.loads(json.dumps(document, default=str))
+    return said
 
 
 def _facts(document: StateDocument) -> Iterator[dict[str, str]]:
@@ -227,5 +292,7 @@ def _name(entry: dict[str, Any]) -> str:
 def _brief(value: Any) -> str | None:
     if value is None:
         return None
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    if isinstance(value, _Hidden):
+        return HIDDEN
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= 300 else f"{text[:300]}…"

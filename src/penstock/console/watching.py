@@ -103,7 +103,8 @@ class Watching:
             waiting: list[tuple[str, str]] = [
                 (str(order.stream), order.action) for _, order in orders.waiting(self._config.state)
             ]
-        except (PenstockError, FileNotFoundError) as error:
+            problem = problem or _set_aside(orders.unreadable(self._config.state))
+        except (PenstockError, OSError) as error:
             lane_orders, waiting = {}, []
             problem = problem or str(error)
         return Found(
@@ -195,6 +196,17 @@ class _StateFile:
         known = {(state.stream, state.load_id) for state in loading}
         self._chunks = {key: count for key, count in self._chunks.items() if key in known}
         return found
+
+
+def _set_aside(unreadable: list[Path]) -> str:
+    if not unreadable:
+        return ""
+    others = f" and {len(unreadable) - 1} more" if len(unreadable) > 1 else ""
+    newest = unreadable[-1]
+    return (
+        f"An order could not be read and was not carried out: {newest.parent.name}/{newest.name}{others} in "
+        "the state directory. Give it again, and remove the file."
+    )
 
 
 def _news(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:

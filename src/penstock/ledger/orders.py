@@ -5,6 +5,9 @@ command leaves a file here, and whoever opens the state next carries it out: the
 turns, or a command that finds the state free. Files are carried out in the order of their names, which is the
 order they came in, and go when the state that has them is durable. A crash in between has one carried out
 again: a pause or a resume changes nothing then, a resync loads the table once more.
+
+A file that is no order must not stop the lane that finds it: it is renamed to `….unreadable`, where people
+find it and nobody carries it out.
 """
 
 from __future__ import annotations
@@ -18,6 +21,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal, get_args
 
+import structlog
+
 from penstock import durable
 from penstock.core.errors import StateError
 from penstock.core.stream import StreamId
@@ -27,10 +32,13 @@ from penstock.ledger.state import SYNC_MODES, StateDocument, SyncMode
 
 DIRECTORY = "orders"
 ORDERS_MAX = 10_000  # that wait; a run that does not take them must not fill the disk
+SET_ASIDE = ".unreadable"
+SET_ASIDE_MAX = 100  # that are kept, the newest
 _FORMAT_VERSION = 1
 _LOOK_EVERY_S = 0.05
 
 Action = Literal["pause", "resume", "resync"]
+_logger = structlog.get_logger("penstock.orders")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +67,21 @@ def give(state: Path, orders: Sequence[Order]) -> list[Path]:
 
 
 def waiting(state: Path) -> list[tuple[Path, Order]]:
-    """Those that nobody has carried out, the oldest first."""
-    return [(path, _read(path)) for path in _files(state)]
+    """Those that nobody has carried out, the oldest first; what cannot be read is set aside."""
+    found = []
+    for path in _files(state):
+        try:
+            found.append((path, _read(path)))
+        except FileNotFoundError:  # carried out just now
+            continue
+        except StateError as error:
+            _set_aside(path, error)
+    return found
+
+
+def unreadable(state: Path) -> list[Path]:
+    """What was set aside, the oldest first, until somebody removes it."""
+    return _files(state, f".json{SET_ASIDE}")
 
 
 def any_wait(state: Path) -> bool:
@@ -73,12 +94,18 @@ def carried_out(paths: Sequence[Path]) -> None:
 
 
 def wait_for(paths: Sequence[Path], within_s: float) -> bool:
-    """Whether all of them were carried out in time."""
+    """Whether all of them were carried out in time; StateError if whoever took them could not read one."""
     ends_at = time.monotonic() + within_s
     while any(path.exists() for path in paths):
         if time.monotonic() >= ends_at:
             return False
         time.sleep(_LOOK_EVERY_S)
+    for path in paths:
+        if (aside := _aside(path)).exists():
+            raise StateError(
+                f"The run could not read the order and has set it aside: {aside}.",
+                remedy="Give the order with the version of Penstock that runs.",
+            )
     return True
 
 
@@ -106,12 +133,29 @@ def settle(ledger: Ledger, state: Path) -> None:
         carried_out([path for path, _ in found])
 
 
-def _files(state: Path) -> list[Path]:
+def _files(state: Path, ending: str = ".json") -> list[Path]:
     try:
         paths = list((state / DIRECTORY).iterdir())
     except FileNotFoundError:
         return []
-    return sorted(path for path in paths if path.suffix == ".json" and not path.name.startswith("."))
+    return sorted(path for path in paths if path.name.endswith(ending) and not path.name.startswith("."))
+
+
+def _aside(path: Path) -> Path:
+    return path.with_name(path.name + SET_ASIDE)
+
+
+def _set_aside(path: Path, error: StateError) -> None:
+    """Or raise what was found, if the file cannot be moved: it would be found again at once."""
+    try:
+        path.rename(_aside(path))
+    except FileNotFoundError:  # by another process
+        return
+    except OSError:
+        raise error from error.__cause__
+    _logger.warning("an order cannot be read and is set aside", file=_aside(path).name)
+    for old in _files(path.parent.parent, f".json{SET_ASIDE}")[:-SET_ASIDE_MAX]:
+        old.unlink(missing_ok=True)
 
 
 def _read(path: Path) -> Order:
@@ -122,7 +166,15 @@ def _read(path: Path) -> Order:
         stream = StreamId.parse(fields["stream"])
         mode: SyncMode = fields["mode"] if fields.get("mode") in SYNC_MODES else "cdc"
         return Order(fields["action"], stream, str(fields.get("reason", "")), str(fields["at"]), mode)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+        PermissionError,
+        IsADirectoryError,
+    ) as error:
         raise StateError(
             f"The order {path} cannot be read.", remedy="Remove it, and give the order again."
         ) from error

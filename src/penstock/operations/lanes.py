@@ -104,8 +104,7 @@ def require_stream_lane(config: Config, lane: str) -> None:
 
 def _write(config: Config, lane: str, change: Callable[[Orders], Orders]) -> None:
     require_stream_lane(config, lane)
-    book = OrderBook(lane_directory(config.state, lane))
-    book.write(change(book.read()))
+    OrderBook(lane_directory(config.state, lane)).change(change)
     running = read_running(config.state)
     if running is not None and running.host == socket.gethostname():
         with suppress(OSError):

@@ -3,12 +3,16 @@
 A pause holds until it is taken back. A rewind and a resync are carried out once: the lane removes them when
 the target has written down where it goes on from. A crash in between has them carried out again, which sends
 the same again: that is what they are for.
+
+Who changes the file reads it and writes it anew under a lock, so that of two commands, or of a command and
+the lane that strikes out what it has carried out, neither undoes what the other said.
 """
 
 from __future__ import annotations
 
 import json
 import uuid
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,8 +21,10 @@ from typing import Any
 from penstock import durable
 from penstock.core.errors import StateError
 from penstock.core.position import Lsn
+from penstock.locking import held
 
 ORDERS_FILE = "orders.json"
+_LOCK = "orders.lock"
 _FORMAT_VERSION = 1
 
 
@@ -75,6 +81,7 @@ class OrderBook:
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / ORDERS_FILE
+        self._lock = directory / _LOCK
 
     def read(self) -> Orders:
         try:
@@ -88,14 +95,21 @@ class OrderBook:
                 remedy="Remove it: it says whether the lane is paused and what it is to send again, no more.",
             ) from error
 
+    def change(self, change: Callable[[Orders], Orders]) -> None:
+        """Say something more, or something else, than was said so far."""
+        with held(self._lock):
+            self.write(change(self.read()))
+
     def write(self, orders: Orders) -> None:
+        """Whatever was said before."""
         fields = asdict(orders) | {"serial": uuid.uuid4().hex, "format_version": _FORMAT_VERSION}
         durable.replace(self._path, durable.to_json_bytes(fields))
 
     def carried_out(self, orders: Orders) -> None:
         """Unless somebody has said something else meanwhile."""
-        if self.read().serial == orders.serial:
-            self.write(orders.carried_out())
+        with held(self._lock):
+            if self.read().serial == orders.serial:
+                self.write(orders.carried_out())
 
 
 def _orders(fields: dict[str, Any]) -> Orders:

@@ -107,6 +107,7 @@ class Supervisor:
                 (metrics.UP.name, label, float(process.is_up)),
                 (metrics.RESTARTS.name, label, float(process.restarts)),
                 (metrics.PARKED.name, label, float(process.state == "parked")),
+                (metrics.WAITING.name, label, float(process.state == "waiting")),
                 (metrics.MEMORY.name, label, float(process.memory_bytes)),
             ]
         return own + self._samples.all()

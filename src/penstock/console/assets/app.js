@@ -92,7 +92,13 @@ export function load(name, path, fields, { every = 0, keep = false } = {}) {
     found.at = Date.now()
     get(path, fields).then(
       (value) => { if (found.key === key) { found.value = value; found.error = undefined; draw() } },
-      (error) => { if (found.key === key) { found.error = error.message; draw() } },
+      (error) => {
+        if (found.key !== key) return
+        found.error = error.message
+        // Busy: asked again in a while, if it is still looked at.
+        if (error.status === 503) setTimeout(() => { if (found.key === key) { found.key = undefined; draw() } }, 5000)
+        draw()
+      },
     )
   }
   return found
