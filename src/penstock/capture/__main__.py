@@ -10,7 +10,9 @@ in order.
 
 A sync of few changes waits for this process more than for anything else, so the start is made short: what it
 will need is imported and compiled code loaded while the spec is still awaited, libraries that others import
-only because they are installed are kept out, and nobody looks for garbage among what stays for ever.
+only because they are installed are kept out, and nobody looks for garbage among what stays for ever. What is
+got ready is of Postgres. Another source has its modules imported when that is over: two threads that import
+from different ends of a library whose modules import each other find half of them (seen with numba).
 """
 
 from __future__ import annotations
@@ -35,18 +37,23 @@ def main() -> None:
     _reuse_memory()
     gc.disable()
     sys.meta_path.insert(0, _KeptOut)
-    imported = threading.Event()
-    threading.Thread(target=_prepare, args=(imported,), name="capture-start", daemon=True).start()
+    imported, is_other = threading.Event(), threading.Event()
+    start = threading.Thread(target=_prepare, args=(imported, is_other), name="capture-start", daemon=True)
+    start.start()
     first_line = sys.stdin.readline()
     if not first_line:
         os._exit(0)
-    if json.loads(first_line)["service"] is not None:
-        channel = Channel(first_line)
+    spec = json.loads(first_line)
+    channel = None if spec["service"] is None else Channel(first_line)
+    if channel is not None:
         channel.state("starting")
-        imported.wait()
+    imported.wait()
+    if spec["source"]["type"] != "postgres":
+        is_other.set()
+        start.join()
+    if channel is not None:
         code = _stay(channel)
     else:
-        imported.wait()
         signal.signal(signal.SIGTERM, lambda _number, _frame: os._exit(0))
         _serve_sync(first_line)
         code = 0
@@ -70,17 +77,19 @@ class _KeptOut:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 
-def _prepare(imported: threading.Event) -> None:
+def _prepare(imported: threading.Event, is_other: threading.Event) -> None:
     try:
         from penstock import logs
-        from penstock.capture.open import load_compiled
+        from penstock.capture.open import import_likely
 
+        load_compiled = import_likely()
         import_module("penstock.capture.server")
         logs.configure("json")
     finally:
         imported.set()  # whoever imports it next raises the same
     try:
-        load_compiled()
+        if not is_other.is_set():
+            load_compiled()
     finally:
         gc.freeze()
         gc.enable()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from penstock.capture.source import CaptureSource
 from penstock.capture.source_spec import MongoSpec, MysqlSpec
 from penstock.capture.spec import CaptureSpec
@@ -22,9 +24,9 @@ def open_source(spec: CaptureSpec) -> CaptureSource:
     return PostgresCapture(spec.source, spec)
 
 
-def load_compiled() -> None:
-    """Have compiled code ready by the time that it is needed: before anybody says which kind it is for, that
-    of Postgres. Other kinds have theirs loaded when they are set up."""
-    from penstock.capture.postgres.source import load_compiled as load_postgres
+def import_likely() -> Callable[[], None]:
+    """Import what is needed for Postgres, before anybody says which kind it is; what has its compiled code
+    loaded. Other kinds have theirs loaded when they are set up."""
+    from penstock.capture.postgres.source import load_compiled
 
-    load_postgres()
+    return load_compiled
