@@ -306,6 +306,7 @@ def test_both_tables_of_an_exchanged_partition_are_altered(shop: MysqlServer, tm
     ] == [1, 1, 0]
 
 
+@pytest.mark.slow
 def test_transactions_of_lower_numbers_that_come_later_are_read(shop: MysqlServer, tmp_path: Path) -> None:
     if shop.kind is MYSQL:
         pytest.skip("MySQL says which transactions were read, not the last of them")

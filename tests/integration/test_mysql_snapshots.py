@@ -108,7 +108,7 @@ def _logged(server: MysqlServer, begun: BinlogPlace, end: BinlogPlace) -> int:
     """How many rows the server itself says that it logged of the table, each an event of its own."""
     assert begun.name == end.name
     events = server.rows(f"SHOW BINLOG EVENTS IN '{begun.name}' FROM {begun.pos}")
-    names = [str(event[5]) for event in events if event[2] == "Table_map" and int(event[4]) <= end.pos]
+    names = [str(event[5]) for event in events if event[2] == "Table_map" and int(event[1]) < end.pos]
     return sum("(shop.t)" in name for name in names)
 
 

@@ -7,9 +7,11 @@ from typing import NoReturn
 import pytest
 
 from penstock.capture.mysql.statements import read_statement
-from penstock.capture.mysql.tables import MappedTables
+from penstock.capture.mysql.tables import MappedTable, MappedTables, mapped_table
 from penstock.core.stream import StreamId
 from penstock.sources.mysql.binlog.events import Statement
+from penstock.sources.mysql.binlog.rows import RowLayout
+from penstock.sources.mysql.binlog.table_map import TableMap
 
 
 def _told(text: str) -> tuple[str, list[str], bool]:
@@ -101,3 +103,21 @@ def test_names_are_those_of_the_catalog_where_the_server_folds_them() -> None:
     assert folding.meant(StreamId("Shop", "Other")) == StreamId("shop", "other")
     exact = MappedTables(streams, connect)
     assert exact.meant(StreamId("SHOP", "ORDERS")) == StreamId("SHOP", "ORDERS")
+
+
+def test_tables_of_a_pattern_that_were_logged_are_known_whatever_their_maps_are_numbered() -> None:
+    class Described(MappedTables):
+        def _mapped(self, stream: StreamId, described: TableMap) -> MappedTable:
+            return mapped_table(stream, RowLayout.of(described, {}), {}, None)
+
+    def connect() -> NoReturn:
+        raise AssertionError("nothing is asked")
+
+    tables = Described([StreamId("shop", "*")], connect)
+    for number, (schema, name) in enumerate([("shop", "orders"), ("other", "orders")]):
+        tables.table(number, TableMap(schema, name, ()))
+    tables.renumber()
+    dropped = read_statement(Statement("", "DROP DATABASE shop")).changed
+    for _ in range(2):  # a table that was altered before, too
+        tables.forget(dropped)
+        assert tables.among(dropped) == [StreamId("shop", "orders")]

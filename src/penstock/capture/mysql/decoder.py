@@ -18,8 +18,9 @@ inserts that leave columns to their defaults (`binlog_row_image`).
 
 The one transaction that a server may write over the 4 GiB that its places can say is refused too. Each event
 has four bytes for the place where it ends, so behind that they begin anew at 0, and may be beyond the place
-where the transaction began when it ends. An event and a batch are smaller than that: from one batch to the
-next a place that is less than the one before tells it.
+where the transaction began when it ends. An event and a batch are smaller than half of that: from one batch
+to the next a place that is far less than the one before tells it. Newer servers of MariaDB leave places out
+of events inside of a transaction: there bytes are counted.
 
 Table maps of the whole server come by. Those of `MAPS_MAX` tables are known; when there are more, all are
 forgotten between two transactions, for each transaction describes its tables anew.
@@ -37,7 +38,7 @@ from penstock.capture.mysql.gtids import SeenGtids
 from penstock.capture.mysql.statements import read_statement
 from penstock.capture.mysql.tables import MappedTable, MappedTables
 from penstock.capture.rows import Absent, Changes, log_rows
-from penstock.core.binlog_place import BinlogPlace, Numbering
+from penstock.core.binlog_place import OFFSET_MAX, BinlogPlace, Numbering
 from penstock.core.errors import SourceError
 from penstock.core.place import Place
 from penstock.core.position import Lsn
@@ -51,6 +52,7 @@ from penstock.sources.mysql.binlog.events import (
     Scan,
     Statement,
     Tables,
+    bytes_in_file,
     position_of,
     scan,
 )
@@ -61,6 +63,7 @@ from penstock.sources.mysql.binlog.unwrapping import unwrap
 
 Flags = npt.NDArray[np.bool_]
 MAPS_MAX = 4096
+_FAR = 1 << 31  # more than an event or a batch has
 
 
 class BinlogDecoder:
@@ -119,7 +122,7 @@ class BinlogDecoder:
         tx = self._begins(found, files)
         new = (tx >= log_end) & ~self._seen.had(self._tables.sources, found.source, found.number)
         rows_before = int(before[CARRY_ORDINAL])
-        self._require_places(part, found, new, last)
+        self._require_places(part, found, new, first, last)
         self._require_plain_endings(found, new, rows_before=rows_before)
         self._write(part, found, tx, new, rows_before, sink)
         self._seen.add(
@@ -188,15 +191,21 @@ class BinlogDecoder:
 
     # What cannot be told
 
-    def _require_places(self, part: EventBatch, found: Scan, new: Flags, last: int) -> None:
+    def _require_places(self, part: EventBatch, found: Scan, new: Flags, first: int, last: int) -> None:
         """That no transaction goes beyond what places can say. `new`: those that the log does not have."""
         begins, ended = found.begins_at.copy(), found.end_transaction
         begins[0] = self._open_offset
-        offset = position_of(part.event(last - 1)) if last and self._carry.in_transaction else 0
-        is_beyond = (new[ended] & (found.end_position < begins[ended])).any() or (new & (begins < 0)).any()
-        if is_beyond or (new[-1] and 0 < offset < begins[-1]):
+        offset = int(begins[-1])
+        if self._carry.in_transaction and last > first:
+            offset = position_of(part.event(last - 1))
+            if not offset:  # MariaDB: events inside of a transaction do not say where they end
+                since = int(found.end_event[-1]) + 1 if len(found.end_event) else first
+                offset = int(begins[-1]) + bytes_in_file(part, since, last)
+        wrapped = begins[ended] - found.end_position > _FAR
+        is_open_beyond = new[-1] and (begins[-1] - offset > _FAR or offset > OFFSET_MAX)
+        if (new[ended] & wrapped).any() or (new & (begins < 0)).any() or is_open_beyond:
             raise _too_large()
-        self._open_offset = offset or (int(begins[-1]) if self._carry.in_transaction else 0)
+        self._open_offset = offset if self._carry.in_transaction else 0
 
     def _require_plain_endings(self, found: Scan, new: Flags, *, rows_before: int) -> None:
         """`rows_before`: of the one that was open."""

@@ -85,6 +85,7 @@ class MappedTables:
         self._found: dict[int, MappedTable | None] = {}
         self._names: dict[int, StreamId] = {}
         self._by_map: dict[TableMap, MappedTable] = {}
+        self._kept: set[StreamId] = set()
         self._numbering = threading.Lock()
 
     def add(self, streams: Sequence[StreamId]) -> None:
@@ -118,10 +119,11 @@ class MappedTables:
         if number not in found:
             stream = StreamId(described.schema, described.name)
             self._names[number] = stream
-            found[number] = self._kept(stream, described) if self.wants(stream) else None
+            found[number] = self._known(stream, described) if self.wants(stream) else None
         return found[number]
 
-    def _kept(self, stream: StreamId, described: TableMap) -> MappedTable:
+    def _known(self, stream: StreamId, described: TableMap) -> MappedTable:
+        self._kept.add(stream)
         if described not in self._by_map:
             self._by_map[described] = self._mapped(stream, described)
         return self._by_map[described]
@@ -143,8 +145,8 @@ class MappedTables:
         return sorted(stream for stream in {*kept, *_plain(changed)} if self.wants(stream))
 
     def _logged(self) -> set[StreamId]:
-        """What maps came of; of tables that are kept, ever since reading began or they were altered."""
-        return {*self._names.values(), *(StreamId(each.schema, each.name) for each in self._by_map)}
+        """What maps came of; of tables that are kept, ever since reading began."""
+        return {*self._names.values(), *self._kept}
 
     def current(self, stream: StreamId) -> CapturedTable | None:
         """As the catalog has it; None if it is gone."""

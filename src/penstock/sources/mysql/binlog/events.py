@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from penstock.core.errors import SourceError
 from penstock.sources.mysql.binlog import event_kernels as kernels
-from penstock.sources.mysql.binlog.packet_kernels import HEADER, POSITION_AT, TYPE_AT, Bytes, Ints
+from penstock.sources.mysql.binlog.packet_kernels import HEADER, POSITION_AT, SIZE_AT, TYPE_AT, Bytes, Ints
 from penstock.sources.mysql.binlog.packets import MEMORY, EventBatch
 from penstock.sources.mysql.binlog.table_map import TableMap, parse_table_map
 
@@ -361,3 +361,9 @@ def _xid(body: bytes) -> str:
 def position_of(event: bytes) -> int:
     """Where in its file an event ends; 0 for those that are in no file."""
     return int.from_bytes(event[POSITION_AT : POSITION_AT + 4], "little")
+
+
+def bytes_in_file(batch: EventBatch, first: int, last: int) -> int:
+    """How much of their file events `first` to `last` (exclusive) take, with their checksums."""
+    at = batch.starts[first:last] + SIZE_AT
+    return sum(int(batch.buffer[at + byte].sum(dtype=np.int64)) << 8 * byte for byte in range(4))
