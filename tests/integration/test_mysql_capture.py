@@ -26,6 +26,14 @@ from tests.mysql_server import MARIADB, MYSQL, MysqlServer
 
 pytestmark = pytest.mark.integration
 
+#: What does not depend on the kind of server is shown of both by `make slow`.
+MOSTLY_MYSQL = pytest.mark.parametrize(
+    "server",
+    [MYSQL, pytest.param(MARIADB, marks=pytest.mark.slow)],
+    ids=lambda kind: str(kind.name),
+    indirect=True,
+)
+
 MEMORY_MAX_KIB = 512 * 1024
 
 
@@ -139,6 +147,7 @@ def test_every_change_is_in_the_log_as_the_source_sent_it(shop: MysqlServer, tmp
     assert manifest.epoch == started.epoch
 
 
+@MOSTLY_MYSQL
 def test_a_log_that_is_read_in_pieces_has_each_change_once(shop: MysqlServer, tmp_path: Path) -> None:
     epochs = []
     for number in range(4):
@@ -158,6 +167,7 @@ def test_a_log_that_is_read_in_pieces_has_each_change_once(shop: MysqlServer, tm
     assert epochs == sorted(set(epochs))
 
 
+@MOSTLY_MYSQL
 def test_a_process_that_is_killed_in_the_midst_leaves_no_gap(shop: MysqlServer, tmp_path: Path) -> None:
     with CaptureProcess(spec(shop, tmp_path)) as capture:
         capture.start()
@@ -200,6 +210,7 @@ def test_a_large_transaction_takes_no_more_memory_than_a_small_one(shop: MysqlSe
     assert folded(rows) == source_table(shop)
 
 
+@MOSTLY_MYSQL
 def test_a_log_that_was_purged_is_an_error_and_no_gap(shop: MysqlServer, tmp_path: Path) -> None:
     with CaptureProcess(spec(shop, tmp_path)) as capture:
         capture.start()
@@ -211,6 +222,7 @@ def test_a_log_that_was_purged_is_an_error_and_no_gap(shop: MysqlServer, tmp_pat
         capture.start()
 
 
+@MOSTLY_MYSQL
 def test_a_pipeline_is_read_by_one_at_a_time(
     shop: MysqlServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -226,6 +238,7 @@ def test_a_pipeline_is_read_by_one_at_a_time(
             third.start()
 
 
+@MOSTLY_MYSQL
 def test_a_table_that_is_altered_goes_on_as_it_is_logged(shop: MysqlServer, tmp_path: Path) -> None:
     with CaptureProcess(spec(shop, tmp_path)) as capture:
         capture.start()

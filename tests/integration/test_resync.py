@@ -81,7 +81,10 @@ def reading(pipeline: PipelineUnderTest) -> Iterator[list[str]]:
 
 
 @pytest.mark.usefixtures("soon")
-@pytest.mark.parametrize("streams", [["public.state"], ["public.state", "public.history"]])
+@pytest.mark.parametrize(
+    "streams",
+    [pytest.param(["public.state"], marks=pytest.mark.slow), ["public.state", "public.history"]],
+)
 def test_the_old_table_is_kept_up_until_the_new_one_is_complete_and_nothing_is_missed(
     tables: Database, make: MakePipeline, pause_at: PauseAt, streams: list[str]
 ) -> None:

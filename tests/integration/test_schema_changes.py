@@ -157,7 +157,7 @@ def test_what_changed_once_more_is_asked_about_once_more(database: Database, mak
     pipeline.assert_same("public.state", "public.other")
 
 
-@pytest.mark.parametrize("policy", ["pause", "fail"])
+@pytest.mark.parametrize("policy", ["pause", pytest.param("fail", marks=pytest.mark.slow)])
 def test_what_changes_nothing_in_the_table_asks_nobody(
     database: Database, make: MakePipeline, policy: str
 ) -> None:
