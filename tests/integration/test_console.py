@@ -13,10 +13,13 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +29,11 @@ import pytest
 import yaml
 
 from penstock.config import Config
+from penstock.console.reading import Reading
 from penstock.console.serving import Console, link_of_running
 from penstock.core.stream import StreamId
 from penstock.core.verify_report import ColumnDifference, Difference, VerifiedStream, VerifyReport
+from penstock.ledger.lanes import LANES_FILE, LaneRegistry
 from penstock.sources.postgres.embedded import EmbeddedPostgres
 from penstock.streams.dead_letters import Dead, DeadLetters, dead_letters_path
 from penstock.streams.events import CREATE
@@ -162,6 +167,7 @@ def test_every_screen_and_action_on_a_running_pipeline_and_in_trouble(tmp_path: 
         }
         pipeline = PipelineUnderTest(tmp_path / "shop", server.url(), _STREAMS, settings)
         _dead_letters(pipeline)
+        LaneRegistry(pipeline.state / LANES_FILE).join("archive")  # of a pipeline file that was
         instance = Instance(pipeline, "one", {"console": settings["console"]})
         with instances(instance), writing(server.url()), browser() as page:
             instance.start()
@@ -200,6 +206,7 @@ def _walk(
     )
     page.wait(selector=".squares a >> nth=3")
     instance.wait_until(lambda: _states(instance) == {"running", "leading"}, "all processes")
+    _drop_lane(page)
     page.see("Nothing holds the slot back", ".holds")
     with psycopg.connect(server.url(), autocommit=True) as connection:
         connection.execute("UPDATE orders SET total = 123456.78 WHERE id IN (1, 2)")
@@ -278,6 +285,17 @@ def _lanes(page: Browser) -> None:
     page.wait(selector="#lane-file .state.good")
 
 
+def _drop_lane(page: Browser) -> None:
+    """A lane that is no longer configured holds the slot until somebody gives it up."""
+    page.see("The source forgets nothing yet: the archive lane has not said how far it is", ".holds")
+    page.go(screen="lanes")
+    page.wait(selector='#lane-archive:has-text("left behind")')
+    page.press_button("Drop", "#lane-archive")
+    assert page.confirm("lane.drop") == "The lane archive is given up."
+    page.gone(selector="#lane-archive")
+    page.press(key="1")
+
+
 def _letters(page: Browser) -> None:
     page.go(screen="letters")
     page.click(selector='main a:text-is("public.orders")')
@@ -317,9 +335,13 @@ def _state_and_log(page: Browser) -> None:
     page.see("streams follow the log from")
     page.press_button("Show the file")
     page.wait(selector="pre")
+    page.press_button("Show values")
+    page.press_button("Hide values")
     page.press_button("Hide the file")
     page.click(selector='main a:text-is("What changed")')
     page.wait(selector=".differences li")
+    page.press_button("Show values")
+    page.press_button("Hide values")
     page.picture("state")
     page.go(screen="log")
     page.wait(selector="main tbody tr >> nth=2")
@@ -342,6 +364,8 @@ def _plots_and_audit(page: Browser) -> None:
     page.attached(selector=".chart path.line[d^=M]")
     page.go(screen="audit")
     for text in ("stream.pause", "lane.rewind", "letters.drop", "shape.drop", "show values: letters.lake"):
+        page.see(text)
+    for text in ("lane.drop", "show values: state", "show values: state.diff"):
         page.see(text)
     assert "123456.78" not in page.text(selector="main"), "values are in no audit log"
     page.picture("audit")
@@ -525,3 +549,51 @@ def test_a_console_whose_address_is_taken_says_so_and_serves_when_it_is_free(tmp
     assert process.wait(30) == 0
     process.stdin.close()
     process.stdout.close()
+
+
+def _asked(console: Console, path: str, body: dict[str, Any] | None = None) -> tuple[int, Any]:
+    token = console.link.partition("#token=")[2]
+    headers = {"authorization": f"Bearer {token}", "content-type": "application/json"}
+    content = None if body is None else json.dumps(body).encode()
+    try:
+        with urllib.request.urlopen(
+            urllib.request.Request(console.url + path, content, headers), timeout=120
+        ) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, json.load(error)
+
+
+def test_dead_letters_of_an_iceberg_table_are_shown_by_one_jvm_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # How long a JVM takes on a machine with other work is not what is tested.
+    monkeypatch.setattr("penstock.console.http.ANSWER_S", 120.0)
+    monkeypatch.setattr("penstock.console.screens.Reading", partial(Reading, within_s=110.0))
+    with EmbeddedPostgres() as server:
+        with psycopg.connect(server.url(), autocommit=True) as connection:
+            connection.execute("CREATE TABLE orders (id bigint PRIMARY KEY, total numeric)")
+            connection.execute("INSERT INTO orders VALUES (1, 12.5), (2, 123456.78)")
+        settings = {"destination": {"type": "iceberg", "warehouse": "./lake"}}
+        streams = [{"table": "public.orders", "types": {"total": "decimal(6,2)"}}]
+        pipeline = PipelineUnderTest(tmp_path / "shop", server.url(), streams, settings)
+        pipeline.sync()
+        config = Config.load(pipeline.file)
+        listening = config.console.model_copy(update={"listen": "127.0.0.1:0"})
+        config = config.model_copy(update={"console": listening})
+        console = Console(config, pipeline.file, lambda: None)
+        try:
+            path = "/api/letters/lake?stream=public.orders"
+            with ThreadPoolExecutor(4) as people:
+                answers = list(people.map(lambda _: _asked(console, path), range(4)))
+            assert sorted(status for status, _ in answers) == [200, 503, 503, 503], answers
+            (found,) = (answer for status, answer in answers if status == 200)
+            assert found["dead_letters"] == 1
+            assert "123456.78" not in json.dumps(found), "values are hidden"
+            asked = {"of": "letters.lake", "fields": {"stream": "public.orders"}}
+            status, found = _asked(console, "/api/values", asked)
+            assert status == 200, found
+            assert found["shown"][0]["row"]["total"] == "123456.78"
+        finally:
+            console.stop()

@@ -116,8 +116,9 @@ class Screens:
             code, said_all = self._reading.run(command)
             answer: dict[str, Any] = json.loads(said_all)
         except (NotReadError, ValueError) as error:
+            why = f": {error}" if isinstance(error, NotReadError) else ""
             raise ConfigError(
-                "The dead letters could not be read.", remedy=f"Try `penstock dlq show {stream}`."
+                f"The dead letters could not be read{why}.", remedy=f"Try `penstock dlq show {stream}`."
             ) from error
         if code:
             said = answer.get("error", {})
