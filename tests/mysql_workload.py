@@ -41,8 +41,9 @@ SCHEMA = (
 _HOT_KEYS = 8
 _KEYS_OF_A_WRITER = 1_000_000
 _BODY_BYTES = 9_000
-#: A key that is there already, a deadlock, a lock that took too long: the transaction is given up.
-_GIVEN_UP = (1062, 1205, 1213)
+#: A row that changed since the transaction began (MariaDB), a key that is there already, a lock that took too
+#: long, a deadlock: the transaction is given up.
+_GIVEN_UP = (1020, 1062, 1205, 1213)
 Cursor = Any
 Operation = Callable[["MysqlWriter", Cursor], None]
 
