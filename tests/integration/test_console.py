@@ -523,7 +523,7 @@ def test_two_hundred_streams_are_painted_within_a_second(tmp_path: Path) -> None
 
 
 def test_a_console_whose_address_is_taken_says_so_and_serves_when_it_is_free(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
+    with socket.create_server(("127.0.0.1", free_port())) as taken:
         listen = f"127.0.0.1:{taken.getsockname()[1]}"
         spec = {"config": str(_idle_pipeline(tmp_path, ["public.orders"], listen)), "http": "127.0.0.1:1"}
         process = subprocess.Popen(
@@ -542,11 +542,11 @@ def test_a_console_whose_address_is_taken_says_so_and_serves_when_it_is_free(tmp
         assert listen in said["reason"]
     said = json.loads(process.stdout.readline())
     assert (said["event"], said["state"]) == ("state", "running"), "once it said that it waits"
-    with urllib.request.urlopen(f"http://{listen}/", timeout=30) as answer:
+    with urllib.request.urlopen(f"http://{listen}/", timeout=120) as answer:
         assert answer.status == 200
     process.stdin.write('{"request": "stop"}\n')
     process.stdin.flush()
-    assert process.wait(30) == 0
+    assert process.wait(120) == 0
     process.stdin.close()
     process.stdout.close()
 

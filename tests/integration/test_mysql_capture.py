@@ -394,15 +394,21 @@ def test_another_server_goes_on_by_what_its_set_says(tmp_path: Path) -> None:
         _replay(one, two)
         two.execute("INSERT INTO shop.orders VALUES (2, 'two')")
         with CaptureProcess(spec(two, tmp_path, "shop.orders")) as capture:
+            first = capture.start()
+            told = capture.note_target()  # of the new server, and nothing of it is read yet
+        two.execute("FLUSH BINARY LOGS", "INSERT INTO shop.orders VALUES (4, 'four')")
+        with CaptureProcess(spec(two, tmp_path, "shop.orders")) as capture:
             after = capture.start()
             read_now(capture)
             two.execute("INSERT INTO shop.orders VALUES (3, 'three')")
             read_now(capture)
-        assert (after.system_id, after.timeline) == (before.system_id, before.timeline + 1)
-        assert after.log_end == end
+        for started in (first, after):
+            assert (started.system_id, started.timeline) == (before.system_id, before.timeline + 1)
+        assert first.log_end == end
         rows = log_rows(tmp_path)
-        assert brief(rows, "id", "note") == [("i", "1", "one"), ("i", "2", "two"), ("i", "3", "three")]
+        assert [row["id"] for row in rows] == ["1", "2", "4", "3"]
         assert rows[1]["_tx"] >= end
+        assert rows[1]["_tx"] < told <= rows[2]["_tx"], "what was told of its places holds"
         assert folded(rows) == source_table(two)
 
 

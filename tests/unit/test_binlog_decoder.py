@@ -370,7 +370,7 @@ def test_domains_of_mariadb_are_awaited_that_a_server_which_took_over_has_in_ano
     monkeypatch.setattr(setup, "gtid_position", position)
     connection: Any = None
     read = "1-7-2,2-7-2,3-7-2"
-    took_over = setup._Start(numbering, at, at.file, 2)
+    took_over = setup._Start(numbering, at, BinlogPlace(at.file, at.offset), 2)
     assert setup._awaited(connection, took_over, read) == "1-7-2"
     assert asked == [("binlog.000002", 400)]
     assert setup._awaited(connection, replace(took_over, timeline=1), read) == "", "it is the first server"

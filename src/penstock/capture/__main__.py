@@ -47,10 +47,10 @@ def main() -> None:
     channel = None if spec["service"] is None else Channel(first_line)
     if channel is not None:
         channel.state("starting")
-    imported.wait()
     if spec["source"]["type"] != "postgres":
         is_other.set()
         start.join()
+    imported.wait()
     if channel is not None:
         code = _stay(channel)
     else:

@@ -240,27 +240,28 @@ class _SilenceWatch:
 
     def __init__(self, reader: Any) -> None:
         self._reader = reader
-        self._silent_ticks: int | None = None
+        self._waiting: object | None = None
         self._ended = threading.Event()
         threading.Thread(target=self._watch, name="tail-watch", daemon=True).start()
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        self._silent_ticks = 0
+        self._waiting = object()
         yield
-        self._silent_ticks = None
+        self._waiting = None
 
     def end(self) -> None:
         self._ended.set()
 
     def _watch(self) -> None:
         """By ticks of its own, not by the clock: where all stood still, the other side did too."""
+        before, ticks = None, 0
         while not self._ended.wait(1.0):
-            ticks = self._silent_ticks
-            if ticks is not None:
-                self._silent_ticks = ticks + 1
-                if ticks >= _SILENCE_TICKS_MAX:
-                    self._reader.cancel()
+            now = self._waiting
+            ticks = ticks + 1 if now is not None and now is before else 0
+            before = now
+            if ticks >= _SILENCE_TICKS_MAX:
+                self._reader.cancel()
 
 
 def _certificate(path: Path) -> bytes:

@@ -27,6 +27,7 @@ from penstock.capture.reading import Reading
 from penstock.capture.source import Wanted
 from penstock.capture.spec import CaptureProgress, CaptureSpec, Started
 from penstock.core.errors import (
+    AnotherServerError,
     AnotherSourceError,
     CaptureAwayError,
     PenstockError,
@@ -83,7 +84,13 @@ class CaptureServer:
             raise self.failure
         if request not in self._requests:
             raise LookupError(f"unknown request {request!r}")
-        return self._requests[request](arguments)
+        try:
+            return self._requests[request](arguments)
+        except AnotherServerError as error:
+            self.fail(
+                error
+            )  # whoever begins anew finds its place there; the old one's log would lead nowhere
+            raise
 
     def start(self) -> Started:
         """For a sync: take the lock and set the source up. Nothing is read yet."""

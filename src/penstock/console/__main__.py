@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from penstock.channel import Channel
 from penstock.config import Config
 from penstock.console.serving import Console, said_in
 from penstock.core.backoff import pause_s
-from penstock.core.errors import AddressError, told_of
+from penstock.core.errors import AddressError, PenstockError, told_of
 from penstock.supervisor.asking import status_at
 
 _BACKOFF_S = (1.0, 30.0)
@@ -36,7 +37,15 @@ def main() -> int:
             return status_at(shown, int(port))
 
         config = Config.load(path)
-        console = _opened(channel, lambda: Console(config, path, ask))
+
+        def make() -> Console:
+            """By the file as it is now: while its address is taken, somebody may name another."""
+            nonlocal config
+            with suppress(PenstockError):
+                config = Config.load(path)
+            return Console(config, path, ask)
+
+        console = _opened(channel, make)
         if console is None:
             return 0
         with said_in(config.state, console.url):

@@ -62,7 +62,7 @@ class EndedSessions:
                 raise ValueError("written by a newer version")
             until = int(fields["until"])
             sessions = {str(name): int(expires) for name, expires in fields["sessions"].items()}
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             until, sessions = int(self._clock()) + self._lasts_s - 1, {}
         self._until = max(self._until, until)
         self._sessions |= sessions

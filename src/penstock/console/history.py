@@ -34,6 +34,8 @@ SERIES_MAX = 50_000
 POINTS_MAX = 1500
 _FORMAT_VERSION = 1
 _PRUNE_EVERY = 30
+#: Errors of SQLite that say nothing against the file.
+_NOT_ITS_FAULT = ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_FULL", "SQLITE_IOERR", "SQLITE_CANTOPEN")
 _READ_ROWS = 32  # at a time; the writer waits for no more
 _PAIR = struct.Struct("<If")
 _PAIRS = np.dtype([("series", "<u4"), ("value", "<f4")])
@@ -179,9 +181,12 @@ class History:
         """Those that have no id get one, and are told in `new`."""
         for name in values:
             if name not in self._ids and len(self._ids) < SERIES_MAX:
-                cursor = self._connection.execute("INSERT INTO series (name, seen) VALUES (?, ?)", (name, at))
-                assert cursor.lastrowid is not None
-                self._ids[name] = new[name] = cursor.lastrowid
+                # Another console of the same state may have named it.
+                self._connection.execute(
+                    "INSERT OR IGNORE INTO series (name, seen) VALUES (?, ?)", (name, at)
+                )
+                found = self._connection.execute("SELECT id FROM series WHERE name = ?", (name,))
+                self._ids[name] = new[name] = int(found.fetchone()[0])
         if self._written % _PRUNE_EVERY == 0:
             seen = [(at, self._ids[name]) for name in values if name in self._ids]
             self._connection.executemany("UPDATE series SET seen = ? WHERE id = ?", seen)
@@ -194,7 +199,9 @@ class History:
     def _opened(self) -> sqlite3.Connection:
         try:
             return self._open()
-        except sqlite3.DatabaseError:
+        except sqlite3.DatabaseError as error:
+            if getattr(error, "sqlite_errorname", "").startswith(_NOT_ITS_FAULT):
+                raise
             for name in (self.path.name, f"{self.path.name}-wal", f"{self.path.name}-shm"):
                 with contextlib.suppress(FileNotFoundError):
                     os.replace(self.path.with_name(name), self.path.with_name(f"{name}.unreadable"))

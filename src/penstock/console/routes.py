@@ -310,7 +310,10 @@ class Routes:
         if screen is None or not all(isinstance(each, str) for each in fields.values()):
             return refused(400, "Values of what?")
         # What a key is, is a value too: the audit log says of which stream, and not which key.
-        named = {key: value for key, value in fields.items() if key in ("lane", "stream", "letter", "step")}
+        kinds = ("lane", "stream", "letter", "step", "run")
+        named = {key: value for key, value in fields.items() if key in kinds}
+        if "from" in fields:
+            named["versions"] = f"{fields['from']}-{fields.get('to', '')}"
         self._audit.write(caller.person.name, request.address, f"show values: {name}", "asked", **named)
         return answer_json(screen(fields))
 

@@ -16,16 +16,17 @@ from penstock.verify import reports
 
 def runs(state: Path) -> dict[str, Any]:
     """The runs, newest first, and of each stream what the newest one says that could compare it."""
-    kept = list(reports.kept(state))
     streams: dict[str, dict[str, Any]] = {}
-    for name, document in kept:
+    described: list[dict[str, Any]] = []
+    for name, document in reports.kept(state):
+        described.append(_described(name, document))
         for each in _streams(document):
             found = {**_told(each), "run": name, "at": document["began_at"]}
             known = streams.setdefault(each.stream, found)
             if known["verdict"] == "not compared" and each.verdict != "not compared":
                 streams[each.stream] = {**found, "since": known["reason"]}
     return {
-        "runs": [_described(name, document) for name, document in kept],
+        "runs": described,
         "streams": [streams[name] for name in sorted(streams)],
     }
 
@@ -48,9 +49,8 @@ def rows(state: Path, name: str, stream: str) -> dict[str, Any]:
 
 
 def _document(state: Path, name: str) -> dict[str, Any]:
-    for known, document in reports.kept(state):
-        if known == name:
-            return document
+    for _, document in reports.kept(state, name):
+        return document
     raise ConfigError("This run is not kept any more.", remedy="Look at the list of runs again.")
 
 

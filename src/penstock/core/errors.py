@@ -94,6 +94,12 @@ class SourceBusyError(SourceError):
     exit_code = 5
 
 
+class AnotherServerError(SourceError):
+    """Behind the source's address another server answers than the one whose log is being read."""
+
+    code = "another_server"
+
+
 class TableChangedError(SourceError):
     """A table or a column is not there any more, or was altered since its rows were begun to be read."""
 

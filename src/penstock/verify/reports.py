@@ -17,6 +17,7 @@ from penstock import durable
 from penstock.core.verify_report import VerifiedStream, VerifyReport
 
 KEPT = 50
+ROWS_KEPT = 100  # of each stream, whatever was asked to be told
 _DIRECTORY = "verify"
 
 
@@ -26,21 +27,29 @@ def save(state: Path, report: VerifyReport) -> Path:
     moment = report.began_at.replace(":", "").replace("+0000", "Z")
     path = directory / f"{moment}.json"
     document = {"format_version": 1, **report.without_values().to_json()}
+    for stream in document["streams"]:
+        more = stream["differences"][ROWS_KEPT:]
+        stream["differences"] = stream["differences"][:ROWS_KEPT]
+        stream["left_out"] += len(more)
     durable.replace(path, durable.to_json_bytes(document))
     for old in sorted(directory.glob("*.json"))[:-KEPT]:
         old.unlink(missing_ok=True)
     return path
 
 
-def kept(state: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Results by their names, the newest first; one that is none, or cannot be read, is passed over."""
+def kept(state: Path, name: str | None = None) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Results by their names, the newest first; one that is none, or cannot be read, is passed over.
+
+    `name`: only that one's.
+    """
     for path in sorted((state / _DIRECTORY).glob("*.json"), reverse=True):
-        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-            document = json.loads(path.read_bytes())
-            began_at_s(document["began_at"])
-            for each in document["streams"]:
-                VerifiedStream.from_json(each)
-            yield path.stem, document
+        if name in (None, path.stem):
+            with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+                document = json.loads(path.read_bytes())
+                began_at_s(document["began_at"])
+                for each in document["streams"]:
+                    VerifiedStream.from_json(each)
+                yield path.stem, document
 
 
 def last_began_s(state: Path) -> float | None:

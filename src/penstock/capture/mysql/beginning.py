@@ -35,7 +35,7 @@ from penstock.log.manifest import Manifest
 from penstock.log.writer import open_writer
 from penstock.sources.mysql.binlog.stream import BinlogStream, FilePosition
 from penstock.sources.mysql.connection import Connection, connect
-from penstock.sources.mysql.server import gtid_position, logged_before, read_server
+from penstock.sources.mysql.server import gtid_position, logged_before, read_server, require_server
 
 FIRST_TIMELINE = 1
 _NOTHING_IS_NEW = Lsn(2**63 - 1)
@@ -67,6 +67,24 @@ def begin(source: MysqlSpec, directory: Path, connection: Connection, epoch: Lsn
     return manifest
 
 
+def go_on_at(
+    directory: Path, newest: Manifest, first: BinlogPlace, server: str, timeline: int, epoch: Lsn
+) -> Manifest:
+    """Seal where another server goes on: `first` is numbered right behind the log's end, for good."""
+    assert newest.place is not None, "whoever goes on by a set has one"
+    writer = open_writer(
+        directory,
+        system_id=newest.system_id,
+        timeline=timeline,
+        epoch=epoch,
+        newest=newest,
+        start=newest.end,
+    )
+    manifest = writer.seal(Lsn(newest.end + 1), Place(str(first), newest.place.gtid_set, server))
+    assert manifest is not None, "the step has a range"
+    return manifest
+
+
 def counted_place(source: MysqlSpec, connection: Connection, server: Server, reader: str = "") -> Place:
     """MySQL's: the end of the last transaction up to the server's end or a little later, with its set.
 
@@ -80,6 +98,7 @@ def counted_place(source: MysqlSpec, connection: Connection, server: Server, rea
     decoder = BinlogDecoder(tables, numbering, seen, last.name, server.uuid, mariadb=False)
     start = FilePosition(last.name, _FILE_BEGINS)
     reading = connect(source.url, program_name=CAPTURE_PROGRAM)
+    require_server(reading, server.uuid)
     with closing(BinlogStream(reading, start, source.server_id, _WAIT_S, reader)) as stream:
         heard_at = time.monotonic()
         while time.monotonic() - heard_at < _SILENCE_S_MAX:

@@ -110,6 +110,7 @@ class BinlogDecoder:
             self._tables.forget_maps()
             self._mapped.renumber()
         before = self._carry.values.copy()
+        rows_before = int(before[CARRY_ORDINAL])
         found = scan(part, first, len(part), self._carry, self._tables)
         last = len(part)
         if self._carry.in_transaction and len(found.end_event):
@@ -121,7 +122,6 @@ class BinlogDecoder:
         files = self._files(found)
         tx = self._begins(found, files)
         new = (tx >= log_end) & ~self._seen.had(self._tables.sources, found.source, found.number)
-        rows_before = int(before[CARRY_ORDINAL])
         self._require_places(part, found, new, first, last)
         self._require_plain_endings(found, new, rows_before=rows_before)
         self._write(part, found, tx, new, rows_before, sink)

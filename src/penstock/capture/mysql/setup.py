@@ -4,7 +4,8 @@ settings of the log → the lock → where to go on. The change log decides wher
 of its newest manifest (`core.failover`). On the server that was read last, positions go on as its places do.
 On another one, or one that began to count anew, they go on behind the last position: the place that is
 numbered so is the beginning of the file from which the server sends what our set lacks, which it is asked for
-here.
+here. That is sealed as an empty step before a lane hears of any position on the new server: asked another
+time, when it has gone on to another file, it would number its places otherwise.
 
 The server holds nothing for us and knows nothing of us, so only the change log can say where it begins. It
 does from its first moment on: an empty step is sealed where the server is now (`beginning`), before a lane
@@ -20,7 +21,7 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 
-from penstock.capture.mysql.beginning import FIRST_TIMELINE, begin
+from penstock.capture.mysql.beginning import FIRST_TIMELINE, begin, go_on_at
 from penstock.capture.mysql.log import CAPTURE_PROGRAM, MysqlLog
 from penstock.capture.source import Wanted
 from penstock.capture.source_spec import MysqlSpec
@@ -34,7 +35,7 @@ from penstock.log.manifest import Manifest, newest_manifest
 from penstock.sources.mysql.binlog.events import Carry, Rotation, Tables, scan
 from penstock.sources.mysql.binlog.stream import BinlogStream, FilePosition, GtidPosition
 from penstock.sources.mysql.connection import Connection, connect, rows, server_version
-from penstock.sources.mysql.server import folds_names, gtid_position, read_server
+from penstock.sources.mysql.server import folds_names, gtid_position, read_server, require_server
 
 _RESYNC = "Run `penstock resync --yes` to load the tables again and begin a new change log."
 _FIRST_EVENT_WITHIN_S = 60.0
@@ -47,8 +48,12 @@ _SETTINGS = {"binlog_format": "ROW", "binlog_row_metadata": "FULL", "gtid_mode":
 class _Start:
     numbering: Numbering
     place: FilePosition | GtidPosition
-    file: str
+    first: BinlogPlace
     timeline: int
+
+    @property
+    def file(self) -> str:
+        return self.first.name
 
 
 def set_up(
@@ -64,6 +69,9 @@ def set_up(
     server = read_server(connection)
     start = _going_on(source, newest, server)
     assert newest.place is not None, "asked for above"
+    if start.timeline != newest.timeline:
+        newest = go_on_at(spec.log_directory, newest, start.first, server.uuid, start.timeline, epoch)
+    assert newest.place is not None, "it has been told"
     major, minor, patch = server_version(connection)
     started = Started(
         system_id=newest.system_id,
@@ -123,10 +131,10 @@ def _going_on(source: MysqlSpec, newest: Manifest, server: Server) -> _Start:
     how = go_on(Standing(newest.place.server, place, newest.place.gtid_set), server)
     if how == "by place":
         numbering = Numbering(place.base, int(newest.end) - place.number)
-        return _Start(numbering, FilePosition(place.name, place.pos), place.name, newest.timeline)
+        return _Start(numbering, FilePosition(place.name, place.pos), place, newest.timeline)
     gtids = GtidPosition(newest.place.gtid_set)
-    first = _first_place(source, gtids)
-    return _Start(Numbering.going_on(newest.end, first), gtids, first.name, newest.timeline + 1)
+    first = _first_place(source, gtids, server.uuid)
+    return _Start(Numbering.going_on(newest.end, first), gtids, first, newest.timeline + 1)
 
 
 def _awaited(connection: Connection, start: _Start, read: str) -> str:
@@ -139,9 +147,10 @@ def _awaited(connection: Connection, start: _Start, read: str) -> str:
     return str(MariaDbPosition({domain: gtid for domain, gtid in last if passed.get(domain) != gtid}))
 
 
-def _first_place(source: MysqlSpec, start: GtidPosition) -> BinlogPlace:
+def _first_place(source: MysqlSpec, start: GtidPosition, server: str) -> BinlogPlace:
     """In which file the server begins to send: the first thing it says."""
     connection = connect(source.url, program_name=CAPTURE_PROGRAM)
+    require_server(connection, server)
     with closing(BinlogStream(connection, start, source.server_id)) as stream:
         batch = stream.read(_FIRST_EVENT_WITHIN_S)
         if batch is not None:

@@ -8,6 +8,7 @@ lets two who believe to lead write as one.
 
 from __future__ import annotations
 
+import secrets
 import threading
 from collections.abc import Callable, Collection, Sequence
 from contextlib import closing
@@ -79,7 +80,9 @@ class MysqlCapture:
 
     def _logged_and_visible(self, connection: Connection) -> BinlogPlace:
         """By what the log has, where others that are under way do not end."""
-        logged = counted_place(self._source, connection, read_server(connection), " visible")
+        # Of two readers of one name, the server ends the first.
+        reader = f" visible {secrets.token_hex(4)}"
+        logged = counted_place(self._source, connection, read_server(connection), reader)
         wait_until_visible(connection, logged.gtid_set)
         return BinlogPlace.parse(logged.text)
 

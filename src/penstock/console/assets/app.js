@@ -161,11 +161,11 @@ function listen() {
   }
 }
 
+// The page is loaded anew: nothing that was shown to one person is there for the next.
 function leave() {
   source?.close()
   app.session = null
-  app.view = null
-  draw()
+  location.reload()
 }
 
 async function begin() {
@@ -278,8 +278,12 @@ function loginPage() {
 }
 
 async function logout() {
-  await post('logout', {}).catch(() => null)
-  leave()
+  try {
+    await post('logout', {})
+    leave()
+  } catch (error) {
+    toast(error.message, true)
+  }
 }
 
 function theme() {

@@ -24,7 +24,7 @@ import time
 from dataclasses import dataclass
 
 from penstock.core.binlog_place import OFFSET_MAX, BinlogPlace
-from penstock.core.errors import SourceError
+from penstock.core.errors import AnotherServerError, SourceError
 from penstock.core.failover import Server
 from penstock.core.gtid import GtidSet
 from penstock.core.position import Lsn
@@ -79,7 +79,7 @@ def require_server(connection: Connection, uuid: str) -> None:
     """That it is still this one: behind an address that moved, places of the log would mean others."""
     if server_uuid(connection) != uuid:
         connection.close()
-        raise SourceError(
+        raise AnotherServerError(
             "Another server answers than the one whose log is being read.",
             remedy="Nothing is wrong if it took over: what goes on from here finds its place in the new "
             "server's log. Run the same command again.",
