@@ -143,6 +143,19 @@ class MysqlServer(AbstractContextManager["MysqlServer"]):
         [row] = self.rows(statement)
         return str(row[0]), int(row[1])
 
+    def purge(self) -> None:
+        """Have all files of the log but the one being written gone: MariaDB keeps one until it has noticed
+        that its reader has left."""
+        last, _ = self.position()
+        if self.kind is MARIADB:
+            self.execute("SET GLOBAL slave_connections_needed_for_purge = 0")
+
+        def is_gone() -> bool:
+            self.execute(f"PURGE BINARY LOGS TO '{last}'")
+            return bool(self.rows("SHOW BINARY LOGS")[0][0] == last)
+
+        wait_until(is_gone, "binary logs to be purged")
+
     def _options(self) -> list[str]:
         return [
             f"--port={self.port}",

@@ -241,9 +241,8 @@ def test_reading_goes_on_from_global_ids(shop: MysqlServer) -> None:
 def test_a_position_that_was_purged_is_gone(shop: MysqlServer) -> None:
     start = _here(shop)
     shop.execute("CREATE TABLE shop.purged (id INT PRIMARY KEY)", "FLUSH BINARY LOGS")
-    with shop.connect() as connection, connection.cursor() as cursor:
-        cursor.execute("INSERT INTO shop.purged VALUES (1)")
-        cursor.execute(f"PURGE BINARY LOGS TO '{shop.position()[0]}'")
+    shop.execute("INSERT INTO shop.purged VALUES (1)")
+    shop.purge()
     starts: list[FilePosition | GtidPosition] = [start]
     starts.append(GtidPosition("" if shop.kind is MYSQL else "3-7-1"))
     for gone in starts:

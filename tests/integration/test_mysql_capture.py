@@ -21,7 +21,6 @@ from penstock.log.reader import ChangeLog
 from penstock.sources.mysql.binlog.warming import warm_up
 from tests import captured
 from tests.captured import brief, read_now
-from tests.conftest import wait_until
 from tests.mysql_server import MARIADB, MYSQL, MysqlServer
 
 pytestmark = pytest.mark.integration
@@ -92,19 +91,6 @@ def run(server: MysqlServer, *statements: str) -> None:
     with server.connect("shop") as connection, connection.cursor() as cursor:
         for statement in ("BEGIN", *statements, "COMMIT"):
             cursor.execute(statement)
-
-
-def purge(server: MysqlServer) -> None:
-    """Of MariaDB, when it has noticed that nobody reads the files any more."""
-    last, _ = server.position()
-    if server.kind is MARIADB:
-        server.execute("SET GLOBAL slave_connections_needed_for_purge = 0")
-
-    def is_gone() -> bool:
-        server.execute(f"PURGE BINARY LOGS TO '{last}'")
-        return bool(server.rows("SHOW BINARY LOGS")[0][0] == last)
-
-    wait_until(is_gone, "binary logs to be purged")
 
 
 def test_every_change_is_in_the_log_as_the_source_sent_it(shop: MysqlServer, tmp_path: Path) -> None:
@@ -217,7 +203,7 @@ def test_a_log_that_was_purged_is_an_error_and_no_gap(shop: MysqlServer, tmp_pat
         shop.execute("INSERT INTO shop.orders (id) VALUES (1)")
         read_now(capture)
     shop.execute("INSERT INTO shop.orders (id) VALUES (2)", "FLUSH BINARY LOGS")
-    purge(shop)
+    shop.purge()
     with pytest.raises(PositionGoneError, match="gone"), CaptureProcess(spec(shop, tmp_path)) as capture:
         capture.start()
 
