@@ -46,6 +46,14 @@ def test_keys_that_move_onto_each_other_lose_no_row(
     pipeline.assert_same("public.state")
 
 
+def assert_same_now_and_later(tables: Database, pipeline: PipelineUnderTest) -> None:
+    pipeline.sync()
+    pipeline.assert_same("public.state")
+    tables.execute("UPDATE state SET v = 'much later' WHERE id < 5")
+    pipeline.sync()
+    pipeline.assert_same("public.state")
+
+
 COLUMNS = (
     "c int NOT NULL DEFAULT 7",
     "c text DEFAULT 'it''s {\"quoted\", too}'",
@@ -70,11 +78,7 @@ def test_columns_added_with_defaults_one_after_the_other_are_right_in_old_rows_t
         named = column.replace("c ", f"c{number} ", 1).replace("(c > 0)", f"(c{number} > 0)")
         tables.execute(f"ALTER TABLE state ADD COLUMN {named}")
         tables.execute("INSERT INTO state (id, v) VALUES (%s, 'new')", (1000 + number,))
-    pipeline.sync()
-    pipeline.assert_same("public.state")
-    tables.execute("UPDATE state SET v = 'much later' WHERE id < 5")
-    pipeline.sync()
-    pipeline.assert_same("public.state")
+    assert_same_now_and_later(tables, pipeline)
 
 
 @pytest.mark.slow
@@ -90,11 +94,7 @@ def test_a_column_added_with_a_default_is_right_in_old_rows_too(
     tables.execute(
         "UPDATE state SET v = 'after' WHERE id = 2; INSERT INTO state (id, v) VALUES (1000, 'new')"
     )
-    pipeline.sync()
-    pipeline.assert_same("public.state")
-    tables.execute("UPDATE state SET v = 'much later' WHERE id < 5")
-    pipeline.sync()
-    pipeline.assert_same("public.state")
+    assert_same_now_and_later(tables, pipeline)
 
 
 @pytest.mark.slow

@@ -26,7 +26,6 @@ from typing import Any
 import numpy as np
 import psycopg
 import pytest
-import yaml
 
 from penstock.config import Config
 from penstock.console.reading import Reading
@@ -38,6 +37,7 @@ from penstock.sources.postgres.embedded import EmbeddedPostgres
 from penstock.streams.dead_letters import Dead, DeadLetters, dead_letters_path
 from penstock.streams.events import CREATE
 from penstock.verify import reports
+from tests.idle_pipeline import idle_pipeline
 from tests.node import NodeProcess, chromium
 from tests.pipelines import PipelineUnderTest
 from tests.ports import free_port
@@ -479,23 +479,9 @@ def _status(names: list[str], begun: float) -> dict[str, Any]:
     }
 
 
-def _idle_pipeline(directory: Path, names: list[str], listen: str) -> Path:
-    """One that nobody runs."""
-    file = directory / "penstock.yaml"
-    content = {
-        "source": {"type": "postgres", "url": "postgresql://nowhere/db"},
-        "destination": {"type": "parquet", "path": "./lake"},
-        "state": "./state",
-        "streams": names,
-        "console": {"listen": listen},
-    }
-    file.write_text(yaml.safe_dump(content))
-    return file
-
-
 def test_two_hundred_streams_are_painted_within_a_second(tmp_path: Path) -> None:
     names = [f"public.table_{number:03d}" for number in range(200)]
-    file = _idle_pipeline(tmp_path, names, "127.0.0.1:0")
+    file = idle_pipeline(tmp_path, names, console={"listen": "127.0.0.1:0"})
     begun = time.time()
     console = Console(Config.load(file), file, lambda: _status(names, begun))
     try:
@@ -525,7 +511,8 @@ def test_two_hundred_streams_are_painted_within_a_second(tmp_path: Path) -> None
 def test_a_console_whose_address_is_taken_says_so_and_serves_when_it_is_free(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", free_port())) as taken:
         listen = f"127.0.0.1:{taken.getsockname()[1]}"
-        spec = {"config": str(_idle_pipeline(tmp_path, ["public.orders"], listen)), "http": "127.0.0.1:1"}
+        file = idle_pipeline(tmp_path, console={"listen": listen})
+        spec = {"config": str(file), "http": "127.0.0.1:1"}
         process = subprocess.Popen(
             [sys.executable, "-m", "penstock.console"],
             stdin=subprocess.PIPE,

@@ -13,6 +13,7 @@ from penstock.console.screens import Screens
 from penstock.core.errors import ConfigError
 from penstock.core.verify_report import ColumnDifference, Difference, VerifiedStream, VerifyReport
 from penstock.verify import reports
+from tests.idle_pipeline import idle_pipeline
 from tests.unit.test_console_attacks import ACT, LOOK, served
 
 pytestmark = pytest.mark.unit
@@ -41,14 +42,7 @@ EQUAL = VerifiedStream("public.lines", "equal", position="0/1A", source_rows=3, 
 
 @pytest.fixture
 def config(tmp_path: Path) -> Config:
-    file = tmp_path / "penstock.yaml"
-    file.write_text(
-        "source: {type: postgres, url: postgresql://localhost/shop}\n"
-        "destination: {type: parquet, path: lake}\n"
-        "state: state\n"
-        "streams: [{table: public.orders}]\n"
-    )
-    return Config.load(file, {})
+    return Config.load(idle_pipeline(tmp_path), {})
 
 
 def saved(config: Config, hour: int, *streams: VerifiedStream) -> str:

@@ -6,8 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from penstock.config import Config
 from penstock.console import state_screen
 from penstock.console.holding import what_holds
@@ -17,6 +15,7 @@ from penstock.ledger import orders, two_phase
 from penstock.ledger.orders import Order
 from penstock.ledger.state import StateDocument
 from penstock.ledger.store import StateStore
+from tests.idle_pipeline import idle_pipeline
 
 ORDERS = StreamId("public", "orders")
 
@@ -90,15 +89,7 @@ def test_what_holds_the_slot_is_named() -> None:
 
 
 def config(directory: Path) -> Config:
-    file = directory / "penstock.yaml"
-    content = {
-        "source": {"type": "postgres", "url": "postgresql://nowhere/db"},
-        "destination": {"type": "parquet", "path": "./lake"},
-        "state": "./state",
-        "streams": ["public.orders", "public.items"],
-    }
-    file.write_text(yaml.safe_dump(content))
-    return Config.load(file)
+    return Config.load(idle_pipeline(directory, ["public.orders", "public.items"]))
 
 
 def document(*, open_round: bool = False) -> StateDocument:

@@ -7,14 +7,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-import yaml
 
 from penstock.config import Config
 from penstock.core.errors import SourceBusyError, StateError
 from penstock.core.position import Lsn
-from penstock.locking import held
+from penstock.file_lock import held
 from penstock.operations import lanes
 from penstock.streams.orders import ORDERS_FILE, OrderBook, Orders, lane_directory
+from tests.idle_pipeline import idle_pipeline
 
 
 @pytest.fixture
@@ -80,15 +80,7 @@ def test_orders_that_cannot_be_read_are_an_error_that_says_what_to_do(tmp_path: 
 
 
 def test_of_orders_that_come_at_once_and_of_those_carried_out_none_is_lost(tmp_path: Path) -> None:
-    file = tmp_path / "penstock.yaml"
-    content = {
-        "source": {"type": "postgres", "url": "postgresql://nowhere/db"},
-        "destination": {"type": "parquet", "path": "./lake"},
-        "state": "./state",
-        "streams": ["public.*"],
-        "lanes": {"file": {"path": "./events.ndjson"}},
-    }
-    file.write_text(yaml.safe_dump(content))
+    file = idle_pipeline(tmp_path, ["public.*"], lanes={"file": {"path": "./events.ndjson"}})
     config = Config.load(file)
     book = OrderBook(lane_directory(config.state, "file"))
     wanted = [[f"public.t{thread}_{number}" for number in range(12)] for thread in range(4)]

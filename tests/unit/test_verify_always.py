@@ -14,6 +14,7 @@ from penstock.core.verify_report import VerifiedStream, VerifyReport
 from penstock.lake.spark_starter import SparkStarter
 from penstock.verify import reports
 from penstock.verify.always import Verifying
+from tests.idle_pipeline import idle_pipeline
 
 pytestmark = pytest.mark.unit
 
@@ -23,15 +24,7 @@ NOT_NOW = VerifiedStream("public.orders", "not compared", "it is being loaded ag
 
 @pytest.fixture
 def config(tmp_path: Path) -> Config:
-    file = tmp_path / "penstock.yaml"
-    file.write_text(
-        "source: {type: postgres, url: postgresql://localhost/shop}\n"
-        "destination: {type: parquet, path: lake}\n"
-        "state: state\n"
-        "streams: [{table: public.orders}]\n"
-        "verify: {every: 24h}\n"
-    )
-    return Config.load(file, {})
+    return Config.load(idle_pipeline(tmp_path, verify={"every": "24h"}), {})
 
 
 def instance(config: Config, *, has_loaded: bool = True) -> Verifying:

@@ -87,9 +87,7 @@ class CaptureServer:
         try:
             return self._requests[request](arguments)
         except AnotherServerError as error:
-            self.fail(
-                error
-            )  # whoever begins anew finds its place there; the old one's log would lead nowhere
+            self.fail(error)  # whoever begins anew finds its place at the new one
             raise
 
     def start(self) -> Started:

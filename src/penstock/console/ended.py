@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from penstock import durable
-from penstock.locking import held
+from penstock.file_lock import held
 
 SESSIONS_MAX = 4096
 _LOCKED_S = 2.0

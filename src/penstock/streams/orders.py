@@ -21,7 +21,7 @@ from typing import Any
 from penstock import durable
 from penstock.core.errors import StateError
 from penstock.core.position import Lsn
-from penstock.locking import held
+from penstock.file_lock import held
 
 ORDERS_FILE = "orders.json"
 _LOCK = "orders.lock"

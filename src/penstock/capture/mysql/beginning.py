@@ -53,16 +53,7 @@ def begin(source: MysqlSpec, directory: Path, connection: Connection, epoch: Lsn
     )
     at = BinlogPlace.parse(place.text)
     end = Numbering.beginning_at(at).position(at)
-    writer = open_writer(
-        directory,
-        system_id=server.uuid,
-        timeline=FIRST_TIMELINE,
-        epoch=epoch,
-        newest=None,
-        start=Lsn(end - 1),
-    )
-    manifest = writer.seal(end, place)
-    assert manifest is not None, "the step has a range"
+    manifest = _sealed(directory, None, server.uuid, FIRST_TIMELINE, epoch, end, place)
     failpoints.reach("capture.slot_created")
     return manifest
 
@@ -72,15 +63,24 @@ def go_on_at(
 ) -> Manifest:
     """Seal where another server goes on: `first` is numbered right behind the log's end, for good."""
     assert newest.place is not None, "whoever goes on by a set has one"
+    place = Place(str(first), newest.place.gtid_set, server)
+    return _sealed(directory, newest, newest.system_id, timeline, epoch, Lsn(newest.end + 1), place)
+
+
+def _sealed(
+    directory: Path,
+    newest: Manifest | None,
+    system_id: str,
+    timeline: int,
+    epoch: Lsn,
+    end: Lsn,
+    place: Place,
+) -> Manifest:
+    """A step of one position, without changes, behind the newest or as the first."""
     writer = open_writer(
-        directory,
-        system_id=newest.system_id,
-        timeline=timeline,
-        epoch=epoch,
-        newest=newest,
-        start=newest.end,
+        directory, system_id=system_id, timeline=timeline, epoch=epoch, newest=newest, start=Lsn(end - 1)
     )
-    manifest = writer.seal(Lsn(newest.end + 1), Place(str(first), newest.place.gtid_set, server))
+    manifest = writer.seal(end, place)
     assert manifest is not None, "the step has a range"
     return manifest
 

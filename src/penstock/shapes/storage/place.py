@@ -22,7 +22,7 @@ from typing import NamedTuple
 from penstock import durable
 from penstock.core.errors import SourceBusyError, StorageError
 from penstock.core.position import Lsn
-from penstock.locking import is_at, lock_file
+from penstock.file_lock import is_at, lock_file
 
 _LOCK, _CLAIM = "lock", "claim"
 

@@ -10,20 +10,18 @@ file is read again under a lock before it is written, so one sample is the first
 
 from __future__ import annotations
 
-import fcntl
 import json
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from penstock import durable
 from penstock.core.errors import StateError
+from penstock.file_lock import held
 from penstock.sources.mongodb.fields import Column, Form
 
 _FORMAT_VERSION = 1
-_writing = threading.Lock()
 
 
 class RememberedFields:
@@ -43,21 +41,13 @@ class RememberedFields:
     def _added(self, key: str, fields: tuple[Column, ...]) -> tuple[Column, ...]:
         """What is remembered from now on: what somebody else has seen first, if somebody has."""
         noted = {"fields": [[each.name, str(each.form), each.scale] for each in fields]}
-        with _writing, self._locked():
+        with held(self._path.with_name(f"{self._path.name}.lock"), math.inf):
             known = self._read()
             if key in known:
                 return _columns(known[key])
             content = {"format_version": _FORMAT_VERSION, "collections": {**known, key: noted}}
             durable.replace(self._path, durable.to_json_bytes(content))
         return fields
-
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        """Against other processes; the kernel frees the lock of one that ends, however."""
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        with open(self._path.with_name(f"{self._path.name}.lock"), "wb") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
 
     def _read(self) -> dict[str, Any]:
         try:
