@@ -11,12 +11,12 @@ from penstock.capture.remote import RemoteCapture
 from penstock.core.errors import CaptureAwayError, SourceError
 from penstock.core.position import Lsn
 
-REPORT_EVERY_S = 1.0
+REPORT_EVERY_S = 0.5
 _logger = structlog.get_logger("penstock.lanes")
 
 
 class PositionReporter:
-    """Tells capture how far the lane is, about once a second, and anew after each join.
+    """Tells capture how far the lane is, about twice a second, and anew after each join.
 
     Not before it is known that the term's changes go on from what the lane has: positions of another server
     mean nothing here, and capture takes a lower one for no news until the next join.

@@ -195,7 +195,7 @@ class RemoteCapture:
             watch = _SilenceWatch(reader)
             try:
                 while True:
-                    with watch.waiting():
+                    with watch:
                         chunk = reader.read_chunk()
                     yield item_of(chunk.data, chunk.app_metadata.to_pybytes())
             except StopIteration:
@@ -236,7 +236,8 @@ class RemoteCapture:
 
 
 class _SilenceWatch:
-    """Ends a stream whose other side neither says anything nor goes away: a stopped process, a cut cable."""
+    """Ends a stream whose other side neither says anything nor goes away while a block of it waits: a stopped
+    process, a cut cable."""
 
     def __init__(self, reader: Any) -> None:
         self._reader = reader
@@ -244,10 +245,10 @@ class _SilenceWatch:
         self._ended = threading.Event()
         threading.Thread(target=self._watch, name="tail-watch", daemon=True).start()
 
-    @contextlib.contextmanager
-    def waiting(self) -> Iterator[None]:
+    def __enter__(self) -> None:
         self._waiting = object()
-        yield
+
+    def __exit__(self, *_: object) -> None:
         self._waiting = None
 
     def end(self) -> None:

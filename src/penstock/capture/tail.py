@@ -35,11 +35,11 @@ from penstock.capture.tail_items import (
     NOTHING,
     Origin,
     Piece,
+    Transactions,
+    item_of,
     log_line,
     origin_line,
-    pieces_of_batch,
-    pieces_to_batch,
-    transactions_line,
+    transactions_item,
 )
 from penstock.core.errors import CaptureAwayError
 from penstock.core.position import Lsn
@@ -119,9 +119,10 @@ class Tail:
 
     def committed(self, end: Lsn, open_tx: int | None) -> None:
         groups: list[_Group] = []
+        start = self._position
         if self._by_log_tx is not None and open_tx != self._by_log_tx:
-            groups.append(_Group(Lsn(self._by_log_tx + 1), None))
-            self._by_log_tx = None
+            groups.append(_Group(start, Lsn(self._by_log_tx + 1), None))
+            start, self._by_log_tx = groups[-1].end, None
         whole = self._open
         if open_tx is not None:
             whole, still_open = _cut(whole, open_tx)
@@ -131,7 +132,7 @@ class Tail:
         else:
             self._open = []
         if whole:
-            groups += _grouped(whole, end, self._group_bytes_max)
+            groups += _grouped(whole, start, end, self._group_bytes_max)
         if groups:
             # Positions between transactions are as good as the end of the last one, but not as round.
             groups[-1].end = end
@@ -165,7 +166,7 @@ class Tail:
 
     def nothing_to(self, end: Lsn) -> Served:
         """Nothing happened up to `end`; a sign of life, if the reader knows that already."""
-        return Served(end, NOTHING, transactions_line(end, self.epoch, time.time()))
+        return Served(end, *transactions_item(end, time.time(), ()))
 
     def read(self, after: Lsn, wait_s: float) -> Served | None:
         """What comes after `after`; None if nothing has come in `wait_s`."""
@@ -183,7 +184,7 @@ class Tail:
                 return Served(self._sealed, NOTHING, log_line(self._sealed, self.epoch))
             if group is None:
                 return self.nothing_to(self._position)
-        return Served(group.end, group.batch(after), transactions_line(group.end, self.epoch, group.at))
+        return Served(group.end, *group.item(after))
 
     @property
     def _waits_for_log(self) -> bool:
@@ -230,39 +231,42 @@ class Tail:
 class _Group:
     """Whole transactions that are sent as one item; without pieces, those that the log alone has."""
 
-    def __init__(self, end: Lsn, pieces: Sequence[Piece] | None) -> None:
+    def __init__(self, start: Lsn, end: Lsn, pieces: Sequence[Piece] | None, size: int = 0) -> None:
         self.end = end
         self.at = time.time()
         self.is_by_log = pieces is None
-        self.bytes = _size(pieces or ())
-        self._first_tx = min((int(_transactions(piece.rows)[0]) for piece in pieces or ()), default=0)
+        self.bytes = size
+        self._start = start
         self._pieces = pieces
-        self._batch: pa.RecordBatch | None = None
+        self._item: tuple[pa.RecordBatch, bytes] | None = None
         self._encoding = threading.Lock()
 
-    def batch(self, after: Lsn) -> pa.RecordBatch:
+    def item(self, after: Lsn) -> tuple[pa.RecordBatch, bytes]:
         """What is sent to a reader that has read to `after`."""
         with self._encoding:
-            if self._batch is None:
+            if self._item is None:
                 assert self._pieces is not None
-                self._batch = pieces_to_batch(self._pieces)
+                self._item = transactions_item(self.end, self.at, self._pieces)
                 self._pieces = None
-        if after <= self._first_tx:
-            return self._batch
-        return pieces_to_batch(_cut(pieces_of_batch(self._batch), after)[1])
+        if after <= self._start:
+            return self._item
+        whole = item_of(*self._item)
+        assert isinstance(whole, Transactions)
+        return transactions_item(self.end, self.at, _cut(whole.pieces, after)[1])
 
 
-def _grouped(pieces: list[Piece], end: Lsn, bytes_max: int) -> list[_Group]:
+def _grouped(pieces: list[Piece], start: Lsn, end: Lsn, bytes_max: int) -> list[_Group]:
     """Groups of whole transactions; a transaction that is larger than a group may be goes by the log."""
-    if _size(pieces) <= bytes_max:
-        return [_Group(end, _on_their_own(pieces))]
+    size = _size(pieces)
+    if size <= bytes_max:
+        return [_Group(start, end, _on_their_own(pieces), size)]
     transactions = np.unique(np.concatenate([_transactions(piece.rows) for piece in pieces]))
     if len(transactions) == 1:
-        return [_Group(end, None)]
+        return [_Group(start, end, None)]
     half = len(transactions) // 2
     first, rest = _cut(pieces, int(transactions[half]))
     boundary = Lsn(int(transactions[half - 1]) + 1)
-    return _grouped(first, boundary, bytes_max) + _grouped(rest, end, bytes_max)
+    return _grouped(first, start, boundary, bytes_max) + _grouped(rest, boundary, end, bytes_max)
 
 
 def _cut(pieces: Iterable[Piece], tx: int) -> tuple[list[Piece], list[Piece]]:
