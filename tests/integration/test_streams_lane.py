@@ -185,6 +185,57 @@ def test_a_rewound_lane_sends_the_same_again_by_the_same_offsets(shop: Shop) -> 
         assert len(shop.events()) == 55
 
 
+def test_a_rewind_is_carried_out_once_though_another_order_comes_meanwhile(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with shop.lane() as lane:
+        shop.wait_for(50)
+        before = position_of(shop.out)
+        shop.execute("INSERT INTO orders VALUES (60, 'placed', NULL)")
+        shop.wait_for(51)
+
+        def pause_once(name: str) -> None:
+            if name == "streams.ordered" and not shop.orders.read().is_paused:
+                shop.orders.change(lambda orders: orders.pause("meanwhile"))
+
+        monkeypatch.setattr("penstock.streams.term.failpoints.reach", pause_once)
+        shop.orders.change(lambda orders: orders.rewind(before))
+        wait_until(lambda: "meanwhile" in lane.state[1], "the lane to hear of the other order", WAIT_S)
+        monkeypatch.undo()
+        shop.orders.change(lambda orders: orders.resume())
+        shop.execute("INSERT INTO orders VALUES (61, 'placed', NULL)")
+        wait_until(lambda: shop.events()[-1]["key"] == [61], "what came last", WAIT_S)
+        assert [event["key"] for event in shop.events()[50:]] == [[60], [60], [61]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("order", ["rewind", "resync"])
+def test_an_order_is_carried_out_once_though_the_lane_is_killed_before_it_is_struck_out(
+    shop: Shop, tmp_path: Path, order: str
+) -> None:
+    with shop.lane():
+        shop.wait_for(50)
+        before = position_of(shop.out)
+        shop.execute("INSERT INTO orders VALUES (60, 'placed', NULL)")
+        shop.wait_for(51)
+    shop.orders.change(lambda orders: orders.rewind(before) if order == "rewind" else orders.load_anew(()))
+    report = tmp_path / "report"
+    with shop.process(
+        PENSTOCK_FAILPOINT="streams.ordered=kill", PENSTOCK_FAILPOINT_REPORT=str(report)
+    ) as lane:
+        lane.process.wait(WAIT_S)
+    assert report.exists(), lane.said
+    assert shop.orders.read().is_open
+    with shop.lane():
+        again = 1 if order == "rewind" else 51
+        shop.wait_for(51 + again)
+        wait_until(lambda: not shop.orders.read().is_open, "the order to be struck out", WAIT_S)
+        shop.execute("INSERT INTO orders VALUES (61, 'placed', NULL)")
+        shop.wait_for(51 + again + 1)
+    if order == "resync":
+        shop.require_once()  # one other load, which went on
+
+
 def test_a_resync_loads_a_stream_anew_and_then_follows(shop: Shop) -> None:
     shop.execute("CREATE TABLE customers (id bigint PRIMARY KEY); INSERT INTO customers VALUES (1)")
     with shop.lane():
