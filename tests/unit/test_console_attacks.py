@@ -593,15 +593,16 @@ def test_an_order_that_nobody_can_read_is_said_on_the_page(tmp_path: Path) -> No
     console, client = served(tmp_path)
     try:
         (client.state / "orders").mkdir(parents=True)
-        (client.state / "orders" / "00000000000000000001-aa.json").write_bytes(b'{"format_vers')
+        order = client.state / "orders" / "00000000000000000001-aa.json"
+        order.write_bytes(b'{"format_vers')
         headers = client.login()
         wait_until(
             lambda: (
-                "00000000000000000001-aa.json.unreadable"
-                in client.ask("GET", "/api/view", headers=headers).json["problem"]
+                "00000000000000000001-aa.json" in client.ask("GET", "/api/view", headers=headers).json["problem"]
             ),
             "the page to name the file",
         )
         assert client.ask("GET", "/api/state", headers=headers).status == 200
+        assert list(order.parent.iterdir()) == [order], "looking sets nothing aside"
     finally:
         console.stop()
