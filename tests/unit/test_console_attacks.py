@@ -670,9 +670,7 @@ def test_an_order_that_nobody_can_read_is_said_on_the_page(tmp_path: Path) -> No
         order.write_bytes(b'{"format_vers')
         headers = client.login()
         wait_until(
-            lambda: (
-                "00000000000000000001-aa.json" in client.ask("GET", "/api/view", headers=headers).json["problem"]
-            ),
+            lambda: order.name in client.ask("GET", "/api/view", headers=headers).json["problem"],
             "the page to name the file",
         )
         assert client.ask("GET", "/api/state", headers=headers).status == 200

@@ -83,5 +83,5 @@ def test_two_consoles_that_turn_the_log_over_at_once_lose_no_more_than_is_old(
         list(people.map(write, consoles))
     assert moved
     assert min(moved) >= 4000, "a file that was turned over just now is not turned over again"
-    kept = [json.loads(line) for path in tmp_path.glob("audit.jsonl*") for line in path.read_bytes().splitlines()]
+    kept = [line for path in tmp_path.glob("audit.jsonl*") for line in path.read_bytes().splitlines()]
     assert len(kept) == len(consoles[0].newest(500))

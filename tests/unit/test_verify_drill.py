@@ -150,14 +150,17 @@ def test_tasks_are_sent_no_keys_and_pick_the_rows_of_those_in_their_buckets(tmp_
     assert sorted(picked.key_low.tolist()) == sorted(dead.key_low[expected].tolist())
     others = np.setdiff1d(np.arange(64), places).astype(buckets.dtype)
     for none_there in (buckets[:0], others):
-        assert outcome._pick(
-            cast("Stages", stages),
-            cast("Comparison", comparison),
-            none_there,
-            tmp_path,
-            light=True,
-            keys=(dead.key_high[:0], dead.key_low[:0]),
-        ) == []
+        assert (
+            outcome._pick(
+                cast("Stages", stages),
+                cast("Comparison", comparison),
+                none_there,
+                tmp_path,
+                light=True,
+                keys=(dead.key_high[:0], dead.key_low[:0]),
+            )
+            == []
+        )
 
 
 def test_at_least_one_bucket_is_looked_into_and_no_more_than_there_is_room_for(

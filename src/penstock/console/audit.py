@@ -5,10 +5,10 @@ written down. A line is there whole when `write` returns; one that a full disk o
 whoever writes next, and passed over by readers. Two files of bounded size are kept; consoles of one state
 directory write and turn them over under one lock.
 
-What was refused is in files of its own, `refused.jsonl`, so that it cannot push out what was done, however much
-comes. Repeated refusals are one line: the first is written at once, those of the same kind within `SUMMED_S` are
-counted, and the count is written when the time is over. Beyond `KINDS_MAX` kinds at a time, addresses and names
-are no longer told apart. So a day of attacks of any kind fits into these files.
+What was refused is in files of its own, `refused.jsonl`, so that it cannot push out what was done, however
+much comes. Repeated refusals are one line: the first is written at once, those of the same kind within
+`SUMMED_S` are counted, and the count is written when the time is over. Beyond `KINDS_MAX` kinds at a time,
+addresses and names are no longer told apart. So a day of attacks of any kind fits into these files.
 """
 
 from __future__ import annotations

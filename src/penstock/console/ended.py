@@ -3,8 +3,8 @@ without use, over restarts and for every console of the state directory.
 
 A cookie is believed by its signature, without a list of sessions; so the list is of those that are not to be
 believed any more, each until it would have ended by itself. It is bounded for each person: when a person's is
-full, the oldest goes, and with it ends every session of theirs that is no younger. Nobody else's sessions end by
-that, and none that was ended is believed again. When the file cannot be read, all sessions that were begun
+full, the oldest goes, and with it ends every session of theirs that is no younger. Nobody else's sessions end
+by that, and none that was ended is believed again. When the file cannot be read, all sessions that were begun
 before end, and people log in again.
 """
 

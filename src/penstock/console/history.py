@@ -11,8 +11,8 @@ of them a day: 13 MB. The oldest goes when its time has passed, or when the file
 What is asked for is read a few moments at a time and thinned on the way to what a plot can show: neither the
 answer nor the memory it takes grows with the file.
 
-Of several consoles of one state directory one writes, who holds the lock beside the file; the others read what
-it wrote, and one of them goes on when it ends.
+Of several consoles of one state directory one writes, who holds the lock beside the file; the others read
+what it wrote, and one of them goes on when it ends.
 
 The file is a convenience: one that cannot be read is put aside, and a new one begun.
 """

@@ -90,7 +90,7 @@ def refused(status: int, message: str, **fields: Any) -> Answer:
 
 
 class ConsoleServer:
-    """Has its address from when it is made, answers from `serve` on, until `stop`: who comes in between waits.
+    """Has its address from when it is made, and answers from `serve` on: who comes in between waits.
 
     `names`: by which browsers may call it, beside addresses.
     """

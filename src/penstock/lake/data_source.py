@@ -4,8 +4,9 @@ A batch query reads a fixed range: its end is noted when the query is made, so t
 however often it runs, and however the log grows. A streaming query goes on from place to place; Spark keeps
 the places in the query's checkpoint, a range of places always holds the same changes, and so each change is
 in exactly one batch, also when a batch is run again after a crash. Nothing here acknowledges anything: the
-log is kept by `log.retention`, and a query that comes too late is told so instead of reading less. One that does
-not say where to begin begins with what the log holds when it is planned, also if retention takes some just then.
+log is kept by `log.retention`, and a query that comes too late is told so instead of reading less. One that
+does not say where to begin begins with what the log holds when it is planned, also if retention takes some
+just then.
 
 How batches are bounded: Spark 4.1 does not say from where it wants the latest offset. But it plans every
 batch, and on a restart the empty range behind the last one, before it asks for the next; the end of what was

@@ -3,10 +3,10 @@
 Only one process writes the state at a time, and while `penstock run` runs that is its lake process. So a
 command leaves a file here, and whoever opens the state next carries it out: the lake process between two
 turns, or a command that finds the state free. Files are carried out in the order of their names, which is the
-order they came in, and go when the state that has them is durable. A crash in between has the last ones carried
-out again, before anything else is done with the state: each only sets or takes away a mark, so the state is
-the same then, and a table is loaded once. That a file is gone is durable before its mark is acted upon: an old
-order never comes again.
+order they came in, and go when the state that has them is durable. A crash in between has the last ones
+carried out again, before anything else is done with the state: each only sets or takes away a mark, so the
+state is the same then, and a table is loaded once. That a file is gone is durable before its mark is acted
+upon: an old order never comes again.
 
 A file that is no order must not stop the lane that finds it: whoever carries orders out renames it to
 `….unreadable` (`taken`), where people find it and nobody carries it out. Looking at orders changes nothing.

@@ -1,10 +1,11 @@
 """`orders.json`: what people have told a lane to do. Written by commands, carried out by the lane that leads.
 
-A pause holds until it is taken back. A rewind and a resync are carried out once, and why that holds: each has a
-number of its own in this file (`book`), greater than those of all before it. A term carries out all that the
-file has when it begins, and the target writes down, in one with where the lane goes on from, the number that
-it came to (`Standing.orders`). What is not beyond that number is done, whoever asks and whatever has ended in
-between, and is struck out without being done again; what was ordered meanwhile is beyond it, and stays.
+A pause holds until it is taken back. A rewind and a resync are carried out once, and why that holds: each has
+a number of its own in this file (`book`), greater than those of all before it. A term carries out all that
+the file has when it begins, and the target writes down, in one with where the lane goes on from, the number
+that it came to (`Standing.orders`). What is not beyond that number is done, whoever asks and whatever has
+ended in between, and is struck out without being done again; what was ordered meanwhile is beyond it, and
+stays.
 
 Who changes the file reads it and writes it anew under a lock, so that of two commands, or of a command and
 the lane that strikes out what it has carried out, neither undoes what the other said.
@@ -141,8 +142,8 @@ class OrderBook:
         durable.replace(self._path, durable.to_json_bytes(fields | {"format_version": _FORMAT_VERSION}))
 
     def carried_out(self, orders: Orders) -> Orders:
-        """Strike these out. What is left; or these again, by a serial that is over, if something came meanwhile:
-        whoever compares serials then learns of it."""
+        """Strike these out. What is left; or these again, if something came meanwhile: their serial is over,
+        and whoever compares serials learns of it."""
         with held(self._lock):
             now = self.read()
             if (left := now.beyond(orders.mark)) != now:
