@@ -338,7 +338,7 @@ class LogView:
     _log: ChangeLog
 
     def to_arrow(self, after: LogOffset | None = None) -> pa.Table:
-        """Those after an offset, or all: what the log holds of them, also if retention takes some just then."""
+        """Those after an offset, or all: what the log holds of them, also while retention takes some."""
         after = after or LogOffset.BEFORE_ALL
         while True:
             begins = self._log.start()

@@ -86,7 +86,6 @@ def test_a_query_that_says_no_place_is_planned_with_what_there_is(
 def test_the_columns_of_a_query_are_found_while_retention_is_at_work(
     log: ChangeLog, retention: Callable[[str, int], None]
 ) -> None:
-    retention("end", 300)
     retention("start", 300)
     assert "id" in source(log).schema().names
 

@@ -113,7 +113,7 @@ class _Stages:
 
     def run(self, function: Any, tasks: list[Any], *_: Any, **__: Any) -> list[Any]:
         self.sent += [pickle.dumps(task) for task in tasks]
-        return [function(pickle.loads(each)) for each in self.sent]  # noqa: S301
+        return [function(pickle.loads(each)) for each in self.sent]
 
 
 @dataclass

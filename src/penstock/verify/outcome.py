@@ -215,14 +215,17 @@ def _pick(
     Tasks find the keys in a file: there may be many, and each task that has them within takes the driver's
     time and memory once more.
     """
+    if not buckets.size:
+        return []
     wanted = np.zeros(comparison.hashing.buckets, np.bool_)
     wanted[buckets] = True
-    inside = None if keys is None else keys[1][wanted[bucket_of(keys[0], len(wanted))]]
-    if not buckets.size or (inside is not None and not inside.size):
-        return []
     staging.mkdir(parents=True, exist_ok=True)
-    file = None if inside is None else staging / "keys.npy"
-    if file is not None:
+    file: Path | None = None
+    if keys is not None:
+        inside = keys[1][wanted[bucket_of(keys[0], len(wanted))]]
+        if not inside.size:
+            return []
+        file = staging / "keys.npy"
         np.save(file, inside)
     tasks = [
         PickTask(side, comparison.hashing, wanted, staging / f"{number}.arrow", file)
