@@ -236,7 +236,7 @@ class LakeProcess:
 
     def _take_orders(self, lane: LakeLane) -> bool:
         """Do what people want of streams; whether there was something. No round is open here."""
-        found = orders.waiting(self._config.state)
+        found = orders.taken(self._config.state)
         for path, order in found:
             if order.stream not in lane.streams:  # a table that is there, and not looked at yet
                 lane.ledger.write(orders.applied(lane.ledger.document, [order]))

@@ -24,7 +24,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from penstock.capture.from_config import require_postgres
 from penstock.config import Config, StreamConfig
-from penstock.core.errors import ConfigError, DestinationError, PenstockError
+from penstock.core.errors import ConfigError, DestinationError, LogGoneError, PenstockError
 from penstock.core.offset import LogOffset
 from penstock.core.position import Lsn
 from penstock.core.report import CompactReport, PipelineStatus, PlannedStream, ProgressListener, SyncReport
@@ -338,8 +338,18 @@ class LogView:
     _log: ChangeLog
 
     def to_arrow(self, after: LogOffset | None = None) -> pa.Table:
+        """Those after an offset, or all: what the log holds of them, also while retention takes some."""
         after = after or LogOffset.BEFORE_ALL
-        start = max(Lsn(max(after.tx, 0)), self._log.start() or Lsn(0))
+        while True:
+            begins = self._log.start()
+            try:
+                return self._read(after, begins or Lsn(0))
+            except (LogGoneError, FileNotFoundError):
+                if self._log.start() == begins:  # it is not retention that took it
+                    raise
+
+    def _read(self, after: LogOffset, begins: Lsn) -> pa.Table:
+        start = max(Lsn(max(after.tx, 0)), begins)
         files = self._log.files(self.stream, start, _LAST_POSITION).files
         tables = [_later_than(table, after) for table in read_rows(files, start, _LAST_POSITION)]
         if not tables:

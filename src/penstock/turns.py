@@ -62,7 +62,6 @@ SnapshotSource = Callable[[], ExportedSnapshot]
 
 GIVE_UP_EVERY_S = 0.5
 SNAPSHOT_TRIES_MAX = 5
-MONGODB_SNAPSHOT_AGE_S = 120.0
 _LOOK_EVERY_S = 0.2
 _ANOTHER_SERVER = "another server is read from now on, which does not know how far its load was"
 
@@ -193,11 +192,8 @@ class Turns:
         )
 
     def _snapshot_age_max_s(self) -> float | None:
-        """MongoDB forgets its states after five minutes: loads leave them before."""
         age = self._config.loading.snapshot_age_max
-        if age is None:
-            return MONGODB_SNAPSHOT_AGE_S if self._config.source.type == "mongodb" else None
-        return age.total_seconds()
+        return self._source.snapshot_age_max_s if age is None else age.total_seconds()
 
     def _slot_knows_tables(self) -> bool:
         """Whether the source was acknowledged only as far as the tables were, and never by the log alone."""

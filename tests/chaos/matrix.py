@@ -69,6 +69,7 @@ class Scenario:
     #: Struck in the midst of several streams, so that some are done and some are not.
     nth: Mapping[str, int] = field(default_factory=dict)
     times: int = 3
+    destinations: tuple[str, ...] = tuple(DESTINATIONS)
 
     def cases(self, level: str = ASKED) -> list[Case]:
         """Pairs of destination and rule, as `PENSTOCK_FAILPOINT` has it."""
@@ -76,7 +77,7 @@ class Scenario:
             short = self.cases("short")
             return [case for case in self.cases("once") if case not in short]
         if level == "full":
-            struck = product(DESTINATIONS, self._all(), range(1, self.times + 1))
+            struck = product(self.destinations, self._all(), range(1, self.times + 1))
             return [(where, f"{name}=kill@{nth}") for where, name, nth in struck if has(where, name)]
         chosen = self.short if level == "short" else self._once()
         return [(where, f"{name}=kill@{self.nth.get(name, 1)}") for where, name in chosen]
@@ -85,12 +86,12 @@ class Scenario:
         return (*self.names, *self.turns, *self.besides)
 
     def _once(self) -> list[Case]:
-        chosen = [pair for pair in product(DESTINATIONS, self.names) if has(*pair)]
+        chosen = [pair for pair in product(self.destinations, self.names) if has(*pair)]
         turn = [
-            (list(DESTINATIONS)[(self.first + place) % len(DESTINATIONS)], name)
+            (self.destinations[(self.first + place) % len(self.destinations)], name)
             for place, name in enumerate(self.turns)
         ]
-        return sorted([*chosen, *turn], key=lambda case: list(DESTINATIONS).index(case[0]))
+        return sorted([*chosen, *turn], key=lambda case: self.destinations.index(case[0]))
 
 
 #: A pipeline that has loaded its tables and follows the log.
@@ -165,8 +166,21 @@ LOADING_MYSQL = Scenario(
     short=(("parquet", "load.committed"),),
     nth=LOADING.nth,
 )
+#: And of one that reads MongoDB, where streams have a position each, on one destination.
+FOLLOWING_MONGODB = Scenario(
+    names=tuple(name for name in FOLLOWING.names if has("parquet", name)),
+    short=(("parquet", "cdc.committed"),),
+    nth={"cdc.written": 2, "cdc.committed": 2, "cdc.processed": 2},
+    destinations=("parquet",),
+)
+LOADING_MONGODB = Scenario(
+    names=("capture.slot_created", *LOAD),
+    nth={"load.swapped": 2, "load.done": 2},
+    destinations=("parquet",),
+)
 SCENARIOS = (FOLLOWING, LOADING, REFRESHING, READING_ON, LOADING_TO_READ_ON)
 SCENARIOS_MYSQL = (FOLLOWING_MYSQL, LOADING_MYSQL)
+SCENARIOS_MONGODB = (FOLLOWING_MONGODB, LOADING_MONGODB)
 
 
 def shared(cases: Sequence[Struck]) -> Sequence[Struck]:

@@ -6,111 +6,99 @@ settled, is all that is another way here.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from penstock.failpoints import FAILPOINTS
 from penstock.sources.mongodb.warming import warm_up
-from tests.chaos.matrix import ASKED, FULL, LOAD, shared
+from tests.chaos.killing import kill_and_recover
+from tests.chaos.matrix import FOLLOWING_MONGODB, LOADING_MONGODB, Scenario, shared
 from tests.mongo_server import MongoServer
 from tests.mongo_shop import FOLLOWED, Shop, assert_same, new_shop, pipeline, states, writing
-from tests.pipelines import Ended, PipelineUnderTest
+from tests.pipelines import PipelineUnderTest
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600)]
 
-#: Reached by capture, or by a Spark task: the sync's own process lives on, and says what happened.
-IN_ANOTHER_PROCESS = (
-    *("capture.slot_created", "log.file_write", "log.files_written", "log.manifest_written"),
-    *("checkpoint.write", "destination.file_write"),
-)
-SHORT: dict[str, list[str]] = {"following": ["cdc.committed"], "loading": []}
-ALL = {
-    "following": [
-        name
-        for name in FAILPOINTS
-        if name.startswith(("log.", "checkpoint.", "cdc.", "state.", "destination."))
-    ],
-    "loading": ["capture.slot_created", *LOAD],
-}
-#: Struck in the midst of several streams, so that some are done and some are not.
-NTH = {"cdc.written": 2, "cdc.committed": 2, "cdc.processed": 2, "load.swapped": 2, "load.done": 2}
-TIMES = (1, 2, 3)
+
+def rules(scenario: Scenario) -> list[str]:
+    return [rule for _, rule in shared(scenario.cases())]
 
 
-def cases(scenario: str) -> Sequence[str]:
-    if FULL:
-        return [f"{name}=kill@{nth}" for name in ALL[scenario] for nth in TIMES]
-    short = SHORT[scenario]
-    names = short if ASKED == "short" else ALL[scenario]
-    left_out = short if ASKED == "rest" else ()
-    return shared([f"{name}=kill@{NTH.get(name, 1)}" for name in names if name not in left_out])
+@dataclass
+class MongoSource:
+    """A database with a writer at work."""
+
+    mongo: MongoServer
+    shop: Shop
+    _writing: ExitStack = field(default_factory=ExitStack)
+    _written: Callable[[int], None] | None = None
+
+    def start(self) -> None:
+        self._written = self._writing.enter_context(writing(self.mongo, self.shop, pause_s=0.02))
+
+    def stop(self) -> None:
+        self._writing.close()
+
+    def compare(self, pipeline: PipelineUnderTest) -> None:
+        self.stop()
+        try:
+            pipeline.sync()
+            assert_same(pipeline, self.shop, *FOLLOWED)
+            after = states(pipeline)
+            assert len({after[name]["_data"] for name in FOLLOWED}) == 1
+            assert not any("next_data" in state for state in after.values())
+        finally:
+            self.start()
+
+    def wait_for_writes(self) -> None:
+        assert self._written is not None
+        self._written(20)
+
+    def assert_acknowledged_no_more_than_committed(self, pipeline: PipelineUnderTest) -> None:
+        """The server keeps its log for nobody in particular."""
+
+    def pipeline(self, directory: Path) -> PipelineUnderTest:
+        """Of followed streams alone: a sync that finds them loaded starts no Spark."""
+        settings: dict[str, Any] = {"log": {"retention": "0s"}, "readers": {"grace": "5s"}}
+        streams = [f"{self.shop.name}.{name}" for name in FOLLOWED]
+        return pipeline(self.mongo, self.shop, directory, streams=streams, **settings)
 
 
 @pytest.fixture(scope="module")
-def shop(mongo: MongoServer) -> Iterator[Shop]:
+def source(mongo: MongoServer) -> Iterator[MongoSource]:
     warm_up()
-    with new_shop(mongo) as found:
+    with new_shop(mongo) as shop:
+        found = MongoSource(mongo, shop)
+        found.start()
         yield found
+        found.stop()
 
 
 @pytest.fixture(scope="module")
-def following(
-    mongo: MongoServer, shop: Shop, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[PipelineUnderTest]:
+def following(source: MongoSource, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PipelineUnderTest]:
     """One pipeline for all crashes while following, so that each meets the traces of those before it."""
-    synced = new_pipeline(mongo, shop, tmp_path_factory.mktemp("following"))
+    synced = source.pipeline(tmp_path_factory.mktemp("following"))
     synced.sync()
     yield synced
     synced.drop()
 
 
-def new_pipeline(mongo: MongoServer, shop: Shop, directory: Path) -> PipelineUnderTest:
-    """Of followed streams alone: a sync that finds them loaded starts no Spark."""
-    settings: dict[str, Any] = {"log": {"retention": "0s"}, "readers": {"grace": "5s"}}
-    streams = [f"{shop.name}.{name}" for name in FOLLOWED]
-    return pipeline(mongo, shop, directory, streams=streams, **settings)
-
-
-@pytest.mark.parametrize("rule", cases("following"))
+@pytest.mark.parametrize("rule", rules(FOLLOWING_MONGODB))
 def test_killed_while_following_it_ends_with_every_document_right(
-    mongo: MongoServer, shop: Shop, following: PipelineUnderTest, rule: str
+    source: MongoSource, following: PipelineUnderTest, rule: str
 ) -> None:
-    kill_and_recover(mongo, shop, following, rule)
+    source.wait_for_writes()
+    kill_and_recover(source, following, rule)
 
 
-@pytest.mark.parametrize("rule", cases("loading"))
+@pytest.mark.parametrize("rule", rules(LOADING_MONGODB))
 def test_killed_while_loading_it_ends_with_every_document_right(
-    mongo: MongoServer, shop: Shop, tmp_path: Path, rule: str
+    source: MongoSource, tmp_path: Path, rule: str
 ) -> None:
-    loading = new_pipeline(mongo, shop, tmp_path / "loading")
-    kill_and_recover(mongo, shop, loading, rule)
+    loading = source.pipeline(tmp_path / "loading")
+    kill_and_recover(source, loading, rule)
     loading.drop()
-
-
-def kill_and_recover(mongo: MongoServer, shop: Shop, synced: PipelineUnderTest, rule: str) -> None:
-    with writing(mongo, shop) as written:
-        written(20)
-        ended = synced.sync_apart(rule)
-        _require_struck(ended, rule)
-        written(20)
-        synced.sync()
-    synced.sync()
-    assert_same(synced, shop, *FOLLOWED)
-    after = states(synced)
-    assert len({after[name]["_data"] for name in FOLLOWED}) == 1
-    assert not any("next_data" in state for state in after.values())
-    assert synced.running() == []
-
-
-def _require_struck(ended: Ended, rule: str) -> None:
-    name, _, times = rule.partition("=kill@")
-    if FULL and int(times) > 1 and not ended.struck:  # not every place is reached so often
-        return
-    assert set(ended.struck) == {f"{name}=kill"}, str(ended)
-    if name not in IN_ANOTHER_PROCESS:
-        assert ended.killed, str(ended)
-    elif ended.status != 0 and not ended.killed:
-        assert ended.answer["error"]["remedy"], str(ended)

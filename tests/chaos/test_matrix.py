@@ -7,7 +7,16 @@ from itertools import product
 import pytest
 
 from penstock.failpoints import FAILPOINTS
-from tests.chaos.matrix import OF_COMPACTION, OF_SHAPES, OF_STREAMS, SCENARIOS, SCENARIOS_MYSQL, Scenario, has
+from tests.chaos.matrix import (
+    OF_COMPACTION,
+    OF_SHAPES,
+    OF_STREAMS,
+    SCENARIOS,
+    SCENARIOS_MONGODB,
+    SCENARIOS_MYSQL,
+    Scenario,
+    has,
+)
 from tests.pipelines import DESTINATIONS
 
 pytestmark = pytest.mark.chaos
@@ -24,7 +33,7 @@ def test_every_failpoint_is_struck_on_every_destination_that_has_it(level: str) 
     assert _struck(level) == {pair for pair in product(DESTINATIONS, names) if has(*pair)}
 
 
-@pytest.mark.parametrize("scenario", [*SCENARIOS, *SCENARIOS_MYSQL])
+@pytest.mark.parametrize("scenario", [*SCENARIOS, *SCENARIOS_MYSQL, *SCENARIOS_MONGODB])
 def test_one_round_strikes_every_failpoint_of_each_scenario(scenario: Scenario) -> None:
     struck = {rule.partition("=")[0] for _, rule in scenario.cases("once")}
     assert struck == {*scenario.names, *scenario.turns}

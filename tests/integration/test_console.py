@@ -323,7 +323,11 @@ def _shapes(page: Browser) -> None:
     page.go(screen="shapes")
     page.see("city")
     page.see("public.customers")
+    assert "Oslo" not in page.text(selector="main"), "what conditions compare with is hidden"
+    page.press_button("Show values")
+    page.see("Oslo")
     page.picture("shapes")
+    page.press_button("Hide values")
     page.press_button("Drop")
     assert "is dropped" in page.confirm("shape.drop")
     page.see("None yet")
@@ -365,7 +369,7 @@ def _plots_and_audit(page: Browser) -> None:
     page.go(screen="audit")
     for text in ("stream.pause", "lane.rewind", "letters.drop", "shape.drop", "show values: letters.lake"):
         page.see(text)
-    for text in ("lane.drop", "show values: state", "show values: state.diff"):
+    for text in ("lane.drop", "show values: shapes", "show values: state", "show values: state.diff"):
         page.see(text)
     assert "123456.78" not in page.text(selector="main"), "values are in no audit log"
     page.picture("audit")

@@ -424,7 +424,8 @@ def test_a_stream_is_paused_resumed_and_loaded_again_by_orders_while_the_lane_ru
     wait_until(
         lambda: values("public.state") == {"while it stood still"}, "it to catch up, though nothing is new"
     )
-    assert state_of("public.state") == "following"
+    # The table has it before the state says so.
+    wait_until(lambda: state_of("public.state") == "following", "the state to say that it follows")
 
     before = pipeline.table("public.state").path
     assert operations.resync(instance.config, ["public.state"]) == "done"

@@ -18,6 +18,7 @@ from penstock import metrics
 from penstock.config import Config
 from penstock.core.errors import ConfigError, PositionGoneError
 from penstock.core.position import Lsn
+from penstock.streams.orders import ORDERS_FILE, lane_directory
 from tests.conftest import WAIT_S, Database, wait_until
 from tests.kafka_server import KafkaServer
 from tests.stream_lane import (
@@ -183,6 +184,56 @@ def test_a_rewound_lane_sends_the_same_again_by_the_same_offsets(shop: Shop) -> 
         wait_until(lambda: bool(lane.notes), "the lane to say that it cannot", WAIT_S)
         wait_until(lambda: not shop.orders.read().is_open, "the order to be done with", WAIT_S)
         assert len(shop.events()) == 55
+
+
+def test_a_rewind_is_carried_out_once_though_another_order_comes_meanwhile(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with shop.lane() as lane:
+        shop.wait_for(50)
+        before = position_of(shop.out)
+        shop.execute("INSERT INTO orders VALUES (60, 'placed', NULL)")
+        shop.wait_for(51)
+
+        def pause_once(name: str) -> None:
+            if name == "streams.ordered" and not shop.orders.read().is_paused:
+                shop.orders.change(lambda orders: orders.pause("meanwhile"))
+
+        monkeypatch.setattr("penstock.streams.term.failpoints.reach", pause_once)
+        shop.orders.change(lambda orders: orders.rewind(before))
+        wait_until(lambda: "meanwhile" in lane.state[1], "the lane to hear of the other order", WAIT_S)
+        monkeypatch.undo()
+        shop.orders.change(lambda orders: orders.resume())
+        shop.execute("INSERT INTO orders VALUES (61, 'placed', NULL)")
+        wait_until(lambda: shop.events()[-1]["key"] == [61], "what came last", WAIT_S)
+        assert [event["key"] for event in shop.events()[50:]] == [[60], [60], [61]]
+
+
+@pytest.mark.slow
+def test_a_rewind_that_the_target_knows_of_is_not_carried_out_again(shop: Shop, tmp_path: Path) -> None:
+    """Neither after a kill before it is struck out, nor when a backup of the orders still has it."""
+    with shop.lane():
+        shop.wait_for(50)
+        before = position_of(shop.out)
+        shop.execute("INSERT INTO orders VALUES (60, 'placed', NULL)")
+        shop.wait_for(51)
+    shop.orders.change(lambda orders: orders.rewind(before))
+    report = tmp_path / "report"
+    with shop.process(
+        PENSTOCK_FAILPOINT="streams.ordered=kill", PENSTOCK_FAILPOINT_REPORT=str(report)
+    ) as lane:
+        lane.process.wait(WAIT_S)
+    assert report.exists(), lane.said
+    file = lane_directory(shop.config.state, "file") / ORDERS_FILE
+    open_order = file.read_bytes()
+    for number in (61, 62):
+        file.write_bytes(open_order)
+        assert shop.orders.read().is_open
+        with shop.lane():
+            wait_until(lambda: not shop.orders.read().is_open, "the order to be struck out", WAIT_S)
+            shop.execute(f"INSERT INTO orders VALUES ({number}, 'placed', NULL)")
+            wait_until(lambda: shop.events()[-1]["key"] == [number], "what came last", WAIT_S)  # noqa: B023
+    assert [event["key"] for event in shop.events()[50:]] == [[60], [60], [61], [62]]
 
 
 def test_a_resync_loads_a_stream_anew_and_then_follows(shop: Shop) -> None:

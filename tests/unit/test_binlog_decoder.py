@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -311,6 +312,33 @@ def test_a_transaction_beyond_the_places_of_its_file_is_refused(
     else:
         with pytest.raises(SourceError, match="4 GiB"):
             _fed(builder, [recording["events"][:1], *([event] for event in moved)])
+
+
+def _statement(like: bytes, text: str) -> bytes:
+    """A statement where another event is."""
+    body = bytes(8) + bytes([4]) + bytes(4) + b"shop\0" + text.encode()
+    return like[:4] + bytes([2]) + like[5:9] + (19 + len(body)).to_bytes(4, "little") + like[13:19] + body
+
+
+@pytest.mark.parametrize("is_ours", [True, False])
+@pytest.mark.parametrize("is_cut", [True, False])
+@pytest.mark.parametrize("ends_with", [["ROLLBACK"], ["ROLLBACK TO `s`", "COMMIT"]])
+def test_rows_that_are_taken_back_are_refused_wherever_batches_are_cut(
+    recording: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    ends_with: list[str],
+    is_cut: bool,
+    is_ours: bool,
+) -> None:
+    *events, last = _transaction(recording)
+    events += [_statement(last, text) for text in ends_with]
+    if not is_ours:
+        monkeypatch.setattr(MapsAlone, "wants", lambda *_: False)
+    batches = [[event] for event in events] if is_cut else [events]
+    with pytest.raises(SourceError, match="rolled back") if is_ours else nullcontext():
+        _fed(_builder(recording, tmp_path), [recording["events"][:1], *batches])
+    assert _manifests(tmp_path) == []
 
 
 def test_maps_are_forgotten_between_transactions_and_what_the_catalog_said_is_not(

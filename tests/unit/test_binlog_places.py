@@ -14,7 +14,7 @@ from penstock.core.schema import TableSchema
 from penstock.core.stream import StreamId
 from penstock.lake.places import BinlogPlaces
 from penstock.ledger.load_record import LoadChunk, LoadPoint, LoadRecord, LoadRecords
-from penstock.log.manifest import read_manifest
+from penstock.log.manifest import Manifest, read_manifest
 from penstock.log.reader import ChangeLog
 from penstock.log.writer import LogWriter
 
@@ -88,3 +88,26 @@ def test_a_log_says_where_a_server_was_left(tmp_path: Path) -> None:
         )
         writer.seal(end)
     assert (log.left(1), log.left(2)) == (Lsn(20), None)
+
+
+def test_where_a_server_was_left_is_found_by_a_few_of_many_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(200):
+        LogWriter(
+            tmp_path,
+            system_id="s",
+            timeline=1 + (number >= 170),
+            epoch=Lsn(1),
+            end=Lsn(10 + number),
+            last_seq=number,
+        ).seal(Lsn(11 + number))
+    read: list[int] = []
+
+    def counted(directory: Path, seq: int) -> Manifest:
+        read.append(seq)
+        return read_manifest(directory, seq)
+
+    monkeypatch.setattr("penstock.log.reader.read_manifest", counted)
+    assert ChangeLog(tmp_path).left(1) == Lsn(180)
+    assert len(read) <= 10

@@ -21,7 +21,7 @@ from penstock.config import Config
 from penstock.console import access
 from penstock.console.http import BODY_BYTES_MAX, CONNECTIONS_MAX
 from penstock.console.serving import Console, said_in
-from penstock.core.errors import ConfigError
+from penstock.core.errors import AddressError, ConfigError
 from penstock.ledger.state import StateDocument
 from penstock.ledger.store import StateStore
 from tests.certificates import write_certificates
@@ -93,8 +93,9 @@ class Client:
         return {"cookie": got.headers["set-cookie"].partition(";")[0], "x-penstock-proof": got.json["proof"]}
 
     def audit(self) -> list[dict[str, Any]]:
-        path = self.state / "console" / "audit.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        paths = [self.state / "console" / name for name in ("audit.jsonl", "refused.jsonl")]
+        lines = [line for path in paths if path.exists() for line in path.read_text().splitlines()]
+        return list(map(json.loads, lines))
 
 
 def pipeline_file(directory: Path, settings: dict[str, Any] | None = None, /, **console: Any) -> Path:
@@ -382,11 +383,51 @@ def test_guessing_is_stopped_after_a_few_tries_and_written_down(
         assert tries == [401] * access.FAILURES_MAX + [429] * 2
         assert client.ask("POST", "/api/login", {"token": ACT}).status == 429, "nobody is let in meanwhile"
         assert client.ask("GET", "/api/view", authorization=f"Bearer {ACT}").status == 429
-        assert [line["outcome"] for line in client.audit()] == ["refused"] * access.FAILURES_MAX
+        assert [(line["what"], line["outcome"]) for line in client.audit()] == [
+            ("log in", "refused"),
+            ("authorization", "refused"),
+        ]
         monkeypatch.setattr(access, "_WINDOW_S", 0.0)
         assert client.ask("POST", "/api/login", {"token": ACT}).status == 200
     finally:
         console.stop()
+    repeated = {line["what"]: line["repeated"] for line in client.audit() if "repeated" in line}
+    assert repeated == {"log in": 12}
+
+
+@pytest.mark.parametrize(
+    "given", ["Bearer guess", "Basic Ym9iOndyb25n", "Basic not base64", "Digest x", "Bearer " + "x" * 5000]
+)
+def test_a_credential_that_is_not_known_is_written_down_whatever_its_kind(tmp_path: Path, given: str) -> None:
+    console, client = served(tmp_path)
+    try:
+        assert client.ask("GET", "/api/view", authorization=given).status == 401
+        (line,) = client.audit()
+        assert (line["who"], line["from"], line["what"]) == ("", "127.0.0.1", "authorization")
+        assert given.partition(" ")[2] not in json.dumps(line)
+    finally:
+        console.stop()
+
+
+def test_a_console_whose_address_is_taken_touches_nothing(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        with pytest.raises(AddressError):
+            served(tmp_path, listen=f"127.0.0.1:{taken.getsockname()[1]}")
+        assert not (tmp_path / "state" / "console").exists()
+
+
+def test_a_console_that_cannot_be_made_gives_its_address_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        listen = f"127.0.0.1:{free.getsockname()[1]}"
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "console").write_text("in the way")
+    with pytest.raises(OSError, match="console"):
+        served(tmp_path, listen=listen)
+    (tmp_path / "state" / "console").unlink()
+    console, _ = served(tmp_path, listen=listen)
+    console.stop()
 
 
 def test_a_read_only_console_does_nothing_for_anybody(tmp_path: Path) -> None:
@@ -476,17 +517,49 @@ def test_sessions_that_were_ended_are_kept_for_their_time_and_in_bounds(
         known.end(session)
     assert [opened().session(cookie) is None for cookie, _ in sessions] == [True] * 5 + [False]
     file = tmp_path / "console" / "ended.json"
-    assert len(json.loads(file.read_bytes())["sessions"]) == 3
+    assert len(json.loads(file.read_bytes())["people"]["ada"]["sessions"]) == 3
     now[0] += access.SESSION_S + 10
     cookie, session = begun()
     known.end(session)
-    assert list(json.loads(file.read_bytes())["sessions"]) == [session.nonce], "others ended by themselves"
+    left = json.loads(file.read_bytes())["people"]["ada"]["sessions"]
+    assert list(left) == [session.nonce], "others ended by themselves"
     cookie, _ = begun()
     now[0] += 2
     file.write_bytes(b'{"format_ver')
     assert opened().session(cookie) is None, "nobody can tell any more which were ended"
     later = begun()[0]
     assert opened().session(later) is not None
+
+
+def test_who_logs_out_often_ends_nobody_elses_session_and_revives_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.console.ended.SESSIONS_MAX", 3)
+    now = [1_800_000_000.0]
+    settings = Config.load(pipeline_file(tmp_path)).console
+    known = access.Access(settings, tmp_path / "console", lambda: now[0])
+    bob = access.Person("bob", "act")
+    kept, (gone, session) = known.begin(bob)[0], known.begin(bob)
+    known.end(session)
+    for _ in range(10):
+        now[0] += 1
+        known.end(known.begin(access.Person("ada", "act"))[1])
+    again = access.Access(settings, tmp_path / "console", lambda: now[0])
+    for each in (known, again):
+        assert each.session(kept) is not None
+        assert each.session(gone) is None
+
+
+def test_sessions_that_an_earlier_version_ended_stay_so(tmp_path: Path) -> None:
+    settings = Config.load(pipeline_file(tmp_path)).console
+    known = access.Access(settings, tmp_path / "console")
+    (kept, _), (gone, session) = (known.begin(access.Person("ada", "act")) for _ in range(2))
+    said = {"format_version": 1, "until": 0, "sessions": {session.nonce: session.expires}}
+    (tmp_path / "console" / "ended.json").write_text(json.dumps(said))
+    for _ in range(2):
+        assert known.session(gone) is None
+        assert known.session(kept) is not None
+        known.end(known.begin(access.Person("bob", "act"))[1])  # which writes the file anew
 
 
 def test_without_access_a_token_is_made_that_only_this_user_can_read(tmp_path: Path) -> None:
@@ -593,15 +666,14 @@ def test_an_order_that_nobody_can_read_is_said_on_the_page(tmp_path: Path) -> No
     console, client = served(tmp_path)
     try:
         (client.state / "orders").mkdir(parents=True)
-        (client.state / "orders" / "00000000000000000001-aa.json").write_bytes(b'{"format_vers')
+        order = client.state / "orders" / "00000000000000000001-aa.json"
+        order.write_bytes(b'{"format_vers')
         headers = client.login()
         wait_until(
-            lambda: (
-                "00000000000000000001-aa.json.unreadable"
-                in client.ask("GET", "/api/view", headers=headers).json["problem"]
-            ),
+            lambda: order.name in client.ask("GET", "/api/view", headers=headers).json["problem"],
             "the page to name the file",
         )
         assert client.ask("GET", "/api/state", headers=headers).status == 200
+        assert list(order.parent.iterdir()) == [order], "looking sets nothing aside"
     finally:
         console.stop()

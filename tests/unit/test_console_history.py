@@ -137,6 +137,20 @@ def test_a_moment_that_could_not_be_written_leaves_nothing_that_the_file_does_no
     again.close()
 
 
+def test_of_two_consoles_one_writes_the_other_reads_it_and_goes_on_when_it_ends(tmp_path: Path) -> None:
+    first, second = history(tmp_path), history(tmp_path)
+    first.add(NOW, {"a": 1.0})
+    second.add(NOW, {"a": 2.0, "b": 2.0})
+    first.add(NOW + 10, {"c": 1.0})
+    assert second.names() == ["a", "c"]
+    assert second.read(["a"], NOW, NOW + 10)["a"] == [(NOW, 1.0)]
+    first.close()
+    second.add(NOW + 20, {"a": 2.0, "d": 2.0})
+    assert second.read(["a"], NOW, NOW + 20)["a"] == [(NOW, 1.0), (NOW + 20, 2.0)]
+    assert second.names() == ["a", "c", "d"]
+    second.close()
+
+
 def test_a_file_that_cannot_be_read_is_put_aside(tmp_path: Path) -> None:
     path = tmp_path / "history.sqlite"
     path.write_bytes(b"this is no database" * 100)

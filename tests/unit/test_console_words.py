@@ -6,9 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from penstock.config import Config
 from penstock.console import state_screen
 from penstock.console.holding import what_holds
+from penstock.console.screens import Screens
 from penstock.core.position import Lsn
 from penstock.core.stream import StreamId
 from penstock.ledger import orders, two_phase
@@ -88,8 +91,8 @@ def test_what_holds_the_slot_is_named() -> None:
         assert text in found[1]
 
 
-def config(directory: Path) -> Config:
-    return Config.load(idle_pipeline(directory, ["public.orders", "public.items"]))
+def config(directory: Path, **sections: Any) -> Config:
+    return Config.load(idle_pipeline(directory, ["public.orders", "public.items"], **sections))
 
 
 def document(*, open_round: bool = False) -> StateDocument:
@@ -157,6 +160,22 @@ def test_values_of_rows_in_the_state_are_shown_to_who_asks_for_values_alone(tmp_
     asked = json.dumps(state_screen.explained(settings, values=True), default=str)
     assert "secret-key-2" in asked
     assert "secret-later" in json.dumps(state_screen.difference(settings.state, 1, 2, values=True))
+
+
+def test_what_shapes_compare_with_is_shown_to_who_asks_for_values_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret = r"""E'a ''secret'' \\'"""
+    where = f"""("it's" = ({secret}::pg_catalog.text COLLATE "C")) OR ("n" = ('4711'::pg_catalog.int4))"""
+    told = [{"handle": "1", "where": where}, {"handle": "2", "where": None}]
+    monkeypatch.setattr("penstock.console.screens.shapes.shapes", lambda _state: told)
+    settings = config(tmp_path, lanes={"shapes": {"port": 0, "insecure": True}})
+    screens = Screens(settings, tmp_path / "penstock.yaml")
+    hidden, nothing = screens.looks()["shapes"]({})["shapes"]
+    shown = """("it's" = ('…'::pg_catalog.text COLLATE "C")) OR ("n" = ('…'::pg_catalog.int4))"""
+    assert hidden["where"] == shown
+    assert nothing["where"] is None
+    assert screens.values()["shapes"]({})["shapes"][0]["where"] == where
 
 
 def test_versions_are_compared_by_path_and_stream(tmp_path: Path) -> None:

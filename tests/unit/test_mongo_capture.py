@@ -35,6 +35,7 @@ from penstock.core.stream import StreamId
 from penstock.log.manifest import list_sequence, read_manifest
 from penstock.log.reader import ChangeLog, read_rows
 from penstock.log.writer import LogWriter
+from penstock.sources.mongodb.catalog import discover
 from penstock.sources.mongodb.change_stream import ChangeBatch, Place
 from penstock.sources.mongodb.connection import Client
 from penstock.sources.mongodb.documents import parse
@@ -64,7 +65,7 @@ class _NoServer:
     def __getitem__(self, name: str) -> _NoServer:
         return self
 
-    def list_collections(self) -> list[Any]:
+    def list_collections(self, **_: Any) -> list[Any]:
         return []
 
     def close(self) -> None: ...
@@ -364,6 +365,36 @@ def test_what_ends_the_reading_thread_is_told_to_whoever_reads_and_waits() -> No
         with pytest.raises(PositionGoneError):
             stream.receive()
         selection.add([ITEMS])
+
+
+@pytest.mark.parametrize(
+    ("patterns", "listed"),
+    [
+        (
+            [ORDERS, ITEMS, StreamId("other", "*")],
+            ["orders", "items", "system.buckets.orders", "system.buckets.items"],
+        ),
+        ([ORDERS, StreamId("shop", "i*")], None),
+        ([StreamId("s*", "orders")], None),
+        (None, None),
+    ],
+)
+def test_only_collections_that_are_asked_for_are_listed(
+    patterns: list[StreamId] | None, listed: list[str] | None
+) -> None:
+    """One whose events come is asked for among however many there are."""
+    asked: list[Any] = []
+
+    class Server(_NoServer):
+        def list_collections(self, **given: Any) -> list[Any]:
+            asked.append(given["filter"])
+            return []
+
+        def list_database_names(self) -> list[str]:
+            return ["shop"]
+
+    discover(cast("Client", Server()), patterns, database="shop")
+    assert asked == [None if listed is None else {"name": {"$in": listed}}]
 
 
 def test_columns_of_a_collection_are_asked_for_until_some_field_was_seen(

@@ -55,7 +55,7 @@ def test_an_order_that_cannot_be_read_is_set_aside_and_stops_no_other(
 ) -> None:
     bad, good = orders.give(tmp_path, [Order("pause", _STREAM), Order("resume", _STREAM)])
     bad.write_bytes(content)
-    assert [path for path, _ in orders.waiting(tmp_path)] == [good]
+    assert [path for path, _ in orders.taken(tmp_path)] == [good]
     (aside,) = orders.unreadable(tmp_path)
     assert (aside.name, aside.read_bytes()) == (f"{bad.name}.unreadable", content)
     assert aside.name in capsys.readouterr().out
@@ -65,14 +65,31 @@ def test_an_order_that_cannot_be_read_is_set_aside_and_stops_no_other(
         orders.wait_for([bad], 0.0)
 
 
+def test_looking_at_orders_changes_nothing(tmp_path: Path) -> None:
+    bad, good = orders.give(tmp_path, [Order("pause", _STREAM), Order("resume", _STREAM)])
+    bad.write_bytes(b"{")
+    assert [path for path, _ in orders.waiting(tmp_path)] == [good]
+    assert orders.unreadable(tmp_path) == [bad], "people see what will be set aside"
+    assert sorted((tmp_path / "orders").iterdir()) == [bad, good]
+
+
+def test_who_waits_is_told_at_once_that_one_of_the_orders_could_not_be_read(tmp_path: Path) -> None:
+    bad, good = orders.give(tmp_path, [Order("pause", _STREAM), Order("resume", _STREAM)])
+    bad.write_bytes(b"{")
+    orders.taken(tmp_path)
+    assert good.exists(), "the run is still at work on it"
+    with pytest.raises(StateError, match=bad.name):
+        orders.wait_for([bad, good], 0.0)
+
+
 def test_an_order_that_another_process_has_just_carried_out_is_passed_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken, left = orders.give(tmp_path, [Order("pause", _STREAM), Order("resume", _STREAM)])
     listed = orders._files(tmp_path)
-    monkeypatch.setattr(orders, "_files", lambda _state: listed)
+    monkeypatch.setattr(orders, "_files", lambda _state, _ending=".json": listed)
     taken.unlink()
-    assert [path for path, _ in orders.waiting(tmp_path)] == [left]
+    assert [path for path, _ in orders.taken(tmp_path)] == [left]
 
 
 def test_what_is_set_aside_does_not_fill_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,7 +97,7 @@ def test_what_is_set_aside_does_not_fill_the_disk(tmp_path: Path, monkeypatch: p
     paths = orders.give(tmp_path, [Order("pause", _STREAM)] * 3)
     for path in paths:
         path.write_bytes(b"")
-    assert orders.waiting(tmp_path) == []
+    assert orders.taken(tmp_path) == []
     kept = [f"{path.name}.unreadable" for path in paths[1:]]
     assert [path.name for path in orders.unreadable(tmp_path)] == kept
 

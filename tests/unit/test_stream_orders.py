@@ -39,14 +39,51 @@ def test_a_pause_holds_over_a_rewind_until_it_is_taken_back(book: OrderBook) -> 
     assert not book.read().is_paused
 
 
-def test_an_order_that_came_meanwhile_is_not_removed_with_the_one_that_was_carried_out(
+def test_an_order_that_came_meanwhile_stays_and_the_one_that_was_carried_out_goes(book: OrderBook) -> None:
+    book.write(book.read().rewind(Lsn(1)).load_anew(("public.orders",)))
+    taken = book.read()
+    book.write(book.read().load_anew(("public.customers",)).pause("meanwhile"))
+    known = book.carried_out(taken)
+    left = book.read()
+    assert (left.rewind_to, left.resync, left.reason) == (None, ("public.customers",), "meanwhile")
+    assert known.serial != left.serial, "the lane still has to hear of it"
+    assert book.carried_out(left).serial == book.read().serial
+    assert not book.read().is_open
+
+
+def test_what_a_target_remembers_is_not_carried_out_again_though_it_was_not_struck_out(
     book: OrderBook,
 ) -> None:
+    book.write(book.read().rewind(Lsn(1)).load_anew(()))
+    mark = book.read().mark
+    book.write(book.read().pause("and then").load_anew(("public.orders",)))
+    left = book.read().beyond(mark)
+    assert (left.position, left.resync, left.is_paused) == (None, ("public.orders",), True)
     book.write(book.read().rewind(Lsn(1)))
-    carried_out = book.read()
-    book.write(book.read().load_anew(("public.orders",)))
-    book.carried_out(carried_out)
-    assert book.read().resync == ("public.orders",)
+    assert book.read().beyond(mark).position == Lsn(1), "the same position, by another order"
+
+
+def test_orders_in_a_file_that_was_removed_count_for_nothing_in_the_next_one(
+    book: OrderBook, tmp_path: Path
+) -> None:
+    book.write(book.read().rewind(Lsn(1)).rewind(Lsn(2)))
+    mark = book.read().mark
+    (tmp_path / ORDERS_FILE).unlink()
+    assert book.read().mark == ""
+    book.write(book.read().rewind(Lsn(3)))
+    assert book.read().beyond(mark).position == Lsn(3)
+
+
+def test_orders_of_before_they_had_numbers_are_carried_out_once_too(tmp_path: Path) -> None:
+    (tmp_path / ORDERS_FILE).write_text(
+        '{"rewind_to": "0/10", "resync": [], "serial": "a", "format_version": 1}'
+    )
+    book = OrderBook(tmp_path)
+    orders = book.read()
+    assert (orders.position, orders.resync) == (Lsn(0x10), ())
+    assert not orders.beyond(orders.mark).is_open
+    book.write(orders.load_anew(("public.orders",)))
+    assert book.read().beyond(orders.mark).resync == ("public.orders",)
 
 
 def test_every_order_is_news(book: OrderBook) -> None:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import pickle
 from collections import Counter
+from dataclasses import dataclass
 from html.parser import HTMLParser
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -16,11 +21,17 @@ from penstock.cli.verify import exit_code, parse_part
 from penstock.cli.verify_page import page
 from penstock.core.errors import ConfigError
 from penstock.core.verify_report import ColumnDifference, Difference, VerifiedStream, VerifyReport
-from penstock.verify import drill
+from penstock.verify import drill, outcome
 from penstock.verify.canonical import RowHashes, hash_rows
-from penstock.verify.digest import Digest
+from penstock.verify.digest import Digest, bucket_of
 from penstock.verify.mending import mend
 from penstock.verify.outcome import Drilled
+from penstock.verify.sides import Block
+from penstock.verify.tasks import Hashing
+
+if TYPE_CHECKING:
+    from penstock.lake.light import Stages
+    from penstock.verify.comparison import Comparison
 
 SECRET = (3, 5)
 Rows = list[tuple[int, str]]
@@ -92,6 +103,64 @@ def test_known_keys_are_taken_out() -> None:
     known = side([(2, "whatever")]).hashes
     left = drill.without_keys(np.array([0, 1, 2]), source.hashes, (known.key_high, known.key_low))
     assert left.tolist() == [0, 2]
+
+
+class _Stages:
+    """Runs tasks here, as they come out of being sent."""
+
+    def __init__(self) -> None:
+        self.sent: list[bytes] = []
+
+    def run(self, function: Any, tasks: list[Any], *_: Any, **__: Any) -> list[Any]:
+        self.sent += [pickle.dumps(task) for task in tasks]
+        return [function(pickle.loads(each)) for each in self.sent]
+
+
+@dataclass
+class _Side:
+    """Rows with these ids."""
+
+    ids: list[int]
+    columns: tuple[str, ...] = ("id",)
+    key_width: int = 1
+
+    def blocks(self) -> list[Block]:
+        return [Block([pa.array(self.ids, pa.int64())], len(self.ids), 0)]
+
+
+def test_tasks_are_sent_no_keys_and_pick_the_rows_of_those_in_their_buckets(tmp_path: Path) -> None:
+    dead = hash_rows([pa.array(range(50_000), pa.int64())], 1, SECRET)
+    hashing = Hashing(SECRET, 64)
+    sides = [_Side([*range(10), *range(60_000, 60_100)]), _Side([70_000])]
+    comparison = SimpleNamespace(hashing=hashing, sides=sides, weights=[1, 1])
+    places = bucket_of(dead.key_high, 64)
+    buckets = np.unique(places[:5])
+    stages = _Stages()
+    results = outcome._pick(
+        cast("Stages", stages),
+        cast("Comparison", comparison),
+        buckets,
+        tmp_path,
+        light=True,
+        keys=(dead.key_high, dead.key_low),
+    )
+    assert max(map(len, stages.sent)) < 10_000
+    picked = drill.Picked.read([each.path for each in results if each.path is not None], (), ()).hashes
+    expected = [number for number in range(10) if places[number] in buckets]
+    assert sorted(picked.key_low.tolist()) == sorted(dead.key_low[expected].tolist())
+    others = np.setdiff1d(np.arange(64), places).astype(buckets.dtype)
+    for none_there in (buckets[:0], others):
+        assert (
+            outcome._pick(
+                cast("Stages", stages),
+                cast("Comparison", comparison),
+                none_there,
+                tmp_path,
+                light=True,
+                keys=(dead.key_high[:0], dead.key_low[:0]),
+            )
+            == []
+        )
 
 
 def test_at_least_one_bucket_is_looked_into_and_no_more_than_there_is_room_for(

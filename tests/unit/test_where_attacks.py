@@ -19,6 +19,7 @@ from postgast import parse
 from penstock.core.schema import SourceColumn
 from penstock.core.stream import StreamId
 from penstock.core.where import Condition, SubqueryTable, WhereError, syntax
+from penstock.core.where.print_sql import without_literals
 
 TYPES = {
     "id": "int4",
@@ -270,6 +271,14 @@ def test_what_does_something_or_hangs_on_the_moment_is_refused(text: str) -> Non
 
 
 TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=40)
+
+
+@given(TEXT)
+def test_no_literal_is_left_in_what_is_shown_without_them(value: str) -> None:
+    text = "name = $1 OR name LIKE 'x%' OR id IN (4711, 4712) OR day > '2026-01-31' OR tags @> '{a}'"
+    shown = without_literals(compiled(text, params={1: value}).sql())
+    assert assert_harmless(shown) == ["…"] * 6
+    assert shown == without_literals(compiled(text, params={1: "another"}).sql())
 
 
 @given(TEXT)

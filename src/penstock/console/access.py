@@ -116,11 +116,13 @@ class Access:
         return None if self.is_ended(session) else session
 
     def end(self, session: Session) -> None:
-        self._ended.add(session.nonce, session.expires)
+        self._ended.add(session.person.name, session.nonce, session.expires)
 
     def is_ended(self, session: Session) -> bool:
         """By itself, or by its person."""
-        return session.expires < self._clock() or self._ended.has(session.nonce, session.expires)
+        return session.expires < self._clock() or self._ended.has(
+            session.person.name, session.nonce, session.expires
+        )
 
     def _known(self, address: str, digest: bytes, name: str | None) -> Person | None:
         found: Person | None = None

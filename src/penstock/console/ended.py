@@ -2,9 +2,10 @@
 without use, over restarts and for every console of the state directory.
 
 A cookie is believed by its signature, without a list of sessions; so the list is of those that are not to be
-believed any more, each until it would have ended by itself. It is bounded: when it is full, the oldest goes,
-and with it ends every session that is no younger. The same when the file cannot be read: sessions that were
-begun before end, and people log in again.
+believed any more, each until it would have ended by itself. It is bounded for each person: when a person's is
+full, the oldest goes, and with it ends every session of theirs that is no younger. Nobody else's sessions end
+by that, and none that was ended is believed again. When the file cannot be read, all sessions that were begun
+before end, and people log in again.
 """
 
 from __future__ import annotations
@@ -12,14 +13,50 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from penstock import durable
 from penstock.file_lock import held
 
-SESSIONS_MAX = 4096
+SESSIONS_MAX = 256  # of one person
 _LOCKED_S = 2.0
-_FORMAT_VERSION = 1
+_FORMAT_VERSION = 2
+_ANYBODY = ""  # of whom a file of version 1 does not say whose sessions they are
+
+
+@dataclass(slots=True)
+class _Ended:
+    """Of one person. `until`: sessions that last until then, and no longer, are over."""
+
+    until: int = 0
+    sessions: dict[str, int] = field(default_factory=dict)
+
+    def has(self, session: str, expires: int) -> bool:
+        return expires <= self.until or session in self.sessions
+
+    def add(self, other: _Ended) -> None:
+        self.until = max(self.until, other.until)
+        self.sessions |= other.sessions
+
+    def tidy(self, now: float) -> None:
+        left = sorted(
+            (expires, session)
+            for session, expires in self.sessions.items()
+            if expires > self.until and expires > now
+        )
+        if len(left) > SESSIONS_MAX:
+            self.until = left[-SESSIONS_MAX - 1][0]
+        self.sessions = {session: expires for expires, session in left if expires > self.until}
+
+    def to_json(self) -> dict[str, Any]:
+        return {"until": self.until, "sessions": self.sessions}
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> _Ended:
+        sessions = {str(name): int(expires) for name, expires in fields["sessions"].items()}
+        return cls(int(fields["until"]), sessions)
 
 
 class EndedSessions:
@@ -31,22 +68,24 @@ class EndedSessions:
         self._clock = clock
         self._lock = threading.Lock()
         self._seen: tuple[int, int] | None = None
-        self._until = 0  # sessions that last until then, and no longer, are over
-        self._sessions: dict[str, int] = {}
+        self._people: dict[str, _Ended] = {}
 
-    def add(self, session: str, expires: int) -> None:
+    def add(self, person: str, session: str, expires: int) -> None:
         """Ended for this process when it is called; for all others, and for good, when it returns."""
         with self._lock:
-            self._sessions[session] = expires
+            self._of(person).sessions[session] = expires
             with held(self._path.with_suffix(".lock"), _LOCKED_S):
                 self._read_again()
-                self._sessions[session] = expires
+                self._of(person).sessions[session] = expires
                 self._write()
 
-    def has(self, session: str, expires: int) -> bool:
+    def has(self, person: str, session: str, expires: int) -> bool:
         with self._lock:
             self._read_again()
-            return expires <= self._until or session in self._sessions
+            return self._of(person).has(session, expires) or self._of(_ANYBODY).has(session, expires)
+
+    def _of(self, person: str) -> _Ended:
+        return self._people.setdefault(person, _Ended())
 
     def _read_again(self) -> None:
         """What other processes wrote since."""
@@ -57,26 +96,31 @@ class EndedSessions:
         if (seen := (found.st_mtime_ns, found.st_ino)) == self._seen:
             return
         try:
-            fields = json.loads(self._path.read_bytes())
-            if fields["format_version"] > _FORMAT_VERSION:
-                raise ValueError("written by a newer version")
-            until = int(fields["until"])
-            sessions = {str(name): int(expires) for name, expires in fields["sessions"].items()}
+            people = _people(json.loads(self._path.read_bytes()))
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            until, sessions = int(self._clock()) + self._lasts_s - 1, {}
-        self._until = max(self._until, until)
-        self._sessions |= sessions
+            people = {_ANYBODY: _Ended(int(self._clock()) + self._lasts_s - 1)}
+        for person, ended in people.items():
+            self._of(person).add(ended)
         self._seen = seen
 
     def _write(self) -> None:
         now = self._clock()
-        left = sorted(
-            (expires, session)
-            for session, expires in self._sessions.items()
-            if expires > self._until and expires > now
+        for ended in self._people.values():
+            ended.tidy(now)
+        self._people = {
+            person: ended
+            for person, ended in self._people.items()
+            if ended.sessions or ended.until > now  # of those who have left the pipeline file nothing stays
+        }
+        people = {person: ended.to_json() for person, ended in self._people.items()}
+        durable.replace(
+            self._path, durable.to_json_bytes({"format_version": _FORMAT_VERSION, "people": people})
         )
-        if len(left) > SESSIONS_MAX:
-            self._until = left[-SESSIONS_MAX - 1][0]
-        self._sessions = {session: expires for expires, session in left if expires > self._until}
-        fields = {"format_version": _FORMAT_VERSION, "until": self._until, "sessions": self._sessions}
-        durable.replace(self._path, durable.to_json_bytes(fields))
+
+
+def _people(fields: dict[str, Any]) -> dict[str, _Ended]:
+    if fields["format_version"] > _FORMAT_VERSION:
+        raise ValueError("written by a newer version")
+    if "people" not in fields:
+        return {_ANYBODY: _Ended.from_json(fields)}
+    return {str(person): _Ended.from_json(ended) for person, ended in fields["people"].items()}

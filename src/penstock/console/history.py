@@ -11,6 +11,9 @@ of them a day: 13 MB. The oldest goes when its time has passed, or when the file
 What is asked for is read a few moments at a time and thinned on the way to what a plot can show: neither the
 answer nor the memory it takes grows with the file.
 
+Of several consoles of one state directory one writes, who holds the lock beside the file; the others read
+what it wrote, and one of them goes on when it ends.
+
 The file is a convenience: one that cannot be read is put aside, and a new one begun.
 """
 
@@ -27,6 +30,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+
+from penstock.file_lock import lock_file
 
 FINE_S, FINE_KEPT_S = 10, 3 * 3600
 COARSE_S = 60
@@ -67,15 +72,26 @@ class History:
         self._minute: _Minute | None = None
         self._written = 0
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._connection = self._opened()
-        self._ids = {name: number for number, name in self._connection.execute("SELECT id, name FROM series")}
+        self._writer = lock_file(self._lock_path)
+        try:
+            self._connection = self._opened()
+            self._learn_ids()
+        except BaseException:
+            self._let_go()
+            raise
 
     def close(self) -> None:
         with self._lock:
             self._connection.close()
+            self._let_go()
 
     def add(self, at: float, values: Mapping[str, float]) -> None:
-        """The numbers of a moment. Names that end in `_rate` are rates; all others are sizes or delays."""
+        """The numbers of a moment. Names that end in `_rate` are rates; all others are sizes or delays.
+
+        Nothing while another console writes.
+        """
+        if not self._may_write():
+            return
         known = {name: value for name, value in values.items() if math.isfinite(value)}
         moment, minute = int(at) // FINE_S * FINE_S, int(at) // COARSE_S * COARSE_S
         over = self._minute if self._minute is not None and self._minute.at != minute else None
@@ -108,6 +124,7 @@ class History:
         """Points of each series in order, no more than `POINTS_MAX`, and a None in each gap between them."""
         table, step = ("fine", FINE_S) if end - start <= FINE_KEPT_S else ("coarse", COARSE_S)
         with self._lock:
+            self._follow()
             wanted = {self._ids[name]: name for name in names if name in self._ids}
             count = f"SELECT count(*) FROM {table} WHERE at BETWEEN ? AND ?"
             moments = int(self._connection.execute(count, (int(start), int(end))).fetchone()[0])
@@ -136,6 +153,7 @@ class History:
 
     def names(self) -> list[str]:
         with self._lock:
+            self._follow()
             return sorted(self._ids)
 
     def prune(self, now: float) -> None:
@@ -181,12 +199,9 @@ class History:
         """Those that have no id get one, and are told in `new`."""
         for name in values:
             if name not in self._ids and len(self._ids) < SERIES_MAX:
-                # Another console of the same state may have named it.
-                self._connection.execute(
-                    "INSERT OR IGNORE INTO series (name, seen) VALUES (?, ?)", (name, at)
-                )
-                found = self._connection.execute("SELECT id FROM series WHERE name = ?", (name,))
-                self._ids[name] = new[name] = int(found.fetchone()[0])
+                named = self._connection.execute("INSERT INTO series (name, seen) VALUES (?, ?)", (name, at))
+                assert named.lastrowid is not None
+                self._ids[name] = new[name] = named.lastrowid
         if self._written % _PRUNE_EVERY == 0:
             seen = [(at, self._ids[name]) for name in values if name in self._ids]
             self._connection.executemany("UPDATE series SET seen = ? WHERE id = ?", seen)
@@ -195,6 +210,30 @@ class History:
         pairs = sorted((self._ids[name], value) for name, value in values.items() if name in self._ids)
         content = b"".join(_PAIR.pack(number, value) for number, value in pairs)
         self._connection.execute(f"INSERT OR REPLACE INTO {table} (at, points) VALUES (?, ?)", (at, content))
+
+    @property
+    def _lock_path(self) -> Path:
+        return self.path.with_suffix(".lock")
+
+    def _may_write(self) -> bool:
+        with self._lock:
+            if self._writer is None and (writer := lock_file(self._lock_path)) is not None:
+                self._writer = writer
+                self._learn_ids()
+            return self._writer is not None
+
+    def _let_go(self) -> None:
+        if self._writer is not None:
+            os.close(self._writer)
+            self._writer = None
+
+    def _follow(self) -> None:
+        """Know what another console has named since."""
+        if self._writer is None:
+            self._learn_ids()
+
+    def _learn_ids(self) -> None:
+        self._ids = {name: number for number, name in self._connection.execute("SELECT id, name FROM series")}
 
     def _opened(self) -> sqlite3.Connection:
         try:

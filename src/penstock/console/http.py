@@ -90,23 +90,20 @@ def refused(status: int, message: str, **fields: Any) -> Answer:
 
 
 class ConsoleServer:
-    """Serves from when it is made until `stop`. `names`: by which browsers may call it, beside addresses."""
+    """Has its address from when it is made, and answers from `serve` on: who comes in between waits.
 
-    def __init__(
-        self,
-        listen: str,
-        names: frozenset[str],
-        answer: Callable[[Request], Answer],
-        tls: ssl.SSLContext | None = None,
-    ) -> None:
+    `names`: by which browsers may call it, beside addresses.
+    """
+
+    def __init__(self, listen: str, names: frozenset[str], tls: ssl.SSLContext | None = None) -> None:
         host, _, port = listen.rpartition(":")
         known = frozenset(name.lower() for name in (*names, "localhost", socket.gethostname(), host))
 
         class Handler(_Handler):
-            reply = staticmethod(answer)
             context = tls
             own_names = known
 
+        self._handler = Handler
         try:
             self._server = _Server((host, int(port)), Handler)
         except OSError as error:
@@ -121,12 +118,16 @@ class ConsoleServer:
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(_POLL_S,), name="console-http", daemon=True
         )
+
+    def serve(self, answer: Callable[[Request], Answer]) -> None:
+        self._handler.reply = staticmethod(answer)
         self._thread.start()
 
     def stop(self) -> None:
-        self._server.shutdown()
+        if self._thread.is_alive():
+            self._server.shutdown()
+            self._thread.join()
         self._server.server_close()
-        self._thread.join()
 
 
 class _Handler(BaseHTTPRequestHandler):

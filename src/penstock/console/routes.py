@@ -151,9 +151,12 @@ class Routes:
         if not given:
             return refused(401, "Log in first.")
         if self._access.is_shut(request.address):
-            return _shut()
+            return self._shut(request, "authorization")
         person = self._by_header(given, request.address)
-        return Caller(person, None) if person is not None else refused(401, "That is not known here.")
+        if person is None:
+            self._audit.refuse("", request.address, "authorization")
+            return refused(401, "That is not known here.")
+        return Caller(person, None)
 
     def _by_header(self, given: str, address: str) -> Person | None:
         kind, _, shown = given.partition(" ")
@@ -187,7 +190,7 @@ class Routes:
         if (wrong := _not_from_our_page(request)) is not None:
             return wrong
         if self._access.is_shut(request.address):
-            return _shut()
+            return self._shut(request, "log in")
         match _json_of(request):
             case {"token": str(token), **rest} if not rest and len(token) <= _CREDENTIAL_MAX:
                 person = self._access.by_token(token.strip(), request.address)
@@ -198,13 +201,17 @@ class Routes:
             case _:
                 return refused(400, "A token is wanted, or a name and a password.")
         if person is None:
-            self._audit.write("", request.address, "log in", "refused")
+            self._audit.refuse("", request.address, "log in")
             return refused(401, "That is not known here.")
         value, session = self._access.begin(person)
         self._audit.write(person.name, request.address, "log in", "done")
         return answer_json(
             self._who(Caller(person, session)), headers={"Set-Cookie": self._set(request, value, SESSION_S)}
         )
+
+    def _shut(self, request: Request, what: str) -> Answer:
+        self._audit.refuse("", request.address, what)
+        return refused(429, "Too many tries; wait a minute.")
 
     def _logout(self, request: Request, caller: Caller) -> Answer:
         if (wrong := _unproven(request, caller)) is not None:
@@ -253,7 +260,7 @@ class Routes:
             why = "You may look, and not act."
         else:
             return None
-        self._audit.write(caller.person.name, request.address, "/".join(request.route), "refused")
+        self._audit.refuse(caller.person.name, request.address, "/".join(request.route))
         return refused(403, why)
 
     # What is answered
@@ -320,10 +327,6 @@ class Routes:
 
 def _shown(screen: Callable[[dict[str, str]], Any]) -> Handler:
     return lambda request, _caller: answer_json(screen(request.fields))
-
-
-def _shut() -> Answer:
-    return refused(429, "Too many tries; wait a minute.")
 
 
 def _not_from_our_page(request: Request) -> Answer | None:

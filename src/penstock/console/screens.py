@@ -18,6 +18,7 @@ from penstock.console import log_screen, state_screen, verify_screen
 from penstock.console.reading import NotReadError, Reading
 from penstock.core.errors import ConfigError, PenstockError
 from penstock.core.stream import StreamId
+from penstock.core.where.print_sql import without_literals
 from penstock.operations import lanes, letters, shapes
 from penstock.operations.streams import stream_id
 
@@ -41,7 +42,7 @@ class Screens:
             "letters": self._letters,
             "letters.lake": lambda fields: self._lake_letters(fields, values=False),
             "letters.lane": lambda fields: self._lane_letters(fields, values=False),
-            "shapes": self._shapes,
+            "shapes": lambda _fields: self._shapes(values=False),
             "state": lambda _fields: state_screen.explained(self._config),
             "state.diff": lambda fields: self._state_difference(fields, values=False),
             "log.steps": lambda fields: log_screen.steps(self._log, _number(fields, "before", 0)),
@@ -55,6 +56,7 @@ class Screens:
         return {
             "letters.lake": lambda fields: self._lake_letters(fields, values=True),
             "letters.lane": lambda fields: self._lane_letters(fields, values=True),
+            "shapes": lambda _fields: self._shapes(values=True),
             "state": lambda _fields: state_screen.explained(self._config, values=True),
             "state.diff": lambda fields: self._state_difference(fields, values=True),
             "log.key": lambda fields: log_screen.changes_of_key(
@@ -125,14 +127,18 @@ class Screens:
             raise ConfigError(str(said.get("message", "They could not be read.")), stream=str(stream))
         return answer
 
-    def _shapes(self, _fields: Fields) -> dict[str, Any]:
+    def _shapes(self, *, values: bool) -> dict[str, Any]:
+        """What conditions compare with is mostly in rows, too."""
         if self._config.lanes.shapes is None:
             return {"shapes": [], "total": 0, "problem": "This pipeline has no `lanes.shapes`."}
         try:
             found = shapes.shapes(self._config.state)
         except PenstockError as error:
             return {"shapes": [], "total": 0, "problem": error.message}
-        return {"shapes": found[:SHAPES_SHOWN], "total": len(found)}
+        shown = found[:SHAPES_SHOWN]
+        if not values:
+            shown = [each | {"where": each["where"] and without_literals(each["where"])} for each in shown]
+        return {"shapes": shown, "total": len(found)}
 
 
 def _command(config_path: Path, arguments: list[str]) -> list[str]:

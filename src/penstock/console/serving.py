@@ -10,7 +10,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -40,33 +40,37 @@ class Console:
     ) -> None:
         directory = config.state / DIRECTORY
         settings = config.console
-        access = Access(settings, directory)
-        self._history = History(
-            directory / "history.sqlite", settings.history.total_seconds(), int(settings.history_bytes_max)
-        )
-        self._watching = Watching(config, self._history, ask)
-        routes = Routes(
-            config, config_path, access, Audit(directory), self._watching, self._history, read_assets()
-        )
+        # Before anything of the directory is opened: one that waits for its address touches nothing there.
+        self._server = ConsoleServer(settings.listen, frozenset(settings.hosts), _tls(config))
         self._stop = threading.Event()
+        with ExitStack() as undone:
+            undone.callback(self._server.stop)
+            access = Access(settings, directory)
+            self._audit = Audit(directory)
+            self._history = History(
+                directory / "history.sqlite",
+                settings.history.total_seconds(),
+                int(settings.history_bytes_max),
+            )
+            undone.callback(self._history.close)
+            self._watching = Watching(config, self._history, ask)
+            routes = Routes(
+                config, config_path, access, self._audit, self._watching, self._history, read_assets()
+            )
+            undone.pop_all()
         self._thread = threading.Thread(
             target=self._watching.run, args=(self._stop,), name="console-watch", daemon=True
         )
-        try:
-            self._server = ConsoleServer(
-                settings.listen, frozenset(settings.hosts), routes.answer, _tls(config)
-            )
-        except BaseException:
-            self._history.close()
-            raise
         self.url = self._server.url
         self.link = f"{self.url}/" if access.own_token is None else f"{self.url}/#token={access.own_token}"
+        self._server.serve(routes.answer)
         self._thread.start()
 
     def stop(self) -> None:
         self._stop.set()
         self._thread.join()
         self._server.stop()
+        self._audit.close()
         self._history.close()
 
 

@@ -41,6 +41,7 @@ run: {{listen: "127.0.0.1:0"}}
 console: {{listen: "127.0.0.1:0"}}
 """
 _CONSOLE_S = 60.0
+_LOOK_EVERY_S = 0.1
 
 
 def run_demo(
@@ -209,7 +210,7 @@ def _console_link(config: Config, run: subprocess.Popen[bytes]) -> str:
     while (link := link_of_running(config)) is None:
         if run.poll() is not None or time.monotonic() > ends_at:
             raise SourceError("The run did not come up.", remedy="Try `penstock demo --no-console`.")
-        time.sleep(0.1)
+        time.sleep(_LOOK_EVERY_S)
     return link
 
 

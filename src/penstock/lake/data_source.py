@@ -4,7 +4,9 @@ A batch query reads a fixed range: its end is noted when the query is made, so t
 however often it runs, and however the log grows. A streaming query goes on from place to place; Spark keeps
 the places in the query's checkpoint, a range of places always holds the same changes, and so each change is
 in exactly one batch, also when a batch is run again after a crash. Nothing here acknowledges anything: the
-log is kept by `log.retention`, and a query that comes too late is told so instead of reading less.
+log is kept by `log.retention`, and a query that comes too late is told so instead of reading less. One that
+does not say where to begin begins with what the log holds when it is planned, also if retention takes some
+just then.
 
 How batches are bounded: Spark 4.1 does not say from where it wants the latest offset. But it plans every
 batch, and on a restart the empty range behind the last one, before it asks for the next; the end of what was
@@ -31,7 +33,8 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from penstock.config import Config
-from penstock.core.errors import ConfigError, StateError
+from penstock.core.errors import ConfigError, LogGoneError, PositionGoneError, StateError
+from penstock.core.position import Lsn
 from penstock.core.schema import TableSchema
 from penstock.core.stream import StreamId
 from penstock.lake.evolve import ColumnSource
@@ -125,10 +128,15 @@ class LogReader(DataSourceReader):
         self._rows = _log_rows(log, request, schema)
 
     def partitions(self) -> list[InputPartition]:
-        log, end = ChangeLog(self._request.directory), self._end
-        first = first_place(log, self._request.stream, self._request.first)
-        # Spark calls `read` even if there is nothing to read.
-        return _plan(log, self._rows, first, end) or [LogPartition(Part(()), first, end, {})]
+        log, end, request = ChangeLog(self._request.directory), self._end, self._request
+        while True:
+            first = first_place(log, request.stream, request.first)
+            try:
+                # Spark calls `read` even if there is nothing to read.
+                return _plan(log, self._rows, first, end) or [LogPartition(Part(()), first, end, {})]
+            except PositionGoneError:
+                if request.first is not None:
+                    raise
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, LogPartition)
@@ -211,7 +219,10 @@ def _log_rows(log: ChangeLog, request: Request, schema: StructType) -> LogRows:
 
 
 def _plan(log: ChangeLog, rows: LogRows, first: Place, end: Place) -> list[InputPartition]:
-    files = log.files(rows.stream, first.first_transaction, end.transactions_end).files
+    try:
+        files = log.files(rows.stream, first.first_transaction, end.transactions_end).files
+    except LogGoneError as error:  # since it was looked where the log begins
+        raise gone(rows.stream, first, log.start()) from error
     columns = {
         schema_id: column_sources(log.schema(schema_id), rows.shape.schema)
         for schema_id in {file.schema_id for file in files}
@@ -225,10 +236,7 @@ def _end(log: ChangeLog, request: Request) -> Place:
 
 def _versions(log: ChangeLog, stream: StreamId, end: Place) -> list[TableSchema]:
     """The schema versions of the stream's files before `end`, in the order of the log."""
-    start = log.start()
-    if start is None or end <= Place(start):
-        return []
-    return [log.schema(file.schema_id) for file in log.files(stream, start, end.transactions_end).files]
+    return [log.schema(file.schema_id) for file in log.files(stream, Lsn(0), end.transactions_end).files]
 
 
 def _newest_schema(log: ChangeLog, stream: StreamId, end: Place) -> TableSchema:

@@ -3,11 +3,13 @@
 Only one process writes the state at a time, and while `penstock run` runs that is its lake process. So a
 command leaves a file here, and whoever opens the state next carries it out: the lake process between two
 turns, or a command that finds the state free. Files are carried out in the order of their names, which is the
-order they came in, and go when the state that has them is durable. A crash in between has one carried out
-again: a pause or a resume changes nothing then, a resync loads the table once more.
+order they came in, and go when the state that has them is durable. A crash in between has the last ones
+carried out again, before anything else is done with the state: each only sets or takes away a mark, so the
+state is the same then, and a table is loaded once. That a file is gone is durable before its mark is acted
+upon: an old order never comes again.
 
-A file that is no order must not stop the lane that finds it: it is renamed to `….unreadable`, where people
-find it and nobody carries it out.
+A file that is no order must not stop the lane that finds it: whoever carries orders out renames it to
+`….unreadable` (`taken`), where people find it and nobody carries it out. Looking at orders changes nothing.
 """
 
 from __future__ import annotations
@@ -67,21 +69,22 @@ def give(state: Path, orders: Sequence[Order]) -> list[Path]:
 
 
 def waiting(state: Path) -> list[tuple[Path, Order]]:
-    """Those that nobody has carried out, the oldest first; what cannot be read is set aside."""
-    found = []
-    for path in _files(state):
-        try:
-            found.append((path, _read(path)))
-        except FileNotFoundError:  # carried out just now
-            continue
-        except StateError as error:
-            _set_aside(path, error)
+    """Those that nobody has carried out, the oldest first, for who only looks."""
+    return _looked_at(state)[0]
+
+
+def taken(state: Path) -> list[tuple[Path, Order]]:
+    """The same for who carries them out: what cannot be read is set aside."""
+    found, unread = _looked_at(state)
+    for path, error in unread:
+        _set_aside(path, error)
     return found
 
 
 def unreadable(state: Path) -> list[Path]:
-    """What was set aside, the oldest first, until somebody removes it."""
-    return _files(state, f".json{SET_ASIDE}")
+    """What was set aside, until somebody removes it, or will be; the oldest first."""
+    unread = [path for path, _ in _looked_at(state)[1]]
+    return sorted([*_files(state, f".json{SET_ASIDE}"), *unread])
 
 
 def any_wait(state: Path) -> bool:
@@ -89,24 +92,27 @@ def any_wait(state: Path) -> bool:
 
 
 def carried_out(paths: Sequence[Path]) -> None:
+    """The state has them: they are gone, durably."""
     for path in paths:
         path.unlink(missing_ok=True)
+    for directory in {path.parent for path in paths}:
+        durable.sync_directory(directory)
 
 
 def wait_for(paths: Sequence[Path], within_s: float) -> bool:
     """Whether all of them were carried out in time; StateError if whoever took them could not read one."""
     ends_at = time.monotonic() + within_s
-    while any(path.exists() for path in paths):
-        if time.monotonic() >= ends_at:
-            return False
+    while True:
+        left = any(path.exists() for path in paths)
+        for path in paths:
+            if (aside := _aside(path)).exists():
+                raise StateError(
+                    f"The run could not read the order and has set it aside: {aside}.",
+                    remedy="Give the order with the version of Penstock that runs.",
+                )
+        if not left or time.monotonic() >= ends_at:
+            return not left
         time.sleep(_LOOK_EVERY_S)
-    for path in paths:
-        if (aside := _aside(path)).exists():
-            raise StateError(
-                f"The run could not read the order and has set it aside: {aside}.",
-                remedy="Give the order with the version of Penstock that runs.",
-            )
-    return True
 
 
 def applied(document: StateDocument, orders: Sequence[Order]) -> StateDocument:
@@ -128,9 +134,23 @@ def applied(document: StateDocument, orders: Sequence[Order]) -> StateDocument:
 
 def settle(ledger: Ledger, state: Path) -> None:
     """Carry out what was ordered of a run that ended before it could; the caller has the state to itself."""
-    if found := waiting(state):
+    if found := taken(state):
         ledger.write(applied(ledger.document, [order for _, order in found]))
         carried_out([path for path, _ in found])
+
+
+def _looked_at(state: Path) -> tuple[list[tuple[Path, Order]], list[tuple[Path, StateError]]]:
+    """Orders, and what is none."""
+    found: list[tuple[Path, Order]] = []
+    unread: list[tuple[Path, StateError]] = []
+    for path in _files(state):
+        try:
+            found.append((path, _read(path)))
+        except FileNotFoundError:  # carried out just now
+            continue
+        except StateError as error:
+            unread.append((path, error))
+    return found, unread
 
 
 def _files(state: Path, ending: str = ".json") -> list[Path]:

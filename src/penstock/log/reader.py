@@ -106,7 +106,13 @@ class ChangeLog:
 
     def left(self, timeline: int) -> Lsn | None:
         """Where the first step begins that is of a later timeline; None: there is none yet."""
-        return next((step.start for step in self.manifests() if step.timeline > timeline), None)
+        while True:
+            try:
+                numbers = self._numbers()  # timelines only grow
+                first = bisect_right(numbers, timeline, key=lambda seq: self._manifest(seq).timeline)
+                return self._manifest(numbers[first]).start if first < len(numbers) else None
+            except FileNotFoundError:
+                self._known = range(0)
 
     def _at(self, index: int) -> Manifest | None:
         while True:

@@ -181,6 +181,10 @@ class Source(Protocol):
     @property
     def database(self) -> str: ...
 
+    @property
+    def snapshot_age_max_s(self) -> float | None:
+        """How old a snapshot may get before loads leave it; None: as old as it likes."""
+
     def catalog(self, patterns: Sequence[StreamId] | None = None, *, at_replica: bool = False) -> Catalog:
         """Tables that match a pattern (None: all there are). A name that is not there brings in all, so
         that the nearest can be said. `at_replica`: as they are where tables are read."""

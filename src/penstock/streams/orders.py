@@ -1,8 +1,11 @@
 """`orders.json`: what people have told a lane to do. Written by commands, carried out by the lane that leads.
 
-A pause holds until it is taken back. A rewind and a resync are carried out once: the lane removes them when
-the target has written down where it goes on from. A crash in between has them carried out again, which sends
-the same again: that is what they are for.
+A pause holds until it is taken back. A rewind and a resync are carried out once, and why that holds: each has
+a number of its own in this file (`book`), greater than those of all before it. A term carries out all that
+the file has when it begins, and the target writes down, in one with where the lane goes on from, the number
+that it came to (`Standing.orders`). What is not beyond that number is done, whoever asks and whatever has
+ended in between, and is struck out without being done again; what was ordered meanwhile is beyond it, and
+stays.
 
 Who changes the file reads it and writes it anew under a lock, so that of two commands, or of a command and
 the lane that strikes out what it has carried out, neither undoes what the other said.
@@ -12,8 +15,8 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -26,16 +29,23 @@ from penstock.file_lock import held
 ORDERS_FILE = "orders.json"
 _LOCK = "orders.lock"
 _FORMAT_VERSION = 1
+_ALL = ""  # instead of a stream
 
 
 @dataclass(frozen=True, slots=True)
 class Orders:
-    """`rewind_to`: a position. `resync`: these streams; empty: all; None: nothing of the kind."""
+    """`rewind_to`: a position. `resyncs`: streams, each with its order's number; "" stands for all.
+
+    `number`: the last rewind's or resync's, in the file that has the name `book`.
+    """
 
     paused_since: str | None = None
     reason: str = ""
     rewind_to: str | None = None
-    resync: tuple[str, ...] | None = None
+    rewind_number: int = 0
+    resyncs: Mapping[str, int] = field(default_factory=dict)
+    number: int = 0
+    book: str = ""
     serial: str = ""  # another one with every order
 
     @property
@@ -51,6 +61,18 @@ class Orders:
     def position(self) -> Lsn | None:
         return None if self.rewind_to is None else Lsn.parse(self.rewind_to)
 
+    @property
+    def resync(self) -> tuple[str, ...] | None:
+        """These streams; empty: all; None: nothing of the kind."""
+        if not self.resyncs:
+            return None
+        return () if _ALL in self.resyncs else tuple(self.resyncs)
+
+    @property
+    def mark(self) -> str:
+        """What a target remembers of everything that is ordered here; empty if nothing ever was."""
+        return f"{self.book}:{self.number}" if self.number else ""
+
     def pause(self, reason: str) -> Orders:
         since = self.paused_since or datetime.now(UTC).isoformat(timespec="seconds")
         return replace(self, paused_since=since, reason=reason)
@@ -59,16 +81,29 @@ class Orders:
         return replace(self, paused_since=None, reason="")
 
     def rewind(self, to: Lsn) -> Orders:
-        return replace(self, rewind_to=str(to))
+        number = self.number + 1
+        return replace(self, rewind_to=str(to), rewind_number=number, number=number)
 
     def load_anew(self, streams: tuple[str, ...]) -> Orders:
         """Of several such orders, one for all counts."""
-        before = self.resync
-        both = () if not streams or before == () else tuple(dict.fromkeys([*(before or ()), *streams]))
-        return replace(self, resync=both)
+        number = self.number + 1
+        return replace(
+            self, resyncs={**self.resyncs, **dict.fromkeys(streams or (_ALL,), number)}, number=number
+        )
 
-    def carried_out(self) -> Orders:
-        return replace(self, rewind_to=None, resync=None)
+    def beyond(self, mark: str) -> Orders:
+        """Without what is carried out where this mark is remembered."""
+        book, _, number = mark.rpartition(":")
+        if not mark or book != self.book:
+            return self
+        done = int(number)
+        is_rewound = self.rewind_number <= done
+        return replace(
+            self,
+            rewind_to=None if is_rewound else self.rewind_to,
+            rewind_number=0 if is_rewound else self.rewind_number,
+            resyncs={stream: number for stream, number in self.resyncs.items() if number > done},
+        )
 
 
 def lane_directory(state: Path, lane: str) -> Path:
@@ -102,14 +137,18 @@ class OrderBook:
 
     def write(self, orders: Orders) -> None:
         """Whatever was said before."""
-        fields = asdict(orders) | {"serial": uuid.uuid4().hex, "format_version": _FORMAT_VERSION}
-        durable.replace(self._path, durable.to_json_bytes(fields))
+        serial = uuid.uuid4().hex
+        fields = asdict(replace(orders, book=orders.book or serial, serial=serial))
+        durable.replace(self._path, durable.to_json_bytes(fields | {"format_version": _FORMAT_VERSION}))
 
-    def carried_out(self, orders: Orders) -> None:
-        """Unless somebody has said something else meanwhile."""
+    def carried_out(self, orders: Orders) -> Orders:
+        """Strike these out. What is left; or these again, if something came meanwhile: their serial is over,
+        and whoever compares serials learns of it."""
         with held(self._lock):
-            if self.read().serial == orders.serial:
-                self.write(orders.carried_out())
+            now = self.read()
+            if (left := now.beyond(orders.mark)) != now:
+                self.write(left)
+            return self.read() if now.serial == orders.serial else orders
 
 
 def _orders(fields: dict[str, Any]) -> Orders:
@@ -118,11 +157,19 @@ def _orders(fields: dict[str, Any]) -> Orders:
             "The lane's orders were written by a newer Penstock.",
             remedy="Install that version of Penstock, or a later one.",
         )
-    resync, rewind = fields.get("resync"), fields.get("rewind_to")
+    resyncs, rewind = fields.get("resyncs", {}), fields.get("rewind_to")
+    number = fields.get("number", 0)
+    if "book" not in fields:  # written before orders had numbers
+        named = fields.get("resync")
+        resyncs = {} if named is None else dict.fromkeys(named or (_ALL,), 1)
+        number = 1
     return Orders(
         fields.get("paused_since"),
         fields.get("reason", ""),
         None if rewind is None else str(Lsn.parse(rewind)),
-        None if resync is None else tuple(map(str, resync)),
+        int(fields.get("rewind_number", 0 if rewind is None else 1)),
+        {str(stream): int(order) for stream, order in resyncs.items()},
+        int(number),
+        str(fields.get("book", fields["serial"])),
         fields["serial"],
     )

@@ -35,7 +35,8 @@ class Standing:
     """What a target holds: everything up to `position`, and of loads what `loads` says.
 
     `batches` and `replays` are counted by the publisher over all terms. They tell, after a crash, which dead
-    letters are of events that come again, and which have been replayed.
+    letters are of events that come again, and which have been replayed. `orders`: which of people's orders
+    were carried out to come here (`Orders.mark`).
     """
 
     position: Lsn
@@ -45,6 +46,7 @@ class Standing:
     loads: Mapping[str, Any] = field(default_factory=dict)
     batches: int = 0
     replays: int = 0
+    orders: str = ""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self) | {"format": 1, "position": str(self.position), "epoch": str(self.epoch)}
@@ -59,6 +61,7 @@ class Standing:
             fields.get("loads", {}),
             fields.get("batches", 0),
             fields.get("replays", 0),
+            fields.get("orders", ""),
         )
 
 

@@ -48,7 +48,8 @@ class Beginning:
     note: Callable[[str], None]
 
     def point(self, held: Standing | None, orders: Orders) -> StartingPoint:
-        standing = self._ordered(held, orders)
+        """By what is ordered and not carried out yet."""
+        standing = self._ordered(held, orders if held is None else orders.beyond(held.orders))
         if standing is None:
             return StartingPoint(None)
         if reason := self.why_not_on(standing):

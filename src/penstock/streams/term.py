@@ -179,12 +179,18 @@ class StreamTerm:
         held = {} if standing is None else standing.loads
         after = loads.begin(loaded, held, position, stop, without_rows=others)
         self._publisher.begin(
-            Standing(after, started.epoch, started.system_id, started.timeline, loads.state)
+            Standing(
+                after,
+                started.epoch,
+                started.system_id,
+                started.timeline,
+                loads.state,
+                orders=self._orders.mark,
+            )
         )
         if self._orders.is_open:
             failpoints.reach("streams.ordered")
-            tools.orders.carried_out(self._orders)
-            self._orders = tools.orders.read()
+            self._orders = tools.orders.carried_out(self._orders)
         failpoints.reach("streams.begun")
         if start.missed:
             tools.capture.heard(start.missed)

@@ -16,7 +16,7 @@ from penstock.sources.types import cast_text
 from penstock.verify import drill
 from penstock.verify.canonical import RowHashes, hash_rows
 from penstock.verify.comparison import Comparison
-from penstock.verify.digest import Buckets, Digest
+from penstock.verify.digest import Buckets, Digest, bucket_of
 from penstock.verify.sip_kernels import Hashes
 from penstock.verify.tasks import DigestResult, DigestTask, PickResult, PickTask, digest_side, pick_rows
 
@@ -185,7 +185,7 @@ def _dead_rows(
     light: bool,
 ) -> Digest | None:
     """Of the source's rows that the table lacks because they are dead letters, in these buckets."""
-    results = _pick(stages, comparison, differing, staging / "dead", light=light, keys=dead[1])
+    results = _pick(stages, comparison, differing, staging / "dead", light=light, keys=dead)
     if any(result.table_rewritten for result in results):
         return None
     source, table = (
@@ -208,16 +208,27 @@ def _pick(
     staging: Path,
     *,
     light: bool,
-    keys: Hashes | None = None,
+    keys: tuple[Hashes, Hashes] | None = None,
 ) -> list[PickResult]:
-    """Rows of these buckets, of both sides; `keys`: of those alone, and their hashes."""
+    """Rows of these buckets, of both sides; `keys`: of those alone, and their hashes.
+
+    Tasks find the keys in a file: there may be many, and each task that has them within takes the driver's
+    time and memory once more.
+    """
     if not buckets.size:
         return []
     wanted = np.zeros(comparison.hashing.buckets, np.bool_)
     wanted[buckets] = True
     staging.mkdir(parents=True, exist_ok=True)
+    file: Path | None = None
+    if keys is not None:
+        inside = keys[1][wanted[bucket_of(keys[0], len(wanted))]]
+        if not inside.size:
+            return []
+        file = staging / "keys.npy"
+        np.save(file, inside)
     tasks = [
-        PickTask(side, comparison.hashing, wanted, staging / f"{number}.arrow", keys)
+        PickTask(side, comparison.hashing, wanted, staging / f"{number}.arrow", file)
         for number, side in enumerate(comparison.sides)
     ]
     return stages.run(

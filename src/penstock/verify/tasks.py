@@ -77,7 +77,7 @@ class PickTask:
     hashing: Hashing
     wanted: NDArray[np.bool_]  # of each bucket, whether its rows are picked
     path: Path
-    keys: Hashes | None = None  # only hashes, of the rows of keys with one of these (the low word)
+    keys: Path | None = None  # only hashes, of the rows of keys with one that is there (the low word)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +93,11 @@ HASH_COLUMNS = 4  # behind the columns of the comparison: key high and low, row 
 
 def pick_rows(task: PickTask) -> PickResult:
     path = of_this_attempt(task.path)
+    keys: Hashes | None = None if task.keys is None else np.load(task.keys)
     writer: pa.ipc.RecordBatchFileWriter | None = None
     try:
         for block in task.side.blocks():
-            batch = _picked(block, task)
+            batch = _picked(block, task, keys)
             if batch is None:
                 continue
             if writer is None:
@@ -110,16 +111,16 @@ def pick_rows(task: PickTask) -> PickResult:
     return PickResult(None if writer is None else path)
 
 
-def _picked(block: Block, task: PickTask) -> pa.RecordBatch | None:
+def _picked(block: Block, task: PickTask, keys: Hashes | None) -> pa.RecordBatch | None:
     if not block.rows:
         return None
     hashes, counted = task.hashing.rows(block, task.side.key_width)
     wanted = task.wanted[bucket_of(hashes.key_high, task.hashing.buckets)]
-    if task.keys is not None:
-        wanted &= np.isin(hashes.key_low, task.keys)
+    if keys is not None:
+        wanted &= np.isin(hashes.key_low, keys)
     if not wanted.any():
         return None
-    names, columns = (task.side.columns, block.columns) if task.keys is None else ((), [])
+    names, columns = (task.side.columns, block.columns) if keys is None else ((), [])
     columns = columns if counted is None else _only(columns, counted)
     words = (hashes.key_high, hashes.key_low, hashes.row_high, hashes.row_low)
     arrays = [*_only(columns, wanted), *(pa.array(each[wanted]) for each in words)]

@@ -43,7 +43,6 @@ from penstock.core.errors import SourceError
 from penstock.core.place import Place
 from penstock.core.position import Lsn
 from penstock.core.stream import StreamId
-from penstock.sources.mysql.binlog.event_kernels import CARRY_ORDINAL
 from penstock.sources.mysql.binlog.events import (
     Carry,
     Ending,
@@ -88,6 +87,7 @@ class BinlogDecoder:
         self._carry = Carry()
         self._open_tx = 0
         self._open_offset = 0
+        self._open_has_rows = False  # that would be kept, of the transaction that goes on
         self.spilled_bytes = 0
 
     @property
@@ -110,7 +110,6 @@ class BinlogDecoder:
             self._tables.forget_maps()
             self._mapped.renumber()
         before = self._carry.values.copy()
-        rows_before = int(before[CARRY_ORDINAL])
         found = scan(part, first, len(part), self._carry, self._tables)
         last = len(part)
         if self._carry.in_transaction and len(found.end_event):
@@ -123,11 +122,12 @@ class BinlogDecoder:
         tx = self._begins(found, files)
         new = (tx >= log_end) & ~self._seen.had(self._tables.sources, found.source, found.number)
         self._require_places(part, found, new, first, last)
-        self._require_plain_endings(found, new, rows_before=rows_before)
-        self._write(part, found, tx, new, rows_before, sink)
+        self._require_plain_endings(found, new)
+        self._write(part, found, tx, new, sink)
         self._seen.add(
             self._tables.sources, found.source[found.end_transaction], found.number[found.end_transaction]
         )
+        self._open_has_rows = self._carry.in_transaction and self._has_rows(found, len(tx) - 1)
         self._file = files[-1][1]
         self._open_tx = int(tx[-1])
         position = self._reached(part, found, files, last)
@@ -207,26 +207,25 @@ class BinlogDecoder:
             raise _too_large()
         self._open_offset = offset if self._carry.in_transaction else 0
 
-    def _require_plain_endings(self, found: Scan, new: Flags, *, rows_before: int) -> None:
-        """`rows_before`: of the one that was open."""
+    def _require_plain_endings(self, found: Scan, new: Flags) -> None:
         counts = new[found.end_transaction]
         plain = (found.end_how == Ending.COMMITTED) | (found.end_how == Ending.STATEMENT)
         for end in np.flatnonzero(counts & ~plain).tolist():
             transaction = int(found.end_transaction[end])
-            if self._has_rows(found, transaction) or (transaction == 0 and rows_before):
+            if self._has_rows(found, transaction):
                 raise _prepared() if found.end_how[end] == Ending.PREPARED else _rolled_back()
 
     def _has_rows(self, found: Scan, transaction: int) -> bool:
-        """Whether there are rows of it that would be kept."""
+        """Whether there are rows of it that would be kept; of the one that was open, before this part too."""
+        if transaction == 0 and self._open_has_rows:
+            return True
         tables = np.unique(found.table[found.transaction == transaction]).tolist()
         maps = (self._tables.maps[number] for number in tables)
         return any(self._mapped.wants(StreamId(each.schema, each.name)) for each in maps)
 
     # Rows
 
-    def _write(
-        self, part: EventBatch, found: Scan, tx: Ints, new: Flags, rows_before: int, sink: ChangeSink
-    ) -> None:
+    def _write(self, part: EventBatch, found: Scan, tx: Ints, new: Flags, sink: ChangeSink) -> None:
         begin = 0
         for rare in found.rare:
             if not isinstance(rare.event, Statement):
@@ -234,8 +233,7 @@ class BinlogDecoder:
             told = read_statement(rare.event)
             if told.changes_rows and new[rare.transaction]:
                 raise _logged_as_statement()
-            has_rows = told.takes_back and new[rare.transaction] and self._has_rows(found, rare.transaction)
-            if has_rows or (told.takes_back and new[0] and rare.transaction == 0 and rows_before):
+            if told.takes_back and new[rare.transaction] and self._has_rows(found, rare.transaction):
                 raise _rolled_back()
             emptied = None if told.emptied is None else self._mapped.meant(told.emptied)
             if emptied is not None and self._mapped.wants(emptied):

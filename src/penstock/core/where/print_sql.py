@@ -20,6 +20,8 @@ from penstock.core.where.kinds import ArrayOf, EnumOf, Kind, ValueKind
 _C = 'COLLATE "C"'
 _UTC = "'UTC'::pg_catalog.text"
 _PART = re.compile(r"\{(\w+)\}")
+#: A name, which stays; or a text, with or without escapes. What is printed here has nothing else in quotes.
+_QUOTED = re.compile(r"""("(?:[^"]|"")*")|E'(?:[^'\\]|''|\\.)*'|'(?:[^']|'')*'""", re.DOTALL)
 
 
 def quoted_name(name: str) -> str:
@@ -30,6 +32,11 @@ def quoted_text(text: str) -> str:
     """Holds whether or not the server takes a backslash for an escape in plain quotes."""
     doubled = text.replace("'", "''")
     return f"E'{doubled.replace(chr(92), chr(92) * 2)}'" if "\\" in text else f"'{doubled}'"
+
+
+def without_literals(sql: str) -> str:
+    """What was printed here, for who may not see the values that it compares with."""
+    return _QUOTED.sub(lambda found: found[1] or "'…'", sql)
 
 
 def _quoted(text: str | None) -> str:

@@ -85,7 +85,8 @@ def discover(
     found = []
     for name in _databases(client, patterns, database):
         with query_errors(f"listing the collections of {name}"):
-            listed = {str(each["name"]): each for each in client[name].list_collections()}
+            listing = client[name].list_collections(filter=_named(name, patterns))
+            listed = {str(each["name"]): each for each in listing}
         for collection, each in sorted(listed.items()):
             stream = StreamId(name, collection)
             if is_wanted(stream, each["type"], patterns):
@@ -127,6 +128,20 @@ def _databases(client: Client, patterns: Sequence[StreamId] | None, database: st
     with query_errors("listing the databases"):
         names = client.list_database_names()
     return sorted(set(names) - _SYSTEM_DATABASES)
+
+
+def _named(database: str, patterns: Sequence[StreamId] | None) -> dict[str, Any] | None:
+    """What has the server list only those that are asked for by name; None: all.
+
+    A database may have many thousands, and capture asks for one that has no fields with each batch of it.
+    """
+    if patterns is None:
+        return None
+    asked = [each for each in patterns if each.namespace == database or "*" in each.namespace]
+    if any(each.is_pattern for each in asked):
+        return None
+    names = [each.name for each in asked]
+    return {"name": {"$in": [*names, *(f"{_BUCKETS}{name}" for name in names)]}}
 
 
 def is_wanted(stream: StreamId, kind: str, patterns: Sequence[StreamId] | None) -> bool:

@@ -31,6 +31,7 @@ from penstock.sources.tables import SourceLeaf, SourceTable
 TIMELINE = 1
 _VERSION_PARTS = 100
 _AT_ONCE_MS = 1
+_SNAPSHOT_AGE_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,11 @@ class MongoSource:
     layout: Layout = "document"
     remembered: RememberedFields | None = None
     application_name: str = "penstock"
+
+    @property
+    def snapshot_age_max_s(self) -> float | None:
+        """The server forgets its states after five minutes: loads leave them before."""
+        return _SNAPSHOT_AGE_S
 
     def catalog(
         self, patterns: Sequence[StreamId] | None = None, *, at_replica: bool = False

@@ -46,6 +46,10 @@ class MysqlSource:
     application_name: str = "penstock"
 
     @property
+    def snapshot_age_max_s(self) -> float | None:
+        return None
+
+    @property
     def database(self) -> str:
         return parse_url(self.url).database
 

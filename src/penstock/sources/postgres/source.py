@@ -73,6 +73,10 @@ class PostgresSource:
         return self.slot
 
     @property
+    def snapshot_age_max_s(self) -> float | None:
+        return None
+
+    @property
     def database(self) -> str:
         return urlsplit(self.url).path.lstrip("/")
 

@@ -152,6 +152,23 @@ def render_dates(buffer: Bytes, places: Places, text_offsets: Lengths, out: Byte
 
 
 @compiled()
+def _store_moment(
+    date: Number,
+    hour: Number,
+    minute: Number,
+    second: Number,
+    fraction: Number,
+    digits: Number,
+    to: Number,
+) -> Number:
+    """A date's digits, a time, and the fraction as it is stored; the address behind it."""
+    to = store_date(date, to)
+    store_byte(to, _SPACE)
+    to = store_clock(hour, minute, second, to + 1)
+    return store_fraction(np.uint64(microseconds_of(np.int64(fraction), digits)), digits, to)
+
+
+@compiled()
 def render_datetimes(
     buffer: Bytes, places: Places, digits: int, text_offsets: Lengths, out: Bytes, start: int
 ) -> Number:
@@ -174,15 +191,8 @@ def render_datetimes(
             months = packed >> np.uint64(22)
             year = months // np.uint64(13)
             date_text = date_digits(year, months - year * np.uint64(13), date & np.uint64(31))
-        to = store_date(date_text, to)
-        store_byte(to, _SPACE)
-        to = store_clock(
-            packed >> np.uint64(12) & np.uint64(31),
-            packed >> np.uint64(6) & np.uint64(63),
-            packed & np.uint64(63),
-            to + 1,
-        )
-        to = store_fraction(np.uint64(microseconds_of(np.int64(fraction), digits)), digits, to)
+        hour, minute = packed >> np.uint64(12) & np.uint64(31), packed >> np.uint64(6) & np.uint64(63)
+        to = _store_moment(date_text, hour, minute, packed & np.uint64(63), fraction, digits, to)
     text_offsets[rows] = to - base
     return to - base
 
@@ -212,13 +222,10 @@ def render_timestamps(
             year, month, day = timestamp_date(days)
             date_text = date_digits(np.uint64(year), np.uint64(month), np.uint64(day))
         clock = np.uint64(seconds - days * 86_400)
-        to = store_date(zero_date if stored == np.uint64(0) else date_text, to)
-        store_byte(to, _SPACE)
         minutes = clock // np.uint64(60)
-        to = store_clock(
-            minutes // np.uint64(60), minutes % np.uint64(60), clock - minutes * np.uint64(60), to + 1
-        )
-        to = store_fraction(np.uint64(microseconds_of(np.int64(fraction), digits)), digits, to)
+        hour, minute = minutes // np.uint64(60), minutes % np.uint64(60)
+        shown = zero_date if stored == np.uint64(0) else date_text
+        to = _store_moment(shown, hour, minute, clock - minutes * np.uint64(60), fraction, digits, to)
     text_offsets[rows] = to - base
     return to - base
 
