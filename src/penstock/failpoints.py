@@ -35,6 +35,7 @@ FAILPOINTS: dict[str, str] = {
     "load.before_swap": "all chunks are committed, the old table is still visible",
     "load.swapped": "the new table is visible, the state does not say so",
     "load.done": "chunks: [] is durable",
+    "resync.ordered": "slot and positions are gone, the state says what is compared, the old log is there",
     "cdc.preparing": "about to write next_cdc_pos and processing",
     "cdc.prepared": "next_cdc_pos and processing are durable, no data is written",
     "cdc.written": "data files of one stream are written, not committed",

@@ -60,6 +60,7 @@ from penstock.resolution import resolve_from_source
 from penstock.sources.open import open_source
 from penstock.turns import LeftOffError, Turns, reload_published, spark_starter
 from penstock.verify.always import Verifying
+from penstock.verify.differences import comparer_of
 
 POLL_S = 0.2
 LOOK_EVERY_S = 60.0  # for tables that came or changed at the source
@@ -142,6 +143,7 @@ class LakeProcess:
                 round_every_s=self._config.lanes.lake.every.total_seconds(),
                 target=self._received,
                 stop=self._stop,
+                comparer=comparer_of(self._config, self._spark, self._measures),
             )
             lane = turns.open(streams, lambda: self._join(streams), fence=True)
             self._capture.heard()

@@ -11,7 +11,7 @@ Works from a script and from a notebook; nothing here prints.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 
+from penstock import failpoints
 from penstock.capture.from_config import require_postgres
 from penstock.config import Config, StreamConfig
 from penstock.core.errors import ConfigError, DestinationError, LogGoneError, PenstockError
@@ -35,18 +36,21 @@ from penstock.destinations.iceberg import IcebergTable
 from penstock.lake.dead_letters import open_letters, read_dead_letters
 from penstock.lake.destination import destination_of, session_of
 from penstock.lake.iceberg_reading import read_iceberg
+from penstock.lake.lane_state import LaneStream
 from penstock.lake.upkeep import compact
+from penstock.ledger import pausing
 from penstock.ledger.lanes import LANES_FILE, LaneRegistry
-from penstock.ledger.state import StateDocument
+from penstock.ledger.state import StateDocument, SyncMode
 from penstock.ledger.store import StateStore
 from penstock.ledger.takeover import MigratedStream
 from penstock.locking import only_one
+from penstock.log.manifest import newest_manifest
 from penstock.log.reader import ChangeLog, read_rows
 from penstock.migration import migrate
 from penstock.operations import streams as operations
 from penstock.operations.streams import Told
 from penstock.planning import plan, status
-from penstock.resolution import stream_needs
+from penstock.resolution import resolve_from_source, stream_needs
 from penstock.sources.finding import Finding
 from penstock.sources.open import open_source
 from penstock.sources.tables import SourceTable
@@ -143,24 +147,62 @@ class Pipeline:
         """Load and follow up to a position noted now; returns when it is committed and acknowledged."""
         return Sync(self.config, Silence() if listener is None else listener).run()
 
-    def resync(self, streams: Sequence[str] = (), listener: ProgressListener | None = None) -> SyncReport:
+    def resync(
+        self,
+        streams: Sequence[str] = (),
+        listener: ProgressListener | None = None,
+        *,
+        diff: bool = False,
+    ) -> SyncReport:
         """Load these streams again, then as `sync`; without any, all of them, under a new slot and log.
 
         Readers see the old tables until each new one is complete.
-        """
-        if not streams:
-            self._start_over()
-        return Sync(
-            self.config,
-            Silence() if listener is None else listener,
-            [operations.stream_id(stream) for stream in streams],
-        ).run()
 
-    def _start_over(self) -> None:
+        `diff`: compare their tables with the source, and write only the rows that differ. If the slot is
+        lost, all streams begin anew under another, and those that are not named are loaded again.
+        """
+        names = [operations.stream_id(stream) for stream in streams]
+        compared = self._to_compare(names) if diff else {}
+        begins_anew = not names or (diff and self.has_lost_slot())
+        if begins_anew:
+            self._start_over(compared)
+        heard = Silence() if listener is None else listener
+        return Sync(self.config, heard, () if begins_anew else names, by_difference=diff).run()
+
+    def has_lost_slot(self) -> bool:
+        """Whether the source no longer has the changes that the next sync would go on with."""
+        hold, newest = self._source.hold(), newest_manifest(self.config.state / "log")
+        if hold is None or hold.lost:
+            return True
+        return newest is not None and hold.position is not None and hold.position > newest.end
+
+    def _to_compare(self, names: Sequence[StreamId]) -> dict[StreamId, SyncMode]:
+        """The streams whose tables can be compared with the source row by row, if all that are wanted are."""
+        require_postgres(self.config, "`penstock resync --diff`")
+        streams = {each.info.stream: each for each in resolve_from_source(self.config)}
+        for name in names:
+            if name not in streams:
+                raise ConfigError(
+                    "This stream is not part of the pipeline.",
+                    stream=str(name),
+                    remedy="Run `penstock status` to see the streams there are.",
+                )
+        wanted = [streams[name] for name in names] or [each for each in streams.values() if each.reads_log]
+        able = {each.info.stream: each.mode for each in wanted if _holds_rows(each)}
+        if unable := [each for each in wanted if not _holds_rows(each)]:
+            raise _not_by_difference(unable, list(able), named=bool(names))
+        return able
+
+    def _start_over(self, compared: Mapping[StreamId, SyncMode]) -> None:
+        """`compared`: streams whose tables are worth comparing; all others are loaded anew."""
         with only_one(self.config.state):
             self._source.drop_hold()
-            StateStore(self.config.state).reset()
+            store = StateStore(self.config.state)
+            document = pausing.to_be_compared(store.reset(), compared, "it goes on under a new slot")
+            if compared:
+                store.save(document)
             LaneRegistry(self.config.state / LANES_FILE).forget_positions()
+            failpoints.reach("resync.ordered")
             for leftover in ("log", "load"):
                 shutil.rmtree(self.config.state / leftover, ignore_errors=True)
 
@@ -357,6 +399,30 @@ class LogView:
         return pa.concat_tables(tables, promote_options="default").sort_by(
             [("_tx", "ascending"), ("_op_index", "ascending")]
         )
+
+
+def _holds_rows(stream: LaneStream) -> bool:
+    """Whether the table is to hold the source's rows at a position of the log, and nothing else."""
+    return stream.mode == "cdc" and stream.write == "upsert"
+
+
+def _not_by_difference(unable: Sequence[LaneStream], able: Sequence[StreamId], *, named: bool) -> ConfigError:
+    kinds = ", ".join(
+        f"{each.info.stream} ({'write: append' if each.mode == 'cdc' else each.mode})" for each in unable
+    )
+    if named or not able:
+        names = " ".join(str(each.info.stream) for each in unable)
+        remedy = f"Run `penstock resync {names}` for what is not, without --diff."
+    else:
+        names = " ".join(map(str, able))
+        remedy = (
+            f"Name the others: `penstock resync {names} --diff --yes`. If the slot is lost, those that are "
+            "not named are loaded again, as `penstock resync --yes` does."
+        )
+    return ConfigError(
+        f"Only tables that are to hold the source's rows can be compared with them, and not {kinds}.",
+        remedy=remedy,
+    )
 
 
 def _later_than(table: pa.Table, after: LogOffset) -> pa.Table:

@@ -51,6 +51,8 @@ def _planned(stream: LaneStream, document: StateDocument) -> PlannedStream:
         return PlannedStream(str(name), "stand still", None, f"paused since {entry.paused.since}")
     if name in document.processing or (entry is not None and entry.next_cdc_pos is not None):
         return PlannedStream(str(name), "recover", None, "an earlier sync ended in the middle of a round")
+    if entry is not None and entry.reload is not None and entry.reload.by_difference:
+        return PlannedStream(str(name), "load", estimated, "only rows that differ from the source's")
     if entry is not None and entry.is_loading:
         return PlannedStream(str(name), "resume load", estimated, f"{len(entry.chunks or ())} chunks left")
     if stream.mode == "full_refresh":

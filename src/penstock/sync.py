@@ -29,6 +29,7 @@ from penstock.locking import only_one
 from penstock.log.retention import apply_retention, bound
 from penstock.resolution import resolve_from_source
 from penstock.turns import Turns, spark_starter
+from penstock.verify.differences import comparer_of
 
 TURNS_MAX = 16
 ROUND_EVERY_S = 5.0  # while others are loaded: a round costs Spark jobs that the load could use
@@ -37,10 +38,18 @@ ROUND_EVERY_S = 5.0  # while others are loaded: a round costs Spark jobs that th
 class Sync:
     """One run of `penstock sync` over a pipeline's configuration."""
 
-    def __init__(self, config: Config, listener: ProgressListener, reload: Sequence[StreamId] = ()) -> None:
+    def __init__(
+        self,
+        config: Config,
+        listener: ProgressListener,
+        reload: Sequence[StreamId] = (),
+        *,
+        by_difference: bool = False,
+    ) -> None:
         self._config = config
         self._listener = listener
         self._reload = reload
+        self._by_difference = by_difference
         self._rows_captured = 0
         self._spark = spark_starter(config)
         self._every_round_needs_spark = False
@@ -69,9 +78,10 @@ class Sync:
             capture,
             round_every_s=ROUND_EVERY_S,
             rows_captured=lambda: self._rows_captured,
+            comparer=comparer_of(self._config, self._spark, self._listener),
         )
         follows = any(stream.reads_log for stream in streams)
-        lane = turns.open(streams, capture.start, reload=self._reload)
+        lane = turns.open(streams, capture.start, reload=self._reload, by_difference=self._by_difference)
         self._every_round_needs_spark = not lane.is_light_to_change()
         taken = 0
         while taken < TURNS_MAX:
@@ -127,6 +137,7 @@ def _reports(lane: LakeLane, seconds: float) -> list[StreamReport]:
         StreamReport(
             stream=str(stream),
             rows_loaded=totals.rows_loaded,
+            rows_repaired=totals.rows_repaired,
             inserts=totals.operations.get("i", 0),
             updates=totals.operations.get("u", 0),
             deletes=totals.operations.get("d", 0),

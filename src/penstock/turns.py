@@ -43,6 +43,7 @@ from penstock.core.stream import StreamId
 from penstock.destinations.base import Destination
 from penstock.lake.ahead import looked_at
 from penstock.lake.cluster import checked_session
+from penstock.lake.comparing import Comparer
 from penstock.lake.destination import destination_of, java_of, spark_conf
 from penstock.lake.lane import LakeLane
 from penstock.lake.lane_state import LaneSettings, LaneStream
@@ -74,7 +75,8 @@ class Turns:
     """`round_every_s`: how often the others have a round while some streams are loaded.
 
     `target`: how far the log is to be applied; by default, to all that is committed when it is asked for.
-    `stop`: set when the end is asked for; without one a turn is taken to its end.
+    `stop`: set when the end is asked for; without one a turn is taken to its end. `comparer`: finds the rows
+    of tables that are to be written only where they differ; without one they are loaded.
     """
 
     def __init__(
@@ -88,8 +90,10 @@ class Turns:
         target: Callable[[], Lsn] | None = None,
         stop: threading.Event | None = None,
         rows_captured: Callable[[], int] = lambda: 0,
+        comparer: Comparer | None = None,
     ) -> None:
         self._config = config
+        self._comparer = comparer
         self._listener = listener
         self._spark = spark
         self._capture = capture
@@ -107,10 +111,12 @@ class Turns:
         start: Callable[[], Started],
         *,
         reload: Sequence[StreamId] = (),
+        by_difference: bool = False,
         fence: bool = False,
     ) -> LakeLane:
         """The lane, with all that an earlier one left open settled. `start`: have capture set up the source.
 
+        `reload`: to be loaded anew; `by_difference`: written only where they differ from the source.
         `fence`: have the tables refuse every older leader before anything is read of them.
         """
         ledger = self._ledger()
@@ -137,7 +143,7 @@ class Turns:
         # Not before: a state that only knows of orders would not be made anew from the tables.
         orders.settle(ledger, self._config.state)
         # Before anything asks whether a stream may follow its source's table.
-        self._reload_asked(lane, reload)
+        self._reload_asked(lane, reload, by_difference=by_difference)
         lane.recover()
         lane.settle_options()
         if started is not None:
@@ -178,6 +184,7 @@ class Turns:
             rows_per_second=loading.rows_per_second,
             snapshot_age_max_s=self._snapshot_age_max_s(),
             position_now=self._capture.note_target,
+            comparer=self._comparer,
         )
         return LakeLane(
             settings,
@@ -205,7 +212,7 @@ class Turns:
         if ledger.document.state_version is None and self._source.hold() is None:
             ledger.write(ledger.document.emptied())
 
-    def _reload_asked(self, lane: LakeLane, streams: Sequence[StreamId]) -> None:
+    def _reload_asked(self, lane: LakeLane, streams: Sequence[StreamId], *, by_difference: bool) -> None:
         for stream in streams:
             if stream not in lane.streams:
                 raise ConfigError(
@@ -213,7 +220,7 @@ class Turns:
                     stream=str(stream),
                     remedy="Run `penstock status` to see the streams there are.",
                 )
-            lane.resync(stream)
+            lane.resync(stream, by_difference=by_difference)
 
     def take(self, lane: LakeLane, *, follows: bool) -> None:
         """One turn: load what is to be loaded, apply the log as far as it is now."""

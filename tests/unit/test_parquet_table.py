@@ -96,6 +96,26 @@ def test_the_protocols_are_met(tmp_path: Path) -> None:
 # Loads
 
 
+def test_a_table_that_is_mended_is_what_the_load_would_make_of_it_once(table: ParquetTable) -> None:
+    before = load(table, [1, 2, 3])
+    assert before.marker is not None
+    table.begin_load("given up", EPOCH, SCHEMA, "append")
+    now = Marker("g-l2", EPOCH, None, Lsn(500), ("l2-chunk",))
+    kept, gone = write(table, [1, 2, 4], batch=1), [before.files[0].name]
+    other = replace(before.marker, to=Lsn(99))
+    with pytest.raises(CommitConflictError, match="not the one that was compared"):
+        table.mend("l2", other, now, SCHEMA, added=[kept], removed=gone)
+    assert ids(table) == [1, 2, 3]
+    mended = table.mend("l2", before.marker, now, SCHEMA, added=[kept], removed=gone)
+    assert (ids(table), mended.marker, mended.load) == ([1, 2, 4], now, None)
+    assert table.is_thread_committed("l2-chunk")
+    again = table.mend("l2", before.marker, now, SCHEMA, added=[write(table, [5])], removed=gone)
+    assert again == mended == table.swap("l2", EPOCH, "g-l2", Lsn(500)), "it was done before"
+    nothing = replace(now, generation="g-l3", to=Lsn(600))
+    table.mend("l3", now, nothing, SCHEMA, added=[], removed=[])
+    assert (ids(table), newest(table).marker) == ([1, 2, 4], nothing)
+
+
 def test_chunks_are_invisible_until_the_swap(table: ParquetTable) -> None:
     table.begin_load("l1", EPOCH, SCHEMA, "upsert")
     table.commit_chunks("l1", EPOCH, ["t1", "t2"], [write(table, [1]), write(table, [2])])

@@ -66,6 +66,27 @@ def test_a_decided_reload_is_remembered_until_its_load_is_planned() -> None:
     assert not state_of(two_phase.load_done(planned, A, Lsn(300)), A).load_replaces
 
 
+def test_a_decided_comparison_is_remembered_until_it_is_committed_or_taken_back() -> None:
+    document = pausing.to_be_compared(StateDocument.new("p"), {A: "cdc"}, "a new slot")
+    assert state_of(document, A).reload == Reload("a new slot", replace=False, by_difference=True)
+    assert state_of(document, A).chunks is None, "nothing of it is known"
+    whole = pausing.to_be_loaded_whole(document, A)
+    assert state_of(whole, A).reload == Reload("a new slot", replace=False)
+    assert pausing.to_be_loaded_whole(whole, A) == whole
+    replaced = pausing.to_be_loaded(document, A, "it was asked for", replace=True)
+    assert state_of(replaced, A).reload == Reload("a new slot", replace=True)
+
+    def planned(before: StateDocument) -> StateDocument:
+        return two_phase.plan_load(
+            before, A, sync_mode="cdc", load_id="l", generation="g", chunks=[Chunk(None, None)]
+        )
+
+    assert state_of(planned(document), A).load_by_difference
+    assert not state_of(planned(whole), A).load_by_difference
+    assert not state_of(planned(pausing.to_be_loaded(planned(document), A, "x")), A).load_by_difference
+    assert not state_of(two_phase.load_done(planned(document), A, Lsn(300)), A).load_by_difference
+
+
 def test_a_stream_the_state_does_not_know_is_loaded_in_any_case() -> None:
     document = StateDocument.new("p")
     assert pausing.to_be_loaded(document, A, "reason") == document

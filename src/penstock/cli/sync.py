@@ -51,9 +51,12 @@ def show_report(settings: Settings, report: SyncReport) -> None:
     if settings.json:
         settings.emit_json(report.to_json())
         return
+    repaired = any(stream.rows_repaired for stream in report.streams)
+    columns = _COUNTS if not repaired else ("repaired", *_COUNTS)
     rows = [
         (
             stream.stream,
+            *([count(stream.rows_repaired)] if repaired else []),
             count(stream.rows_loaded),
             count(stream.inserts),
             count(stream.updates),
@@ -63,7 +66,7 @@ def show_report(settings: Settings, report: SyncReport) -> None:
         )
         for stream in report.streams
     ]
-    settings.out.print(table(("stream", *_COUNTS), rows, right=_COUNTS))
+    settings.out.print(table(("stream", *columns), rows, right=columns))
     settings.out.print(f"Up to {report.position} in {report.seconds:.1f} s.", highlight=False)
     if dead := sum(stream.dead_letters for stream in report.streams):
         settings.note(

@@ -244,6 +244,8 @@ def _stream_step(document: StateDocument, stream: StreamId, tables: _Tables) -> 
     if state.paused is not None:
         why = f" ({state.paused.reason})" if state.paused.reason else ""
         return f"Stands still, as it has since {state.paused.since}{why}; its changes are kept."
+    if state.reload is not None and state.reload.by_difference:
+        return f"Is compared with its source, and written where it differs: {state.reload.reason}."
     if state.reload is not None:
         return f"Is loaded again: {state.reload.reason}."
     if state.is_loading:

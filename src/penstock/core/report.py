@@ -36,6 +36,7 @@ class StreamReport:
 
     stream: str
     rows_loaded: int = 0
+    rows_repaired: int = 0  # that differed from the source's and were written (`resync --diff`)
     inserts: int = 0
     updates: int = 0
     deletes: int = 0

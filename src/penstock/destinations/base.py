@@ -186,6 +186,27 @@ class DestinationTable(Protocol):
         """
         ...
 
+    def mend(
+        self,
+        load_id: str,
+        expected: Marker,
+        marker: Marker,
+        schema: TableSchema,
+        *,
+        added: Sequence[DataFile],
+        removed: Sequence[str],
+        dead_letter_files: Sequence[DataFile] = (),
+        deletes: Sequence[PositionDeletes] = (),
+        columns: pa.Schema | None = None,
+        read_from: int | None = None,
+    ) -> TableRecord:
+        """Let the table be what the load would make of it, by rows that come and go: its swap without its
+        chunks. Nothing if it is. The table must have the marker `expected`; a load that is open is given up.
+
+        `read_from`: as for `commit_changes`.
+        """
+        ...
+
     def sweep(self, grace_s: float) -> object:
         """Remove versions older than the grace that no reader sees, and files that belong to none."""
         ...

@@ -30,7 +30,7 @@ from penstock.destinations import iceberg_letters, moves
 from penstock.destinations import iceberg_record as text
 from penstock.destinations.iceberg_catalog import IcebergCatalog, IcebergSettings
 from penstock.destinations.iceberg_durable import local_path
-from penstock.destinations.iceberg_handle import TableHandle, last_id
+from penstock.destinations.iceberg_handle import Prepare, TableHandle, last_id
 from penstock.destinations.iceberg_java import Attempt, Java, iceberg_errors
 from penstock.destinations.iceberg_options import stage_options
 from penstock.destinations.iceberg_schema import (
@@ -398,26 +398,81 @@ class IcebergTable:
             base, record = moves.changed(
                 self.stream, base, expected_to, expected_cursor, marker, schema, dead_letter_files
             )
-            assert base.columns is not None
-            if ids_of(columns) != ids_of(base.columns):
-                self._check_new_ids(attempt, base, columns)
-            record = replace(record, columns=columns)
-            branch = branch_of(attempt.base)
-            if any((each.vector is not None) != attempt.base.deletes_by_vector for each in deletes):
-                raise self.handle.stale_lookup()  # somebody upgraded the table meanwhile
-            if deletes:
-                stage.row_delta(branch, added, deletes, record, read_from)
-            elif removed:
-                stage.overwrite(branch, added, removed, record, read_from)
-            elif base.write == "upsert":
-                stage.row_delta(branch, added, (), record, read_from)
-            else:
-                stage.append(branch, added, record)
-            stage.show(branch, record, same_columns=columns.equals(base.columns))
-            return record
+            return self._stage_rows(
+                attempt, stage, base, replace(record, columns=columns), added, removed, deletes, read_from
+            )
 
+        return self._commit_rows(marker.epoch, prepare, added, removed, deletes)
+
+    @in_turn
+    def mend(
+        self,
+        load_id: str,
+        expected: Marker,
+        marker: Marker,
+        schema: TableSchema,
+        *,
+        added: Sequence[DataFile],
+        removed: Sequence[str],
+        dead_letter_files: Sequence[DataFile] = (),
+        deletes: Sequence[PositionDeletes] = (),
+        columns: pa.Schema | None = None,
+        read_from: int | None = None,
+    ) -> TableRecord:
+        assert columns is not None, "a table of Iceberg knows its columns by ids"
+
+        def prepare(attempt: Attempt, stage: Staging, base: TableRecord | None) -> TableRecord | None:
+            record = moves.mended(self.stream, base, load_id, expected, marker, schema, dead_letter_files)
+            if record is None:
+                return None
+            assert base is not None, "there is a table"
+            return self._stage_rows(
+                attempt, stage, base, replace(record, columns=columns), added, removed, deletes, read_from
+            )
+
+        return self._commit_rows(marker.epoch, prepare, added, removed, deletes)
+
+    def _stage_rows(
+        self,
+        attempt: Attempt,
+        stage: Staging,
+        base: TableRecord,
+        record: TableRecord,
+        added: Sequence[DataFile],
+        removed: Sequence[str],
+        deletes: Sequence[PositionDeletes],
+        read_from: int | None,
+    ) -> TableRecord:
+        """Rows that come and go; `record`: what the table is then."""
+        assert base.columns is not None
+        assert record.columns is not None
+        if ids_of(record.columns) != ids_of(base.columns):
+            self._check_new_ids(attempt, base, record.columns)
+        branch = branch_of(attempt.base)
+        if any((each.vector is not None) != attempt.base.deletes_by_vector for each in deletes):
+            raise self.handle.stale_lookup()  # somebody upgraded the table meanwhile
+        if deletes:
+            stage.row_delta(branch, added, deletes, record, read_from)
+        elif removed:
+            stage.overwrite(branch, added, removed, record, read_from)
+        elif base.write == "upsert":
+            stage.row_delta(branch, added, (), record, read_from)
+        else:
+            stage.append(branch, added, record)
+        ends_load = base.load is not None and record.load is None
+        stage.show(branch, record, same_columns=record.columns.equals(base.columns), ends_load=ends_load)
+        return record
+
+    def _commit_rows(
+        self,
+        epoch: Lsn,
+        prepare: Prepare,
+        added: Sequence[DataFile],
+        removed: Sequence[str],
+        deletes: Sequence[PositionDeletes],
+    ) -> TableRecord:
         before = self.handle.files.snapshot_id
-        record = self.handle.commit(marker.epoch, prepare)
+        record = self.handle.commit(epoch, prepare)
         if (
             before is not None
             and record.snapshot_id is not None

@@ -19,7 +19,14 @@ from penstock.core.errors import CommitConflictError
 from penstock.core.position import Lsn
 from penstock.core.schema import TableSchema
 from penstock.core.stream import StreamId
-from penstock.destinations.records import DataFile, Marker, PendingLoad, TableRecord, WriteMode
+from penstock.destinations.records import (
+    DataFile,
+    DeadLetters,
+    Marker,
+    PendingLoad,
+    TableRecord,
+    WriteMode,
+)
 
 
 def conflict(stream: StreamId, reason: str) -> CommitConflictError:
@@ -148,6 +155,36 @@ def changed(
         marker=marker,
         dead_letters=base.dead_letters.with_files(dead_letter_files),
         readable_from=None if reached else base.readable_from,
+    )
+
+
+def mended(
+    stream: StreamId,
+    base: TableRecord | None,
+    load_id: str,
+    expected: Marker,
+    marker: Marker,
+    schema: TableSchema,
+    dead_letter_files: Sequence[DataFile],
+) -> TableRecord | None:
+    """The table as a load would have it, made of what it is, but for its files; `expected`: its marker.
+
+    Its dead letters are those given and no others: what did not fit before fits now, or is among them.
+    """
+    if base is not None and base.last_load_id == load_id:
+        return None
+    if base is None or base.marker != expected:
+        raise conflict(stream, "the table is not the one that was compared with the source")
+    return following(
+        base,
+        marker.epoch,
+        kind="swap",
+        schema=schema,
+        marker=marker,
+        load=None,
+        last_load_id=load_id,
+        dead_letters=DeadLetters().with_files(dead_letter_files),
+        readable_from=None,
     )
 
 

@@ -244,12 +244,39 @@ class ParquetTable:
             schema,
             dead_letter_files,
         )
+        return self._commit(replace(record, files=self._files_after(base, added, removed)), base)
+
+    @in_turn
+    def mend(
+        self,
+        load_id: str,
+        expected: Marker,
+        marker: Marker,
+        schema: TableSchema,
+        *,
+        added: Sequence[DataFile],
+        removed: Sequence[str],
+        dead_letter_files: Sequence[DataFile] = (),
+        deletes: Sequence[PositionDeletes] = (),
+        columns: pa.Schema | None = None,
+        read_from: int | None = None,
+    ) -> TableRecord:
+        assert not deletes, "rows of these tables go by rewriting their files"
+        base = self._base(marker.epoch)
+        record = moves.mended(self.stream, base, load_id, expected, marker, schema, dead_letter_files)
+        if record is not None:
+            assert base is not None, "there is a table"
+            record = replace(record, files=self._files_after(base, added, removed))
+        return self._commit_if_new(record, base)
+
+    def _files_after(
+        self, base: TableRecord, added: Sequence[DataFile], removed: Sequence[str]
+    ) -> tuple[DataFile, ...]:
         missing = set(removed) - {file.name for file in base.files}
         if missing:
             raise moves.conflict(self.stream, f"{len(missing)} of the files to replace are not in the table")
         kept = tuple(file for file in base.files if file.name not in set(removed))
-        files = moves.without_needless((*kept, *added)) or self._empty_file(removed)
-        return self._commit(replace(record, files=files), base)
+        return moves.without_needless((*kept, *added)) or self._empty_file(removed)
 
     def drop_all(self) -> None:
         drop(self.layout)

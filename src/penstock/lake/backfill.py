@@ -6,13 +6,14 @@ that is idempotent by load id, and only then does the state say that the table i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from penstock import failpoints
 from penstock.core.position import Lsn
 from penstock.core.schema import TableSchema
 from penstock.core.selection import SelectionError
 from penstock.core.stream import StreamId
+from penstock.lake.by_difference import ByDifference
 from penstock.lake.joining import Joining
 from penstock.lake.lane_state import LaneState, LaneStream
 from penstock.lake.leaves import with_leaves
@@ -31,12 +32,14 @@ from penstock.ledger.load_record import LoadPoint, LoadRecord
 from penstock.ledger.recovery import recover_chunks
 from penstock.sources.base import ReadingSession
 from penstock.sources.chunk import ChunkMethod
+from penstock.sources.tables import SourceTable
 
 
 class Backfill:
     def __init__(self, lane: LaneState) -> None:
         self._lane = lane
         self._joining = Joining(lane)
+        self._differing = ByDifference(lane, self._altered, self._swap)
         self._swapped: set[StreamId] = set()
         self._postponed = False
         self._recovered: set[StreamId] = set()  # their loads were complete before this run began
@@ -66,9 +69,13 @@ class Backfill:
         joining = [stream for stream in names if self._lane.streams[stream].mode == "strict_cdc"]
         for stream in joining:
             self._join(stream, point)
-        if joining == names:
-            return
         names = [stream for stream in names if stream not in joining]
+        compared = [stream for stream in names if stream in self._lane.by_difference]
+        if compared and self._lane.settings.comparer is not None:
+            left = self._differing.bring(compared, point)
+            names = [stream for stream in names if stream in left or stream not in compared]
+        if not names:
+            return
         reading = self._lane.settings.reading
         with LoadProgress(reading, self._lane.listener) as progress:
             loader = Loader(
@@ -142,23 +149,25 @@ class Backfill:
 
     def _altered_since(self, loads: Sequence[StreamLoad]) -> set[StreamId]:
         """Tables whose columns changed while they were read: a name may have stood for another column."""
-        if not any(load.to_read for load in loads):
+        return self._altered({load.stream: load.info for load in loads if load.to_read})
+
+    def _altered(self, read: Mapping[StreamId, SourceTable]) -> set[StreamId]:
+        if not read:
             return set()
-        tables = self._lane.settings.reading.tables([load.stream for load in loads])
+        tables = self._lane.settings.reading.tables(list(read))
         present = {table.stream: table for table in tables}
         return {
-            load.stream
-            for load in loads
-            if load.to_read
-            and (load.stream not in present or not self._has_columns(present[load.stream].schema, load))
+            stream
+            for stream, info in read.items()
+            if stream not in present or not self._has_columns(stream, present[stream].schema, info)
         }
 
-    def _has_columns(self, present: TableSchema, load: StreamLoad) -> bool:
+    def _has_columns(self, stream: StreamId, present: TableSchema, info: SourceTable) -> bool:
         try:
-            part = self._lane.streams[load.stream].selection.of(present)
+            part = self._lane.streams[stream].selection.of(present)
         except SelectionError:
             return False
-        return columns_of(part) == columns_of(load.info.schema)
+        return columns_of(part) == columns_of(info.schema)
 
     def _plan_load(self, loader: Loader, session: ReadingSession, stream: StreamId) -> StreamLoad:
         configured = self._lane.streams[stream]

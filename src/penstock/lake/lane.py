@@ -113,9 +113,12 @@ class LakeLane:
         """What somebody accepted by resuming a stream has been followed."""
         self._lane.ledger.write(pausing.carried_out(self._lane.ledger.document))
 
-    def resync(self, stream: StreamId) -> None:
-        """Have a stream loaded anew because somebody asked for it; nothing of its table is kept."""
-        self._lane.resync(stream)
+    def resync(self, stream: StreamId, *, by_difference: bool = False) -> None:
+        """Have a stream loaded anew because somebody asked for it; nothing of its table is kept.
+
+        `by_difference`: all of it that is what the source has.
+        """
+        self._lane.resync(stream, by_difference=by_difference)
 
     def pause(self, stream: StreamId, reason: str) -> None:
         """Let a stream stand still between rounds, because somebody asked for it."""

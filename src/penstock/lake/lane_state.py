@@ -26,6 +26,7 @@ from penstock.core.where import WhereError
 from penstock.destinations.base import Destination, DestinationTable
 from penstock.destinations.records import TableRecord, WriteMode
 from penstock.lake.apply import Outcome
+from penstock.lake.comparing import Comparer
 from penstock.lake.target import Target
 from penstock.ledger import pausing
 from penstock.ledger.ledger import Ledger
@@ -82,6 +83,7 @@ class StreamTotals:
     """What this run did to a stream."""
 
     rows_loaded: int = 0
+    rows_repaired: int = 0
     operations: dict[str, int] = field(default_factory=dict)
     dead_letters: int = 0
 
@@ -123,6 +125,7 @@ class LaneSettings:
     snapshot_age_max_s: float | None = None
     #: A position after everything that is committed then; None: nobody reads the log.
     position_now: Callable[[], Lsn] | None = None
+    comparer: Comparer | None = None  # None: what could be compared is loaded
 
 
 @dataclass(slots=True)
@@ -140,6 +143,7 @@ class LaneState:
     totals: dict[StreamId, StreamTotals] = field(default_factory=dict)
     to_reload: set[StreamId] = field(default_factory=set)
     to_replace: set[StreamId] = field(default_factory=set)
+    by_difference: set[StreamId] = field(default_factory=set)  # of those to reload: compare first
     read_on: set[StreamId] = field(default_factory=set)  # read up to a snapshot of this run
     #: Loads run beside rounds: a stream is in the hands of one or the other, never of both.
     being_loaded: set[StreamId] = field(default_factory=set)
@@ -162,8 +166,16 @@ class LaneState:
             self.streams.setdefault(stream.info.stream, stream)
             self.totals.setdefault(stream.info.stream, StreamTotals())
 
-    def reload(self, stream: StreamId, reason: str, *, replace: bool = False, asked: bool = False) -> None:
-        """Have a stream loaded again in this run.
+    def reload(
+        self,
+        stream: StreamId,
+        reason: str,
+        *,
+        replace: bool = False,
+        asked: bool = False,
+        by_difference: bool = False,
+    ) -> None:
+        """Have a stream loaded again in this run; `by_difference`: written only where it differs.
 
         An append table keeps its history and gets the loaded rows besides, unless it is to be replaced.
         The decision is durable: what led to it may never be seen again. A paused stream waits with it.
@@ -174,9 +186,22 @@ class LaneState:
             return
         if replace:
             self.to_replace.add(stream)
-        self.ledger.write(pausing.to_be_loaded(self.ledger.document, stream, reason, replace=replace))
+        self.ledger.write(
+            pausing.to_be_loaded(
+                self.ledger.document, stream, reason, replace=replace, by_difference=by_difference
+            )
+        )
+        if by_difference:
+            self.by_difference.add(stream)
+        elif replace:
+            self.by_difference.discard(stream)
         if stream not in self.to_reload:
             self.to_reload.add(stream)
+            if stream in self.by_difference:
+                self.listener.note(
+                    f"{stream} is compared with its source: {reason}. Only rows that differ are written."
+                )
+                return
             when = "will be loaded again when it is resumed" if self.is_paused(stream) else "is loaded again"
             loses = " Rows that were deleted at the source are not kept." * self.streams[stream].soft_deletes
             self.listener.note(f"{stream} {when}: {reason}.{loses}")
@@ -186,10 +211,12 @@ class LaneState:
         if self.may_follow(stream, change):
             self.reload(stream, change)
 
-    def resync(self, stream: StreamId) -> None:
+    def resync(self, stream: StreamId, *, by_difference: bool = False) -> None:
         """Have a stream loaded anew because somebody asked for it; one that was paused goes on with that."""
         self.ledger.write(pausing.resumed(self.ledger.document, stream))
-        self.reload(stream, "it was asked for", replace=True, asked=True)
+        self.reload(
+            stream, "it was asked for", replace=not by_difference, asked=True, by_difference=by_difference
+        )
 
     def may_follow(self, stream: StreamId, change: str) -> bool:
         """Whether a stream may follow a change of its source's table; if not, it is paused or an error.
@@ -239,11 +266,14 @@ class LaneState:
     def can_be_kept_up(self, stream: StreamId) -> bool:
         """Whether rounds may go on with a table while it is loaded anew.
 
-        It must be as the stream's settings ask for it. An append table whose history stays is not kept up:
-        the load adds what the source has at the load's point, and the log goes on from there.
+        It must be as the stream's settings ask for it, and not be one that is compared. An append table whose
+        history stays is not kept up: the load adds what the source has at the load's point, and the log goes
+        on from there.
         """
         configured, state = self.streams[stream], self.ledger.document.stream(stream)
         if configured.mode != "cdc" or state is None or state.committed_to is None:
+            return False
+        if stream in self.by_difference:
             return False
         is_replaced = configured.write == "upsert" or stream in self.to_replace or state.load_replaces
         follows = stream in self.ledger.document.global_streams or state.cdc_from is not None

@@ -20,9 +20,10 @@ _INTERVAL_S = 0.5
 class LoadProgress:
     """Tells a listener about each stream's rows while a load runs; a context manager."""
 
-    def __init__(self, reading: TableReading, listener: ProgressListener) -> None:
+    def __init__(self, reading: TableReading, listener: ProgressListener, phase: str = "load") -> None:
         self._reading = reading
         self._listener = listener
+        self._phase = phase
         self._committed: dict[StreamId, int] = {}
         #: rows and bytes of each read, as last seen
         self._reads: dict[StreamId, dict[str, tuple[int, int]]] = {}
@@ -69,4 +70,4 @@ class LoadProgress:
         """A read may be over before it was ever seen: what is committed is the least that was read."""
         reads = list(self._reads.get(stream, {}).values())
         rows = max(sum(rows for rows, _ in reads), self._committed.get(stream, 0))
-        self._listener.progressed(str(stream), "load", rows, sum(size for _, size in reads))
+        self._listener.progressed(str(stream), self._phase, rows, sum(size for _, size in reads))

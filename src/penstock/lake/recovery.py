@@ -15,7 +15,7 @@ from penstock.lake.following import Following
 from penstock.lake.increment_recovery import OTHER_LOAD, IncrementRecovery
 from penstock.lake.lane_state import LaneState, LaneStream
 from penstock.ledger import pausing, two_phase
-from penstock.ledger.recovery import recover_round, recover_stream_round
+from penstock.ledger.recovery import recover_chunks, recover_round, recover_stream_round
 from penstock.ledger.threads import cdc_thread_id
 
 
@@ -120,7 +120,19 @@ class Recovery:
         """What an earlier run decided about a stream and could not carry out."""
         state = self._lane.ledger.document.stream(stream)
         if state is not None and state.reload is not None:
-            self._lane.reload(stream, state.reload.reason, replace=state.reload.replace, asked=True)
+            self._lane.reload(
+                stream,
+                state.reload.reason,
+                replace=state.reload.replace,
+                asked=True,
+                by_difference=state.reload.by_difference,
+            )
+        elif state is not None and state.is_loading and state.load_by_difference:
+            # Nobody has the rows any more that were found then; but they may be in the table.
+            left = recover_chunks(self._lane.ledger.document, stream, self._is_thread_committed).to_read
+            if left:
+                reason = "an earlier comparison was cut short"
+                self._lane.reload(stream, reason, asked=True, by_difference=True)
         if state is not None and state.paused is not None:
             self._lane.listener.note(f"{stream} is paused since {state.paused.since}; its changes are kept.")
 

@@ -12,12 +12,14 @@ of eight, as positions between transactions do.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from penstock.core.position import Lsn
 from penstock.core.stream import StreamId
@@ -29,13 +31,39 @@ from penstock.lake.target import DELETED_AT
 
 
 @dataclass(frozen=True, slots=True)
+class ChosenRows:
+    """Rows of a table that may lie on disk, by their places; no more than a batch of it is in memory."""
+
+    table: pa.Table
+    places: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return int(self.places.size)
+
+    def parts(self) -> Iterator[pa.Table]:
+        chosen = np.zeros(self.table.num_rows, np.bool_)
+        chosen[self.places] = True
+        start = 0
+        for batch in self.table.to_batches():
+            here = chosen[start : start + batch.num_rows]
+            start += batch.num_rows
+            if here.any():
+                yield pa.Table.from_batches([batch.filter(pa.array(here))])
+
+    def select(self, names: list[str]) -> pa.Table:
+        """Some columns of all of them."""
+        narrow = ChosenRows(self.table.select(names), self.places)
+        return pa.concat_tables([narrow.table.schema.empty_table(), *narrow.parts()])
+
+
+@dataclass(frozen=True, slots=True)
 class Repair:
     """`keys`: whose rows in the table go. `rows`: what the source has for them. `gone`: a row of the table
     for each key that the source has none of, kept as deleted where deleted rows are. By the table's names."""
 
     keys: pa.Table
-    rows: pa.Table
-    gone: pa.Table
+    rows: ChosenRows
+    gone: ChosenRows
 
 
 Repairs = Mapping[StreamId, Repair]
@@ -49,14 +77,25 @@ def just_before(position: Lsn) -> Lsn:
 
 def repaired(work: StreamWork, repair: Repair, staging: Path) -> FoldResult:
     """The first stage of a repair."""
-    target, rows = work.target, repair.rows
-    if target.soft_deletes:
-        # When a row was deleted that the log has no more, nobody knows: by now it is.
-        rows = pa.concat_tables([_deleted(rows, None), _deleted(repair.gone, datetime.now(UTC))])
+    target = work.target
+    names = target.arrow_schema().names
     with TableOutput(work.table.files_directory / new_file_name("repaired"), target) as output:
-        output.write_table(rows.select(target.arrow_schema().names))
+        for rows in _rows(repair, soft_deletes=target.soft_deletes):
+            output.write_table(rows.select(names))
     staged = stage(staging / "repaired", repair.keys.select(target.key))
     return FoldResult(output.files, None, staged, False, {"u": repair.keys.num_rows})
+
+
+def _rows(repair: Repair, *, soft_deletes: bool) -> Iterator[pa.Table]:
+    if not soft_deletes:
+        yield from repair.rows.parts()
+        return
+    for rows in repair.rows.parts():
+        yield _deleted(rows, None)
+    # When a row was deleted that the log has no more, nobody knows: by now it is.
+    now = datetime.now(UTC)
+    for rows in repair.gone.parts():
+        yield _deleted(rows.cast(repair.rows.table.schema), now)
 
 
 def _deleted(rows: pa.Table, at: datetime | None) -> pa.Table:

@@ -10,7 +10,8 @@ everybody's. What it has not read stays in the log, because the lane's flushed p
 positions; so after `resumed` it reads on from `cdc_from`, the same range, once.
 
 *To be loaded again*: some reasons are seen only once (a table that had dropped out of the publication
-is back in it now), so they are written down before anything else happens and go when a load is planned.
+is back in it now), so they are written down before anything else happens and go when a load is planned. So
+does the wish to write no more than the rows that differ; who cannot do that loads the table.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from collections.abc import Mapping
 from penstock.core.position import Lsn
 from penstock.core.stream import StreamId
 from penstock.ledger import two_phase
-from penstock.ledger.state import StateDocument, SyncMode
+from penstock.ledger.state import BY_DIFFERENCE, StateDocument, SyncMode
 
 
 def paused(
@@ -112,9 +113,17 @@ def _without_table(document: StateDocument, stream: StreamId) -> StateDocument:
 
 
 def to_be_loaded(
-    document: StateDocument, stream: StreamId, reason: str, *, replace: bool = False
+    document: StateDocument,
+    stream: StreamId,
+    reason: str,
+    *,
+    replace: bool = False,
+    by_difference: bool = False,
 ) -> StateDocument:
-    """Write down that the table must be loaded again; `replace`: also the history of an append table."""
+    """Write down that the table must be loaded again; `replace`: also the history of an append table.
+
+    `by_difference`: it is enough to write the rows that differ; a later wish to replace it takes that back.
+    """
     before = document.stream(stream)
     if before is None:
         return document  # it is loaded in any case
@@ -122,4 +131,28 @@ def to_be_loaded(
     mark = draft.own(stream).setdefault("reload", {"reason": reason})
     if replace:
         mark["replace"] = True
+        mark.pop(BY_DIFFERENCE, None)
+    if by_difference:
+        mark[BY_DIFFERENCE] = True
     return draft.done()
+
+
+def to_be_loaded_whole(document: StateDocument, stream: StreamId) -> StateDocument:
+    """Take back that it is enough to write the rows that differ."""
+    before = document.stream(stream)
+    if before is None or before.reload is None or not before.reload.by_difference:
+        return document
+    draft = document.draft()
+    del draft.own(stream)["reload"][BY_DIFFERENCE]
+    return draft.done()
+
+
+def to_be_compared(
+    document: StateDocument, streams: Mapping[StreamId, SyncMode], reason: str
+) -> StateDocument:
+    """A state that was begun anew, with streams whose tables are worth comparing; it knows no position."""
+    for stream, sync_mode in streams.items():
+        draft = document.draft()
+        draft.entry(stream)["sync_mode"] = sync_mode
+        document = to_be_loaded(draft.done(), stream, reason, by_difference=True)
+    return document

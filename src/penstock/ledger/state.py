@@ -27,6 +27,7 @@ from penstock.ledger.state_json import check_layout, copied
 FORMAT_VERSION = 1
 SYNC_MODES = ("full_refresh", "incremental", "cdc", "strict_cdc")
 CURSOR_PREFIX = "olake_next_cursor_"
+BY_DIFFERENCE = "by_difference"
 _TEMPORARY = ("next_cdc_pos", "processing", "next_data")
 
 SyncMode = Literal["full_refresh", "incremental", "cdc", "strict_cdc"]
@@ -70,6 +71,7 @@ class Reload:
 
     reason: str
     replace: bool
+    by_difference: bool = False  # only rows that differ from the source's are written, where that can be
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,7 @@ class StreamState:
     accepted_columns: str | None = None  # what its source's table may become without being asked about
     reload: Reload | None = None
     load_replaces: bool = False  # the load under way leaves nothing of the table there was
+    load_by_difference: bool = False  # what is under way writes the rows that differ, as one chunk
 
     @property
     def has_completed_backfill(self) -> bool:
@@ -393,6 +396,7 @@ def _stream_state(entry: dict[str, Any], dialect: Dialect) -> StreamState:
         accepted_columns=_text(own, "accepted_columns"),
         reload=_reload(own.get("reload")),
         load_replaces=bool(own.get("load_replaces")),
+        load_by_difference=bool(own.get("load_by_difference")),
     )
 
 
@@ -403,7 +407,9 @@ def _paused(mark: Any) -> Paused | None:
 
 def _reload(mark: Any) -> Reload | None:
     fields = mark if isinstance(mark, dict) else {}
-    return Reload(str(fields.get("reason", "")), bool(fields.get("replace"))) if mark else None
+    if not mark:
+        return None
+    return Reload(str(fields.get("reason", "")), bool(fields.get("replace")), bool(fields.get(BY_DIFFERENCE)))
 
 
 def _omit_empty(state: dict[str, Any]) -> None:

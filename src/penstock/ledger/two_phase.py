@@ -33,7 +33,8 @@ the log, not the slot, is read from `lsn`; at the next start the lane reports `l
 *The end of a load* is a commit of its own: all chunks committed → swap → `chunks: []`. The list must not
 become empty before the swap, because empty means "complete and visible". So the chunks that would empty
 it stay, `preparing`, until `load_done`; recovery hears "committed" for each, before and after the swap,
-and repeats the swap, which is idempotent by load id.
+and repeats the swap, which is idempotent by load id. What is brought to a load's point by the rows that
+differ (`lake/by_difference.py`) is such a load of one chunk, whose commit is the swap as well.
 
 *A stream with no changes in a round* is not in `processing` and its table keeps its old `to`. That is why
 the position a table must be at is the stream's own `committed_to`, not the global `lsn`: between the
@@ -59,7 +60,7 @@ from typing import Any
 
 from penstock.core.position import Lsn
 from penstock.core.stream import StreamId
-from penstock.ledger.state import Chunk, StateDocument, StreamState, SyncMode
+from penstock.ledger.state import BY_DIFFERENCE, Chunk, StateDocument, StreamState, SyncMode
 
 
 def plan_load(
@@ -83,8 +84,12 @@ def plan_load(
     draft.stream_state(stream)["chunks"] = [Chunk(c.min, c.max, c.leaf).to_json() for c in chunks]
     own = draft.own(stream)
     own["load_id"] = load_id
-    if (own.pop("reload", None) or {}).get("replace"):
+    decided = own.pop("reload", None) or {}
+    own.pop("load_by_difference", None)
+    if decided.get("replace"):
         own["load_replaces"] = True
+    if decided.get(BY_DIFFERENCE):
+        own["load_by_difference"] = True
     if is_live:
         own["load_generation"] = generation
     else:
@@ -124,6 +129,7 @@ def load_done(document: StateDocument, stream: StreamId, cdc_from: Lsn | None) -
     state, own = draft.stream_state(stream), draft.own(stream)
     state["chunks"] = []
     own.pop("load_replaces", None)
+    own.pop("load_by_difference", None)
     own["generation"] = own.pop("load_generation", own.get("generation"))
     for fields, name in ((state, "cdc_from"), (own, "committed_to")):
         fields.pop(name, None)

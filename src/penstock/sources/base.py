@@ -47,6 +47,7 @@ class LogHold:
     name: str
     position: Lsn | None
     retained_bytes: int | None
+    lost: bool = False  # the source has removed log that it needs
 
 
 class RunningRead(NamedTuple):

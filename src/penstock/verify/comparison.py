@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import random
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from penstock.core.schema import TableSchema
-from penstock.lake.lane_state import LaneStream
 from penstock.lake.session import balanced
 from penstock.lake.target import Target
 from penstock.sources.base import ReadingSession, TableReading
 from penstock.sources.chunk import ChunkMethod, PlannedChunk
 from penstock.sources.tables import SourceTable
 from penstock.sources.types import types_of
-from penstock.verify.digest import buckets_for
+from penstock.verify.digest import BUCKETS_MAX, buckets_for
 from penstock.verify.sampling import KeyRanges, draw
 from penstock.verify.sides import Side, SourceSide, TableFile, TableSide
 from penstock.verify.tasks import Hashing
@@ -79,37 +78,48 @@ def is_light(tables: int, rows: int, size: int) -> bool:
     return tables <= LIGHT_TABLES_MAX and rows <= LIGHT_ROWS_MAX and size <= LIGHT_BYTES_MAX
 
 
+def are_light(views: Iterable[View], source_bytes: int = 0) -> bool:
+    held = list(views)
+    files = [file for view in held for file in view.files]
+    size = max(source_bytes, sum(file.bytes for file in files))
+    return is_light(len(held), sum(file.rows for file in files), size)
+
+
 def compare_with_source(
-    configured: LaneStream,
+    info: SourceTable,
     view: View,
     reading: TableReading,
     cut: Cut,
     snapshot: str,
     shares: int,
+    *,
+    reader: str = "penstock verify",
+    buckets_max: int = BUCKETS_MAX,
 ) -> Comparison:
+    """`reader`: what connections are called at the source."""
     chunks, sample = cut.chunks, cut.share
-    schema, left_out = comparable(view.target.schema, configured.info.schema)
+    schema, left_out = comparable(view.target.schema, info.schema)
     target = replace(view.target, schema=schema)
     key = tuple(target.key)
     if not key:
         raise NotComparableError("it has no key to tell its rows by")
     columns = (*key, *(name for name in target.names if name not in key))
-    leaves = {str(leaf.stream): leaf for leaf in configured.info.leaves}
+    leaves = {str(leaf.stream): leaf for leaf in info.leaves}
     # The file nodes that the settled catalog had, as for a load.
     planned = [replace(chunk, filenode=leaves[chunk.leaf].filenode) for chunk in chunks]
     printed = frozenset(random.sample(range(len(planned)), -(-len(planned) // PRINTED)))
     readings = [
         (
-            reading.chunk(chunk, leaves[chunk.leaf], cut.method, snapshot, reader="penstock verify"),
+            reading.chunk(chunk, leaves[chunk.leaf], cut.method, snapshot, reader=reader),
             index in printed,
         )
         for index, chunk in enumerate(planned)
     ]
     source_shares = balanced([max(1, chunk.estimated_rows) for chunk in planned], min(shares, len(planned)))
     file_shares = balanced([file.rows for file in view.files], min(shares, len(view.files)))
-    rows = max(configured.info.estimated_rows, sum(file.rows for file in view.files))
+    rows = max(info.estimated_rows, sum(file.rows for file in view.files))
     return Comparison(
-        name=str(configured.info.stream),
+        name=str(info.stream),
         source=tuple(
             SourceSide(tuple(readings[index] for index in share), target, columns, len(key))
             for share in source_shares
@@ -123,7 +133,7 @@ def compare_with_source(
             *(2 * sum(max(1, planned[index].estimated_rows) for index in share) for share in source_shares),
             *(sum(view.files[index].rows for index in share) for share in file_shares),
         ),
-        hashing=Hashing(new_secret(), buckets_for(int(rows * sample)), sample),
+        hashing=Hashing(new_secret(), buckets_for(int(rows * sample), buckets_max), sample),
         target=view.target,
         columns=columns,
         key=key,

@@ -54,10 +54,10 @@ class Digest:
         return np.flatnonzero(differs)
 
 
-def buckets_for(rows: int) -> int:
+def buckets_for(rows: int, most: int = BUCKETS_MAX) -> int:
     """How many buckets a table of about so many rows is cut into."""
     wanted = max(1, rows // ROWS_PER_BUCKET)
-    return min(BUCKETS_MAX, max(BUCKETS_MIN, 1 << (wanted - 1).bit_length()))
+    return min(most, max(BUCKETS_MIN, 1 << (wanted - 1).bit_length()))
 
 
 def bucket_of(key_high: Hashes, buckets: int) -> Buckets:

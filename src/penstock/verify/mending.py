@@ -6,6 +6,7 @@ and what a crash leaves. Then everything is compared anew, under another snapsho
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -18,7 +19,7 @@ from penstock.core.stream import StreamId
 from penstock.core.verify_report import VerifyReport
 from penstock.lake.keys import distinct
 from penstock.lake.lane import LakeLane
-from penstock.lake.repair import Repair
+from penstock.lake.repair import ChosenRows, Repair
 from penstock.lake.spark_starter import SparkStarter
 from penstock.verify import drill
 from penstock.verify.opened import Opened
@@ -87,11 +88,17 @@ def mend(drilled: Drilled) -> Repair | None:
     """What would put the table right in the rows that were found; None: the source's rows are not whole."""
     if drilled.stream.columns_not_compared or drilled.stream.against != "source":
         return None
-    found, key = drilled.found, list(drilled.key)
+    repair = repair_of(drilled.found, drilled.source, drilled.table, drilled.key)
+    return repair if repair.keys.num_rows else None
+
+
+def repair_of(found: drill.Found, source: drill.Picked, table: drill.Picked, key: Sequence[str]) -> Repair:
+    """What gives the keys of these rows what the source has for them."""
     # All rows of a key go, also the right one of a key that is there twice: it is written again.
-    kept, gone = drill.of_same_keys(drilled.source.hashes, drilled.table.hashes, found.extra)
+    kept, gone = drill.of_same_keys(source.hashes, table.hashes, found.extra)
     wrong = np.unique(np.concatenate([found.missing, found.different[0], kept]))
-    rows = drilled.source.rows.take(pa.array(wrong))
-    without_source = drilled.table.rows.take(pa.array(gone)).cast(rows.schema)
-    keys = distinct(pa.concat_tables([rows.select(key), without_source.select(key)]))
-    return Repair(keys, rows, without_source) if keys.num_rows else None
+    rows, without_source = ChosenRows(source.rows, wrong), ChosenRows(table.rows, gone)
+    names = list(key)
+    held = without_source.select(names)
+    keys = distinct(pa.concat_tables([rows.select(names).cast(held.schema), held]))
+    return Repair(keys, rows, without_source)

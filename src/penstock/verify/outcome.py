@@ -126,7 +126,7 @@ def look_into(
     """
     known: int | None = None
     try:
-        dead = _open_keys(comparison, telling.letters)
+        dead = open_keys(comparison, telling.letters)
         looked_into = drill.to_look_into(digests.source, digests.table, differing)
         if dead[0].size and len(looked_into) < len(differing):
             rows = _dead_rows(stages, comparison, differing, dead, telling.staging, light=light)
@@ -135,11 +135,10 @@ def look_into(
             left = digests.source.without(rows)
             known, differing = rows.total, left.differing(digests.table)
             looked_into = drill.to_look_into(left, digests.table, differing)
-        results = _pick(stages, comparison, looked_into, telling.staging, light=light)
-        if any(result.table_rewritten for result in results):
+        picked = pick_differing(stages, comparison, looked_into, telling.staging, light=light)
+        if picked is None:
             return None
-        source, table = (_read(comparison, part) for part in _halves(comparison, results))
-        found = drill.pair(source.hashes, table.hashes)
+        found, source, table = picked
         found, excused = _excused(found, source, dead)
         masks = drill.columns_in_which(
             source, table, found.different, len(comparison.key), comparison.hashing.secret
@@ -168,6 +167,18 @@ def look_into(
         )  # maps of files outlive their names
     finally:
         shutil.rmtree(telling.staging, ignore_errors=True)
+
+
+def pick_differing(
+    stages: Stages, comparison: Comparison, buckets: Buckets, staging: Path, *, light: bool
+) -> tuple[drill.Found, drill.Picked, drill.Picked] | None:
+    """What differs in these buckets, with the rows of both sides, which are mapped from `staging`; None if
+    the source rewrote the table meanwhile."""
+    results = _pick(stages, comparison, buckets, staging, light=light)
+    if any(result.table_rewritten for result in results):
+        return None
+    source, table = (_read(comparison, part) for part in _halves(comparison, results))
+    return drill.pair(source.hashes, table.hashes), source, table
 
 
 def _without_values(difference: Difference) -> Difference:
@@ -261,7 +272,7 @@ def _excused(
     return replace(found, missing=missing), int(found.missing.size - missing.size)
 
 
-def _open_keys(comparison: Comparison, letters: Sequence[Path]) -> tuple[Hashes, Hashes]:
+def open_keys(comparison: Comparison, letters: Sequence[Path]) -> tuple[Hashes, Hashes]:
     """Hashes of the keys whose newest version is a dead letter."""
     nothing = np.zeros(0, np.uint64)
     schema = comparison.target.schema

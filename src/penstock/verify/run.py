@@ -33,7 +33,7 @@ from penstock.log.reader import ChangeLog
 from penstock.resolution import resolve_from_source
 from penstock.sources.open import open_source
 from penstock.turns import fingerprints
-from penstock.verify.comparison import Comparison, Cut, compare_with_source, is_light
+from penstock.verify.comparison import Comparison, Cut, are_light, compare_with_source
 from penstock.verify.history import compare_with_log, plan_history
 from penstock.verify.opened import Opened
 from penstock.verify.outcome import Digests, Drilled, Telling, digest_all, look_into, verdict
@@ -204,7 +204,7 @@ class Verification:
                 if work is not None
             }
             held = {stream: pinned(streams[stream], pins[stream]) for stream in expected}
-            light = _are_light([*expected.values(), *held.values()])
+            light = are_light([*expected.values(), *held.values()])
             shares = 1 if light else SHARES_PER_CORE * self._stages.cores
             comparisons = {}
             for stream, view in expected.items():
@@ -286,7 +286,7 @@ class Verification:
     ) -> dict[StreamId, VerifiedStream]:
         results: dict[StreamId, VerifiedStream] = {}
         comparisons: dict[StreamId, Comparison] = {}
-        light = _are_light(at_position.values(), sum(streams[name].info.bytes for name in at_position))
+        light = are_light(at_position.values(), sum(streams[name].info.bytes for name in at_position))
         shares = 1 if light else SHARES_PER_CORE * self._stages.cores
         with self._reading.session() as session:
             for stream, view in at_position.items():
@@ -295,7 +295,7 @@ class Verification:
                 cut = Cut.of(session, self._reading, info, rows, self._options.sample)
                 try:
                     comparisons[stream] = compare_with_source(
-                        streams[stream], view, self._reading, cut, snapshot.name, shares
+                        info, view, self._reading, cut, snapshot.name, shares
                     )
                 except NotComparableError as error:
                     results[stream] = _not_compared(stream, str(error))
@@ -345,13 +345,6 @@ class Verification:
             told = drilled.stream
         self._listener.stream_finished(str(stream), "verify", told.source_rows)
         return replace(told, seconds=time.monotonic() - began)
-
-
-def _are_light(views: Iterable[View], source_bytes: int = 0) -> bool:
-    held = list(views)
-    files = [file for view in held for file in view.files]
-    size = max(source_bytes, sum(file.bytes for file in files))
-    return is_light(len(held), sum(file.rows for file in files), size)
 
 
 def _why(configured: LaneStream) -> NotCompared:

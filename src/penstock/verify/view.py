@@ -183,6 +183,11 @@ def pinned(configured: LaneStream, pin: Pin) -> View:
     return View(pin, target, _held(pin, pin.table.files(pin.record)), _letters(pin))
 
 
+def as_written(pin: Pin, target: Target) -> View:
+    """The table where it stands, by columns that are known to be its own; no row of it is excused."""
+    return View(pin, target, _held(pin, pin.table.files(pin.record)), ())
+
+
 def taken_on(pin: Pin, work: StreamWork, outcome: Outcome) -> View:
     """The table with what was applied."""
     directory = pin.table.dead_letters_directory

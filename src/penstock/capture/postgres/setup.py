@@ -36,7 +36,10 @@ from penstock.sources.postgres.slots import (
 from penstock.sources.postgres.timelines import switch_point
 
 SERVER_VERSION_MIN = 140000
-_RESYNC = "Run `penstock resync --yes` to load the tables again under a new slot."
+_RESYNC = (
+    "Run `penstock resync --diff --yes` to go on under a new slot and write only the rows that differ, or "
+    "`penstock resync --yes` to load the tables again under it."
+)
 
 
 def set_up(

@@ -219,7 +219,8 @@ def _check_existing_slot(slot: SlotInfo, database: str) -> Iterator[Finding]:
         yield Finding("slot", "error", message, other)
     elif slot.lost:
         message = f"The slot {slot.name} is lost: the server removed log that it still needed."
-        yield Finding("slot", "error", message, "Run `penstock resync --yes` to load again under a new slot.")
+        remedy = "Run `penstock resync --diff --yes` (or `resync --yes`, which loads all) to get a new slot."
+        yield Finding("slot", "error", message, remedy)
     elif slot.active:
         message = f"The slot {slot.name} is in use by process {slot.active_pid} of the server."
         yield Finding(

@@ -137,7 +137,8 @@ class ReplicationStream:
         return PositionGoneError(
             f"The replication slot {self._slot} can no longer be read: "
             "it was dropped, or the server removed log it still needed.",
-            remedy="Run `penstock resync --yes` to load the tables again under a new slot.",
+            remedy="Run `penstock resync --diff --yes` to go on under a new slot and write only the rows "
+            "that differ, or `penstock resync --yes` to load the tables again.",
         )
 
 

@@ -25,7 +25,10 @@ CAPTURE_APPLICATION = "penstock-capture"
 _FAILOVER_SINCE = 170000
 _NAME = re.compile(r"\A[a-z0-9_]{1,63}\Z")
 
-_RESYNC = "Run `penstock resync --yes` to load the tables again under a new slot."
+_RESYNC = (
+    "Run `penstock resync --diff --yes` to go on under a new slot and write only the rows that differ, or "
+    "`penstock resync --yes` to load the tables again under it."
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,7 +112,8 @@ class PostgresSource:
             "state",
             "error",
             f"The state goes on from {position}, but the slot {self.slot} is gone.",
-            "Run `penstock resync --yes` to load the tables again under a new slot.",
+            "Run `penstock resync --diff --yes` to go on under a new slot and write only the rows that "
+            "differ, or `penstock resync --yes` to load the tables again.",
         )
 
     def is_captured(self, table: SourceTable) -> bool:
@@ -131,7 +132,9 @@ class PostgresSource:
     def hold(self) -> LogHold | None:
         with connect(self.url) as connection:
             slot = read_slot(connection, self.slot)
-        return None if slot is None else LogHold(slot.name, slot.confirmed_flush, slot.retained_bytes)
+        return (
+            None if slot is None else LogHold(slot.name, slot.confirmed_flush, slot.retained_bytes, slot.lost)
+        )
 
     def drop_hold(self) -> bool:
         with connect(self.url) as connection:
