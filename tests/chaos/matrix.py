@@ -42,6 +42,8 @@ OF_COMPACTION = tuple(name for name in FAILPOINTS if name.startswith("compact.")
 OF_SHAPES = tuple(name for name in FAILPOINTS if name.startswith("shapes."))
 #: struck by test_streams.py, by a matrix of its own
 OF_STREAMS = tuple(name for name in FAILPOINTS if name.startswith("streams."))
+#: struck by tests/integration/test_resync_diff.py
+OF_RESYNC = tuple(name for name in FAILPOINTS if name.startswith("resync."))
 LOAD = tuple(name for name in FAILPOINTS if name.startswith("load."))
 Case = tuple[str, str]
 Struck = TypeVar("Struck")
@@ -99,7 +101,9 @@ FOLLOWING = Scenario(
     names=tuple(
         name
         for name in FAILPOINTS
-        if not name.startswith(("load.", "capture.", "incremental.", "compact.", "shapes.", "streams."))
+        if not name.startswith(
+            ("load.", "capture.", "incremental.", "compact.", "resync.", "shapes.", "streams.")
+        )
     ),
     short=(
         ("parquet", "log.manifest_written"),

@@ -34,9 +34,17 @@ def instance(config: Config, *, has_loaded: bool = True) -> Verifying:
     )
 
 
-def said(config: Config, hours_ago: float, *streams: VerifiedStream) -> None:
+def said(
+    config: Config,
+    hours_ago: float,
+    *streams: VerifiedStream,
+    sample: float = 1.0,
+    at: str | None = None,
+    by_schedule: bool = True,
+) -> None:
     began_at = (datetime.now(UTC) - timedelta(hours=hours_ago)).isoformat(timespec="seconds")
-    reports.save(config.state, VerifyReport(streams, began_at, 1.0))
+    report = VerifyReport(streams, began_at, 1.0, sample, at=at, by_schedule=by_schedule)
+    reports.save(config.state, report)
 
 
 def measured(verifying: Verifying) -> dict[str, float]:
@@ -79,3 +87,24 @@ def test_the_first_comparison_waits_for_the_first_load_and_no_later_one_does(con
     assert instance(config).is_due()
     said(config, 25, DIFFERS)
     assert instance(config, has_loaded=False).is_due()  # one new table keeps no other from it
+
+
+def test_what_somebody_compares_by_hand_puts_no_comparison_off(config: Config) -> None:
+    said(config, 25, DIFFERS)
+    said(config, 1, DIFFERS, by_schedule=False)
+    assert instance(config).is_due()
+    said(config, 0.5, DIFFERS)
+    assert not instance(config).is_due()
+
+
+def test_a_part_that_is_equal_makes_no_known_difference_forgotten(config: Config) -> None:
+    equal = VerifiedStream("public.orders", "equal")
+    said(config, 5, DIFFERS)
+    said(config, 4, equal, sample=0.05)
+    said(config, 3, equal, at="0/1A2B3C40")
+    assert reports.known(config.state) == {"public.orders": DIFFERS}
+    assert measured(instance(config))[metrics.VERIFY_DIFFERENCES.name] == 3
+    said(config, 2, equal, by_schedule=False)
+    assert reports.known(config.state) == {"public.orders": equal}
+    said(config, 1, DIFFERS, sample=0.05)
+    assert reports.known(config.state) == {"public.orders": DIFFERS}

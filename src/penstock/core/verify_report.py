@@ -87,6 +87,13 @@ class VerifyReport:
     seconds: float
     sample: float = 1.0  # the part of the keys that was compared
     shows_values: bool = False
+    at: str | None = None  # the position of the versions that were compared; None: the newest
+    by_schedule: bool = False  # one of those that an instance makes again and again
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every row was compared, of tables as they are: what it found equal, is."""
+        return self.sample >= 1.0 and self.at is None
 
     @property
     def equal(self) -> bool:

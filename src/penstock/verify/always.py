@@ -2,9 +2,9 @@
 
 A thread of the lake process, with a connection of its own to capture: turns go on meanwhile, in the same
 Spark session. A comparison that fails is a note and a number, and is tried again when the next one is due; it
-never ends the lane. When the next is due is known from the newest result in the state directory, so that
-restarts neither put it off for ever nor bring it on, and so are the differences that were found: a restart
-does not make them forgotten. The first comparison of all waits for the first load.
+never ends the lane. When the next is due is known from the newest such result in the state directory, so
+that restarts neither put it off for ever nor bring it on, and so are the differences that were found: a
+restart does not make them forgotten. The first comparison of all waits for the first load.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import structlog
 
@@ -74,8 +75,8 @@ class Verifying:
                 options = VerifyOptions(sample=self._config.verify.sample)
                 listener = _Notes(self._note)
                 report = Verification(self._config, opened, self._spark, listener, options).run()
-            reports.save(self._config.state, report)
-            self._known = reports.together(self._known, report.streams)
+            reports.save(self._config.state, replace(report, by_schedule=True))
+            self._known = reports.together(self._known, report.streams, is_whole=report.is_whole)
             self._began_at_s = reports.began_at_s(report.began_at)
             for stream in report.streams:
                 if stream.verdict == "different":

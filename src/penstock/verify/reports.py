@@ -1,6 +1,8 @@
 """Results of comparisons, kept in the state directory for people: the newest so many, without values.
 
 An instance that starts knows from them when the next comparison is due, and which differences are known.
+What somebody compares by hand puts no comparison off; a sample, or an earlier version of a table, that is
+equal does not make a known difference forgotten.
 """
 
 from __future__ import annotations
@@ -53,8 +55,9 @@ def kept(state: Path, name: str | None = None) -> Iterator[tuple[str, dict[str, 
 
 
 def last_began_s(state: Path) -> float | None:
-    """When the newest comparison was begun, as seconds of the epoch; None if there was none."""
-    return next((began_at_s(document["began_at"]) for _, document in kept(state)), None)
+    """When the newest comparison by schedule was begun, as seconds of the epoch; None if there was none."""
+    scheduled = (document for _, document in kept(state) if document.get("by_schedule"))
+    return next((began_at_s(document["began_at"]) for document in scheduled), None)
 
 
 def began_at_s(text: str) -> float:
@@ -65,20 +68,28 @@ def known(state: Path) -> dict[str, VerifiedStream]:
     """What is known of each stream, by the results that are kept."""
     results: dict[str, VerifiedStream] = {}
     for _, document in reversed(list(kept(state))):
-        results |= together(results, map(VerifiedStream.from_json, document["streams"]))
+        is_whole = document.get("sample", 1.0) >= 1.0 and document.get("at") is None
+        streams = map(VerifiedStream.from_json, document["streams"])
+        results |= together(results, streams, is_whole=is_whole)
     return results
 
 
 def together(
-    before: Mapping[str, VerifiedStream], now: Iterable[VerifiedStream]
+    before: Mapping[str, VerifiedStream], now: Iterable[VerifiedStream], *, is_whole: bool = True
 ) -> dict[str, VerifiedStream]:
-    """What is known of streams that were to be compared now; of one that could not be, what was before."""
+    """What is known of streams that were to be compared now; of one that could not be, what was before.
+
+    `is_whole`: every row was compared. Of a part that is equal, a difference that was known before still is.
+    """
     results = {}
     for stream in now:
         earlier = before.get(stream.stream)
+        tells_nothing = stream.verdict == "not compared"
+        if earlier is not None and earlier.verdict == "different" and not is_whole:
+            tells_nothing |= stream.verdict == "equal"
         results[stream.stream] = (
             replace(earlier, reason=stream.reason, why_not=stream.why_not)
-            if stream.verdict == "not compared" and earlier is not None
+            if tells_nothing and earlier is not None
             else stream
         )
     return results

@@ -112,6 +112,7 @@ class Verification:
             round(time.monotonic() - began, 3),
             self._options.sample,
             self._options.show_values,
+            None if self._options.at is None else str(self._options.at),
         )
 
     def _wanted(self) -> dict[StreamId, LaneStream]:
