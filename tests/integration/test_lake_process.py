@@ -426,9 +426,9 @@ def test_a_stream_is_paused_resumed_and_loaded_again_by_orders_while_the_lane_ru
     )
     assert state_of("public.state") == "following"
 
-    before = pipeline.table("public.state").path
+    before = instance.pipeline.version("public.state")
     assert operations.resync(instance.config, ["public.state"]) == "done"
-    wait_until(lambda: pipeline.table("public.state").path != before, "the table to be loaded again")
+    wait_until(lambda: instance.pipeline.version("public.state") != before, "the table to be loaded again")
     tables.execute("UPDATE state SET v = 'after it was loaded again'")
     wait_until(lambda: values("public.state") == {"after it was loaded again"}, "it to follow")
     instance.stop()
