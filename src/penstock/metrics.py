@@ -63,6 +63,7 @@ CHECKPOINT_AGE_SECONDS = _gauge(
     "checkpoint_age_seconds",
     "How long the change log has been ahead of the last saved checkpoint; 0 while it is not.",
 )
+CHECKPOINTS_SAVED = _counter("checkpoints_saved", "Checkpoints that were saved.")
 CHECKPOINT_FAILURES = _counter("checkpoint_failures", "Checkpoints that could not be saved.")
 ACKNOWLEDGED = _gauge("acknowledged_position", "What the source may forget, as a number.")
 LANE_LAG_BYTES = _gauge("lane_lag_bytes", "Log of the source that the lane does not hold durably.", "lane")
@@ -81,6 +82,9 @@ FRESHNESS_SECONDS = _gauge(
 )
 STREAM_LAG_SECONDS = _gauge(
     "stream_lag_seconds", "Age of the oldest change that the table does not show.", "stream"
+)
+STREAM_LAG_BYTES = _gauge(
+    "stream_lag_bytes", "Size of the change log's files with changes that the table does not show.", "stream"
 )
 ROWS_APPLIED = _counter("applied_rows", "Row changes committed to the table.", "stream", "operation")
 ROWS_LOADED = _counter("loaded_rows", "Rows read by loads.", "stream")

@@ -181,6 +181,7 @@ class Turns:
             loading.rows_per_chunk,
             loading.parallel,
             origin=f"{ledger.document.system_id}.{self._source.name}",
+            timeline=ledger.document.timeline or 1,
             rows_per_second=loading.rows_per_second,
             snapshot_age_max_s=self._snapshot_age_max_s(),
             position_now=self._capture.note_target,

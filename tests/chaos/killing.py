@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import pytest
+
 from tests.chaos.matrix import FULL, ONCE
 from tests.pipelines import Ended, PipelineUnderTest
 
@@ -34,8 +36,7 @@ def kill_and_recover(
     source: WrittenTo, pipeline: PipelineUnderTest, rule: str, *, beside_writers: bool = not ONCE
 ) -> None:
     ended = pipeline.sync_apart(rule)
-    nth = int(rule.partition("@")[2] or 1)
-    if not (FULL and nth > 1 and not ended.struck):  # the matrix asks for more times than some places have
+    if not struck_nothing(ended, rule):
         assert_struck(ended, rule)
     source.assert_acknowledged_no_more_than_committed(pipeline)
     source.wait_for_writes()
@@ -43,6 +44,18 @@ def kill_and_recover(
         pipeline.sync()
     source.compare(pipeline)
     assert pipeline.running() == []
+    skip_if_nothing_was_struck(ended, rule)
+
+
+def struck_nothing(ended: Ended, rule: str) -> bool:
+    """Whether the whole matrix asked for a later time than the place has: nobody was killed there."""
+    return FULL and int(rule.partition("@")[2] or 1) > 1 and not ended.struck
+
+
+def skip_if_nothing_was_struck(ended: Ended, rule: str) -> None:
+    """At the end of a test that compared all the same: it must not pass for one that killed somebody."""
+    if struck_nothing(ended, rule):
+        pytest.skip(f"{rule} struck nothing: the place is reached less often")
 
 
 def assert_struck(ended: Ended, rule: str) -> None:

@@ -427,6 +427,7 @@ def test_what_is_said_of_the_source(orders: Database, tmp_path: Path) -> None:
         wait_until(lambda: always.metric(metrics.SLOT_HEALTHY.name) == 1.0, "the slot to be looked at")
         assert always.metric(metrics.EPOCH.name) == epoch
         assert always.metric(metrics.ROWS_CAPTURED.name) == 1
+        wait_until(lambda: (always.metric(metrics.CHECKPOINTS_SAVED.name) or 0) >= 1, "a checkpoint")
         assert always.metric(metrics.LANE_LAG_SECONDS.name) == 0
         unknown = {
             name for line in always.said if line["event"] == "metrics" for name, _, _ in line["samples"]

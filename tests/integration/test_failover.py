@@ -21,6 +21,7 @@ import pytest
 
 from penstock.sources.postgres.embedded import EmbeddedPostgres
 from tests.conftest import Database, wait_until
+from tests.oracle_history import install_audit
 from tests.pipelines import PipelineUnderTest, streams_of
 from tests.running import Instance, flushed_position, instances, is_acknowledged, terminate_backends
 from tests.traps import MakePipeline
@@ -125,6 +126,42 @@ def test_leaders_that_change_places_again_and_again_leave_every_value_right(
         workload.stop()
         _assert_level(pipeline)
         assert pair[0].stop() == 0, pair[0].said()
+
+
+def test_the_history_of_a_partitioned_table_goes_on_under_a_leader_with_a_state_of_its_own(
+    make: MakePipeline, database: Database
+) -> None:
+    database.execute("CREATE TABLE parts (id int PRIMARY KEY, v text) PARTITION BY HASH (id)")
+    for part in (0, 1):
+        database.execute(
+            f"CREATE TABLE parts_{part} PARTITION OF parts FOR VALUES WITH (MODULUS 2, REMAINDER {part})"
+        )
+    install_audit(database.url, ["public.parts"])
+    database.execute("INSERT INTO parts SELECT i, 'loaded' FROM generate_series(1, 100) i")
+    pipeline = make([{"table": "public.parts", "write": "append"}], **_SETTINGS)
+    a, b = Instance(pipeline, "a"), Instance(pipeline, "b", {"state": "./state-b"})
+
+    def written(instance: Instance, value: str) -> None:
+        database.execute(f"UPDATE parts SET v = '{value}' WHERE id <= 50")
+        position = flushed_position(pipeline.url)
+        instance.wait_until(lambda: is_acknowledged(pipeline.url, pipeline.name, position), "a round")
+
+    with instances(a, b):
+        a.start()
+        a.wait_until(lambda: pipeline.has_table("public.parts"), "the first load")
+        written(a, "followed")
+        _stand_by(b)
+        a.send(signal.SIGKILL)
+        database.execute("DELETE FROM parts WHERE id > 90")
+        b.wait_until(lambda: b.leading, "the standby to lead")
+        written(b, "taken over")
+        a.start()
+        _stand_by(a)
+        b.send(signal.SIGKILL)
+        a.wait_until(lambda: a.leading, "the first one to lead again, with a state that was left behind")
+        written(a, "led again")
+        pipeline.assert_history("public.parts")
+        assert a.stop() == 0, a.said()
 
 
 # -- a lane that is away ----------------------------------------------------------------------------------

@@ -11,13 +11,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pyiceberg.catalog
 import pytest
+from pyiceberg.table import StaticTable
 
 from penstock.config.sections import DestinationConfig
 from penstock.core.errors import CommitConflictError
 from penstock.core.position import Lsn
+from penstock.core.stream import StreamId
 from penstock.destinations.iceberg import IcebergDestination, IcebergTable
 from penstock.destinations.records import TableRecord
 from penstock.lake.destination import iceberg_settings
@@ -311,10 +314,14 @@ def test_a_commit_whose_answer_was_lost_is_found_and_not_made_twice(
 
 
 def on_rest(rest: RestCatalog, database: Database, make: MakePipeline) -> PipelineUnderTest:
+    return followed({"type": "rest", "uri": rest.url}, database, make)
+
+
+def followed(catalog: dict[str, Any], database: Database, make: MakePipeline) -> PipelineUnderTest:
     """Loaded, and followed once: an upsert table and an append table."""
     orders(database, 200)
     database.execute("CREATE TABLE orders_log (id int PRIMARY KEY)")
-    settings = {"type": "iceberg", "warehouse": "./lake", "catalog": {"type": "rest", "uri": rest.url}}
+    settings = {"type": "iceberg", "warehouse": "./lake", "catalog": catalog}
     streams = ["public.orders", {"table": "public.orders_log", "write": "append"}]
     pipeline = make(streams, destination=settings)
     pipeline.sync()
@@ -340,6 +347,26 @@ def test_a_rest_catalog_is_enough_for_a_sync_and_for_other_readers(
     rest: RestCatalog, database: Database, make: MakePipeline
 ) -> None:
     assert_read_by_others(rest, on_rest(rest, database, make), [1, 2])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("catalog", ["sqlite", "hadoop", "postgres"], indirect=True)
+def test_a_sync_on_every_other_catalog_ends_in_the_same_tables(
+    catalog: dict[str, Any], database: Database, make: MakePipeline
+) -> None:
+    pipeline = followed(catalog, database, make)
+    opened, directory = destination(catalog, pipeline.directory), pipeline.directory / "read"
+    directory.mkdir()
+
+    def read_by_pyiceberg(stream: str) -> pa.Table:
+        current = opened.table(StreamId.parse(stream)).handle.table.operations().current()
+        return StaticTable.from_metadata(current.metadataFileLocation()).scan().to_arrow()
+
+    pq.write_table(read_by_pyiceberg("public.orders"), directory / "rows.parquet")
+    assert_same(pipeline.url, "public.orders", directory)
+    history = read_by_pyiceberg("public.orders_log")
+    assert sorted(history.column("id").to_pylist()) == [1, 2]
+    assert set(history.column("_op").to_pylist()) == {"i"}
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -252,6 +253,26 @@ def test_tables_are_loaded_and_then_follow_their_source(tables: Database, instan
 
 
 @pytest.mark.slow
+def test_a_commit_comes_by_size_long_before_its_time(tables: Database, make: MakePipeline) -> None:
+    settings = {"lanes": {"lake": {"every": "1h", "max_bytes": "1MiB"}}, "log": {"seal_every": "200ms"}}
+    with Instance(make(["public.state"], **settings)) as instance:
+        instance.start_capture()
+        instance.start_lane()
+        instance.wait(lambda: instance.pipeline.has_table("public.state"), "the load")
+        shown = instance.pipeline.version("public.state")
+        tables.execute("INSERT INTO state VALUES (100, 'little')")
+        lag = partial(instance.heard.value, metrics.STREAM_LAG_SECONDS, stream="public.state")
+        instance.wait(lambda: bool(lag()), "the change to wait in the log")
+        assert instance.pipeline.version("public.state") == shown, "too little, and the hour is not over"
+        tables.execute(
+            "INSERT INTO state SELECT n, string_agg(md5(n::text || m), '') FROM generate_series(101, 140) n, "
+            "generate_series(1, 2000) m GROUP BY n"
+        )
+        instance.wait(lambda: _is_same(instance, "public.state"), "a commit by size")
+        instance.stop()
+
+
+@pytest.mark.slow
 def test_a_lane_begins_anew_with_the_next_term(tables: Database, instance: Instance) -> None:
     instance.start_capture()
     instance.start_lane()
@@ -427,9 +448,9 @@ def test_a_stream_is_paused_resumed_and_loaded_again_by_orders_while_the_lane_ru
     # The table has it before the state says so.
     wait_until(lambda: state_of("public.state") == "following", "the state to say that it follows")
 
-    before = pipeline.table("public.state").path
+    before = instance.pipeline.version("public.state")
     assert operations.resync(instance.config, ["public.state"]) == "done"
-    wait_until(lambda: pipeline.table("public.state").path != before, "the table to be loaded again")
+    wait_until(lambda: instance.pipeline.version("public.state") != before, "the table to be loaded again")
     tables.execute("UPDATE state SET v = 'after it was loaded again'")
     wait_until(lambda: values("public.state") == {"after it was loaded again"}, "it to follow")
     instance.stop()

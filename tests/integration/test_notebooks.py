@@ -47,8 +47,8 @@ def test_a_notebook_runs_from_top_to_bottom(
 ) -> None:
     content = yaml.safe_load(pipeline.file.read_text())
     # A query's workers do not stand where the notebook does: paths in it are whole.
-    for section, key in (("destination", "path"), (None, "state")):
-        place = content[section] if section else content
+    lake = "warehouse" if pipeline.on_iceberg else "path"
+    for place, key in ((content["destination"], lake), (content, "state")):
         place[key] = str(pipeline.directory / place[key])
     pipeline.file.write_text(yaml.safe_dump(content))
     monkeypatch.chdir(pipeline.directory)

@@ -26,6 +26,8 @@ SETTINGS: dict[str, Any] = {
     "run": {"restarts_max": 50},
 }
 LEVEL_TIMEOUT_S = 120.0
+SENDER_TIMEOUT_S = 5.0  # what capture asks of the server for its connection: five heartbeats
+_SENDER = "SELECT active_pid FROM pg_replication_slots WHERE slot_name = %s"
 
 
 @pytest.fixture
@@ -201,3 +203,43 @@ def test_a_lane_that_is_gone_holds_the_source_until_it_is_given_up(
         instance.wait_until(lambda: known() == {"lake": True}, "the lane to be forgotten")
         assert instance.stop() == 0
     pipeline.drop()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_lane_that_stands_still_for_three_timeouts_costs_no_connection_and_no_change(
+    workload: Workload, pipeline: PipelineUnderTest, database: Database
+) -> None:
+    """Capture reads on and answers the server, however long the lane takes."""
+    instance = Instance(pipeline, "one", {"run": {"restarts_max": 0}})
+    with instances(instance.start()), workload.start():
+        instance.wait_until(lambda: instance.leading, "it to lead")
+        wait_until_level(instance, pipeline)
+        [(pid,)] = database.query(_SENDER, (pipeline.name,))
+        [_] = instance.send(signal.SIGSTOP, "lake")
+        [(since, held)] = database.query(
+            "SELECT clock_timestamp(), confirmed_flush_lsn FROM pg_replication_slots WHERE slot_name = %s",
+            (pipeline.name,),
+        )
+        stands_still_s = 3 * SENDER_TIMEOUT_S
+        wait_until(
+            lambda: (
+                database.query(
+                    "SELECT clock_timestamp() - %s > make_interval(secs => %s)", (since, stands_still_s)
+                )
+                == [(True,)]
+            ),
+            "three timeouts to pass",
+        )
+        assert database.query(_SENDER, (pipeline.name,)) == [(pid,)], "the server heard from it all the while"
+        [(confirmed,)] = database.query(
+            "SELECT confirmed_flush_lsn FROM pg_replication_slots WHERE slot_name = %s", (pipeline.name,)
+        )
+        assert confirmed == held, "what the lane does not hold is not acknowledged"
+        instance.send(signal.SIGCONT, "lake")
+        workload.stop()
+        wait_until_level(instance, pipeline)
+        assert database.query(_SENDER, (pipeline.name,)) == [(pid,)]
+        pipeline.assert_same(*UPSERT)
+        pipeline.assert_history(*APPEND, one_moment=False)
+        assert instance.stop() == 0, instance.said()

@@ -11,7 +11,7 @@ from penstock import Pipeline
 from penstock.core.errors import SourceError
 from penstock.core.report import StreamStatus
 from tests.conftest import Database
-from tests.pipelines import PipelineUnderTest
+from tests.pipelines import DESTINATIONS, PipelineUnderTest
 from tests.traps import MakePipeline
 
 pytestmark = pytest.mark.integration
@@ -85,9 +85,12 @@ def write(database: Database, word: str, *tables: str) -> None:
         database.execute(f"DELETE FROM {table} WHERE id = (SELECT min(id) FROM {table})")
 
 
-def test_tables_follow_every_change_of_their_sources(database: Database, make: MakePipeline) -> None:
+@pytest.mark.parametrize("destination", ["parquet", pytest.param("iceberg", marks=pytest.mark.slow)])
+def test_tables_follow_every_change_of_their_sources(
+    database: Database, make: MakePipeline, destination: str
+) -> None:
     changes = tables_for(database, {**CHANGES, **NO_CHANGES})
-    pipeline = make(["public.*"])
+    pipeline = make(["public.*"], destination=DESTINATIONS[destination])
     pipeline.sync()
     write(database, "before", *changes)
     for change in changes.values():

@@ -65,7 +65,21 @@ def test_the_lag_is_the_age_of_the_oldest_change_that_is_not_shown(tmp_path: Pat
     assert 500 <= lag[ORDERS] < 510
     assert 300 <= lag[EVENTS] < 310
     assert freshness.lag({ORDERS: Lsn(300), EVENTS: Lsn(300)}) == {ORDERS: 0, EVENTS: 0}
+    assert freshness.lag_bytes() == {ORDERS: 0, EVENTS: 0}
     log.step(400, ORDERS, (300, 20))
     lag = freshness.lag({ORDERS: Lsn(300), EVENTS: Lsn(300)})
     assert 20 <= lag[ORDERS] < 30
     assert lag[EVENTS] == 0
+
+
+def test_the_lag_in_bytes_is_what_the_changes_that_are_not_shown_take_in_the_log(tmp_path: Path) -> None:
+    log, positions = Log(tmp_path), {ORDERS: Lsn(200), EVENTS: Lsn(100)}
+    log.step(200, ORDERS, (100, 500))
+    freshness = Freshness(tmp_path)
+    for end in (300, 400):
+        log.step(end, ORDERS, (end - 100, 30))
+        freshness.lag(positions)
+    freshness.lag(positions)  # what was counted is not counted again
+    sizes = [file.bytes for file in ChangeLog(tmp_path).files(ORDERS, Lsn(200), Lsn(400)).files]
+    assert len(sizes) == 2
+    assert freshness.lag_bytes() == {ORDERS: sum(sizes), EVENTS: 0}

@@ -21,7 +21,13 @@ from tests.conftest import wait_until
 
 ORDERS = StreamId("public", "orders")
 OF_A_MOMENT = {
-    metric.name for metric in (metrics.STREAM_LAG_SECONDS, metrics.DEAD_LETTERS, metrics.FRESHNESS_SECONDS)
+    metric.name
+    for metric in (
+        metrics.STREAM_LAG_SECONDS,
+        metrics.STREAM_LAG_BYTES,
+        metrics.DEAD_LETTERS,
+        metrics.FRESHNESS_SECONDS,
+    )
 }
 
 

@@ -19,6 +19,7 @@ from penstock.core.position import Lsn
 from penstock.core.stream import StreamId
 from penstock.destinations.parquet import ParquetDestination
 from penstock.destinations.records import Marker
+from penstock.ledger.checkpoint import CheckpointFile
 from penstock.ledger.store import StateStore
 from penstock.log.reader import ChangeLog, read_rows
 
@@ -46,6 +47,18 @@ def test_the_state_is_read_and_written_on(kept: Path) -> None:
         assert found.paused is None
     written = store.save(document)
     assert StateStore(kept / "state").load() == written
+
+
+def test_the_checkpoint_is_read_and_saved_on(kept: Path) -> None:
+    file = CheckpointFile(kept / "state" / "checkpoint.json")
+    found = file.load()
+    assert found is not None
+    assert (found.lsn, found.message_count) == (END, 36)
+    assert found.timestamp == "2026-11-15T08:04:46.535184076Z"
+    assert file.save(Lsn(int(END) + 8), found.message_count + 1)
+    again = CheckpointFile(kept / "state" / "checkpoint.json").load()
+    assert again is not None
+    assert again.message_count == 37
 
 
 def test_the_log_is_read(kept: Path) -> None:

@@ -85,6 +85,10 @@ class CheckpointSaver:
         self._thread.join(WAIT_S)
 
     @property
+    def saves(self) -> int:
+        return self._file.saves
+
+    @property
     def failures(self) -> int:
         return self._file.failed_saves
 

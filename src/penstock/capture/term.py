@@ -205,6 +205,7 @@ class Term:
             metrics.TRANSACTIONS_CAPTURED.name: counters.transactions,
             metrics.STEPS_SEALED.name: counters.steps_sealed,
             metrics.SEAL_SECONDS.name: counters.seal_seconds,
+            metrics.CHECKPOINTS_SAVED.name: reading.checkpoints.saves,
             metrics.CHECKPOINT_FAILURES.name: reading.checkpoints.failures,
         }
 

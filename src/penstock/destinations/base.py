@@ -7,7 +7,7 @@ and the other gets `CommitConflictError` with nothing changed (correctness 16).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -150,11 +150,14 @@ class DestinationTable(Protocol):
         *,
         keep_files: bool = False,
         cursor: Cursors | None = None,
+        leaves: Mapping[str, str] | None = None,
+        timeline: int | None = None,
     ) -> TableRecord:
         """Let the load be the table. Nothing if it is. Readers see it once it has reached `readable_from`.
 
         `keep_files`: the load is added to the table's rows instead (the history of an append table).
-        `cursor`: the marker's, for a table that is read by a cursor.
+        `cursor`: the marker's, for a table that is read by a cursor. `leaves`: the marker's, of a partitioned
+        source. `timeline`: the source's, if the table follows its log.
         """
         ...
 

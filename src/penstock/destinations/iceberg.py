@@ -14,7 +14,7 @@ import secrets
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -340,9 +340,11 @@ class IcebergTable:
         *,
         keep_files: bool = False,
         cursor: Cursors | None = None,
+        leaves: Mapping[str, str] | None = None,
+        timeline: int | None = None,
     ) -> TableRecord:
         def prepare(attempt: Attempt, stage: Staging, base: TableRecord | None) -> TableRecord | None:
-            marker = Marker(generation, epoch, None, to, (), cursor)
+            marker = Marker(generation, epoch, None, to, (), cursor, leaves, timeline)
             record = moves.swapped(
                 self.stream, base, load_id, epoch, marker, readable_from, keep_files=keep_files
             )

@@ -4,7 +4,9 @@ A commit's record stands in the summary of its snapshot. What would make every s
 properties: the source's schema and the columns under `penstock.schema.<key>`, named by key in the record; the
 pending load under `penstock.load`; the latest records by snapshot id under `penstock.commits`, for when
 their snapshots have expired; under `penstock.cut_off` what kept snapshots hold whose ancestors we let expire
-(`iceberg_expiry`); the newest epoch that wrote anything under `penstock.epoch`.
+(`iceberg_expiry`); the newest epoch that wrote anything under `penstock.epoch`; the leaves of a partitioned
+source as of the newest commit under `penstock.leaves`. A record names leaves by their key: one that was made
+with others than the newest has none any more.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ LOAD = "penstock.load"
 COMMITS = "penstock.commits"
 CUT_OFF = "penstock.cut_off"
 EPOCH = "penstock.epoch"
+LEAVES = "penstock.leaves"
 SCHEMA = "penstock.schema."
 
 COMMITS_MIRRORED = 16
@@ -57,12 +60,22 @@ def record_text(record: TableRecord) -> str:
     fields = record.to_json()
     del fields["files"], fields["load"]
     fields["schema"] = schema_key(record.schema, record.columns)
+    if record.marker is not None and record.marker.leaves is not None:
+        fields["marker"]["leaves"] = _leaves_key(leaves_text(record.marker.leaves))
     return json.dumps(fields, separators=(",", ":"))
+
+
+def leaves_text(leaves: Mapping[str, str]) -> str:
+    return json.dumps(leaves, separators=(",", ":"), sort_keys=True)
 
 
 def read_record(properties: Properties, text: str) -> TableRecord:
     fields = json.loads(text)
     schema, columns = read_schema(properties, fields["schema"])
+    if fields["marker"] is not None and "leaves" in fields["marker"]:
+        leaves = properties(LEAVES)
+        known = leaves is not None and _leaves_key(leaves) == fields["marker"]["leaves"]
+        fields["marker"]["leaves"] = json.loads(leaves) if known and leaves is not None else None
     fields |= {"files": [], "load": None, "schema": schema.to_json()}
     return replace(TableRecord.from_json(fields), columns=columns)
 
@@ -122,6 +135,10 @@ def mirror_text(mirror: Mapping[int, str], snapshot_id: int, record: str) -> str
     """The mirror with one more commit, without those that are too old to be asked for."""
     latest = list({**mirror, snapshot_id: record}.items())[-COMMITS_MIRRORED:]
     return json.dumps({str(snapshot): text for snapshot, text in latest}, separators=(",", ":"))
+
+
+def _leaves_key(leaves: str) -> str:
+    return hashlib.sha256(leaves.encode()).hexdigest()[:16]
 
 
 def _columns_text(columns: pa.Schema) -> str:

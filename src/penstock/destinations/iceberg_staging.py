@@ -168,9 +168,14 @@ class Staging:
             check_partition_names(self._java, self._attempt, ids, self._stream)
             self._attempt.set_schema(schema_json(record.columns, ids))
         mirror = text.read_mirror(self._attempt.base.property)
-        properties = {text.COMMITS: text.mirror_text(mirror, head, text.record_text(record))}
-        load = {text.LOAD: None} if ends_load else {}
-        self.set_properties(record.epoch, {**properties, **load}, record.schema, record.columns)
+        properties: dict[str, str | None] = {
+            text.COMMITS: text.mirror_text(mirror, head, text.record_text(record))
+        }
+        if ends_load:
+            properties[text.LOAD] = None
+        if record.marker is not None and record.marker.leaves is not None:
+            properties[text.LEAVES] = text.leaves_text(record.marker.leaves)
+        self.set_properties(record.epoch, properties, record.schema, record.columns)
 
     def set_properties(
         self,

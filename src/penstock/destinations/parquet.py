@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -206,9 +206,11 @@ class ParquetTable:
         *,
         keep_files: bool = False,
         cursor: Cursors | None = None,
+        leaves: Mapping[str, str] | None = None,
+        timeline: int | None = None,
     ) -> TableRecord:
         base = self._base(epoch)
-        marker = Marker(generation, epoch, None, to, (), cursor)
+        marker = Marker(generation, epoch, None, to, (), cursor, leaves, timeline)
         record = moves.swapped(
             self.stream, base, load_id, epoch, marker, readable_from, keep_files=keep_files
         )

@@ -6,7 +6,7 @@ table say so?" cannot differ.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -92,6 +92,10 @@ class Marker:
     `cursor` is for tables that are read by a cursor, and None for all others: every row up to these values is
     in the table. Such a table has neither `start` nor `to`; its batches name the cursors they start from
     instead of a position (`commit_changes`), and one that advances no cursor leaves the marker as it is.
+
+    `leaves` are those of a partitioned source that the rows are of, as the state had them (`lake.leaves`);
+    None for other tables. `timeline` is the source's when the table got there: after a promotion the same
+    `to` may be another moment. Markers that are older than these fields have neither.
     """
 
     generation: str
@@ -100,9 +104,13 @@ class Marker:
     to: Lsn | None
     thread_ids: tuple[str, ...]
     cursor: Cursors | None = None
+    leaves: Mapping[str, str] | None = None
+    timeline: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         cursor = {} if self.cursor is None else {"cursor": cursors_to_json(self.cursor)}
+        leaves = {} if self.leaves is None else {"leaves": dict(self.leaves)}
+        timeline = {} if self.timeline is None else {"timeline": self.timeline}
         return {
             "generation": self.generation,
             "epoch": str(self.epoch),
@@ -110,6 +118,8 @@ class Marker:
             "to": _text(self.to),
             "thread_ids": list(self.thread_ids),
             **cursor,
+            **leaves,
+            **timeline,
         }
 
     @classmethod
@@ -117,7 +127,16 @@ class Marker:
         start, to = _lsn(fields["from"]), _lsn(fields["to"])
         cursor = cursors_from_json(fields["cursor"]) if "cursor" in fields else None
         epoch, thread_ids = Lsn.parse(fields["epoch"]), tuple(fields["thread_ids"])
-        return cls(fields["generation"], epoch, start, to, thread_ids, cursor)
+        return cls(
+            fields["generation"],
+            epoch,
+            start,
+            to,
+            thread_ids,
+            cursor,
+            fields.get("leaves"),
+            fields.get("timeline"),
+        )
 
 
 @dataclass(frozen=True, slots=True)

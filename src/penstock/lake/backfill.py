@@ -16,7 +16,7 @@ from penstock.core.stream import StreamId
 from penstock.lake.by_difference import ByDifference
 from penstock.lake.joining import Joining
 from penstock.lake.lane_state import LaneState, LaneStream
-from penstock.lake.leaves import with_leaves
+from penstock.lake.leaves import leaf_marks, with_leaves
 from penstock.lake.load import (
     Loader,
     LoadOutcome,
@@ -253,6 +253,8 @@ class Backfill:
             self._readable_from(stream, record) if follows else None,
             keep_files=mode != "full_refresh" and self._keeps_history(stream, record),
             cursor=incremental.noted_by_load(self._lane.ledger.document, stream) if by_cursor else None,
+            leaves=leaf_marks(self._lane.streams[stream].info) or None,
+            timeline=self._lane.settings.timeline if follows else None,
         )
         failpoints.reach("load.swapped")
         assert swapped.marker is not None
@@ -286,7 +288,7 @@ class Backfill:
         replaces = stream in self._lane.to_replace or (state is not None and state.load_replaces)
         if configured.write != "append" or replaces or before is None:
             return False
-        if configured.cursor is not None and state is not None and state.load_generation == state.generation:
+        if state is not None and state.load_generation == state.generation:
             return False  # to this state the table is new: its rows would be the same again
         return before.directory is not None and self._lane.has_layout(stream, record.schema)
 

@@ -20,6 +20,7 @@ from penstock.lake.apply import Outcome, StreamWork, apply, fold, merge
 from penstock.lake.backfill import Backfill
 from penstock.lake.fold_task import FoldResult
 from penstock.lake.lane_state import LaneState
+from penstock.lake.leaves import known_leaves
 from penstock.lake.light import Stages, rewriting_is_light
 from penstock.lake.repair import Repairs, just_before, repaired
 from penstock.lake.round_plan import plan_round, truncated_in_part
@@ -435,4 +436,13 @@ class Following:
 
     def _marker(self, stream: StreamId, generation: str, start: Lsn, to: Lsn) -> Marker:
         thread_id = cdc_thread_id(stream, generation, start)
-        return Marker(generation, self._lane.settings.epoch, start, to, (thread_id,))
+        leaves = known_leaves(self._lane.ledger.document, self._lane.streams[stream].info)
+        return Marker(
+            generation,
+            self._lane.settings.epoch,
+            start,
+            to,
+            (thread_id,),
+            leaves=leaves,
+            timeline=self._lane.settings.timeline,
+        )

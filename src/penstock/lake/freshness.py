@@ -24,11 +24,12 @@ from penstock.log.reader import ChangeLog, LogFile
 @dataclass(slots=True)
 class _Searched:
     """The log from where a table is, up to `to`; `oldest`: when the first change of the table's in it was
-    committed, None if there is none."""
+    committed, None if there is none; `bytes`: of the files with its changes."""
 
     position: Lsn
     to: Lsn
     oldest: float | None = None
+    bytes: int = 0
 
 
 class Freshness:
@@ -65,20 +66,26 @@ class Freshness:
             else _Searched(position, position)
             for stream, position in positions.items()
         }
-        self._search({stream: each for stream, each in self._searched.items() if each.oldest is None})
+        self._search(self._searched)
         now = time.time()
         return {
             stream: 0.0 if each.oldest is None else max(0.0, now - each.oldest)
             for stream, each in self._searched.items()
         }
 
+    def lag_bytes(self) -> dict[StreamId, int]:
+        """What the log's files take in which those changes are, as of when `lag` was asked for last."""
+        return {stream: each.bytes for stream, each in self._searched.items()}
+
     def _search(self, streams: Mapping[StreamId, _Searched]) -> None:
         """Go on where each search ended; a step that is there stays as it is."""
         for step in self._log.after(min(each.to for each in streams.values())) if streams else ():
             for table in step.tables:
                 found = streams.get(table.stream)
-                if found is not None and found.oldest is None and step.end > found.to:
-                    found.oldest = self._began(step, table.stream)
+                if found is not None and step.end > found.to:
+                    found.bytes += sum(file.bytes for file in table.files)
+                    if found.oldest is None:
+                        found.oldest = self._began(step, table.stream)
             for each in streams.values():
                 each.to = max(each.to, step.end)
 

@@ -121,6 +121,7 @@ class LaneSettings:
     rows_per_chunk: int
     chunks_at_once: int | None
     origin: str  # the source and the slot, for the generations of loads
+    timeline: int  # the source's, whose positions these are
     rows_per_second: int | None = None
     snapshot_age_max_s: float | None = None
     #: A position after everything that is committed then; None: nobody reads the log.

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from penstock.core.stream import StreamId
 from penstock.ledger.state import StateDocument
 from penstock.sources.tables import SourceTable
 
@@ -15,11 +18,14 @@ def leaf_marks(info: SourceTable) -> dict[str, str]:
 
 def with_leaves(document: StateDocument, info: SourceTable) -> StateDocument:
     """The document with the leaves that the table was loaded from, or found to follow."""
-    marks = leaf_marks(info)
+    return with_marks(document, info.stream, leaf_marks(info))
+
+
+def with_marks(document: StateDocument, stream: StreamId, marks: Mapping[str, str]) -> StateDocument:
     if not marks:
         return document
     draft = document.draft()
-    draft.own(info.stream)["leaves"] = marks
+    draft.own(stream)["leaves"] = dict(marks)
     return draft.done()
 
 

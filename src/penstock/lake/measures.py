@@ -139,6 +139,7 @@ class LaneMeasures:
             (metrics.DEAD_LETTERS, {name: each.dead_letters for name, each in tables.items()}),
             (metrics.FRESHNESS_SECONDS, self._freshness.of_newest_round()),
             (metrics.STREAM_LAG_SECONDS, self._lag()),
+            (metrics.STREAM_LAG_BYTES, self._freshness.lag_bytes() if self._lane is not None else {}),
         ):
             found += [(metric.name, {"stream": str(name)}, float(value)) for name, value in values.items()]
         return [*found, *(sample for others in self._others for sample in others())]

@@ -139,11 +139,17 @@ class Recovery:
     def _tell_what_a_load_loses(self, stream: StreamId, configured: LaneStream) -> None:
         """Of a table that is there and of which the state knows nothing; others are told of by `reload`."""
         record = self._record(stream)
-        begins = self._lane.ledger.document.stream(stream) is None and configured.mode != "strict_cdc"
-        if begins and configured.soft_deletes and record is not None and record.marker is not None:
+        begins = self._lane.ledger.document.stream(stream) is None
+        if not begins or configured.mode in ("strict_cdc", "full_refresh"):
+            return
+        if record is None or record.marker is None:
+            return
+        if configured.soft_deletes:
             self._lane.listener.note(
                 f"{stream} is loaded anew. Rows that were deleted at the source are not kept."
             )
+        elif configured.write == "append":
+            self._lane.listener.note(f"{stream} is loaded anew. The history that its table has is not kept.")
 
     def _adopt_position(self, stream: StreamId) -> None:
         """The table knows best where it is, when no round is open.

@@ -32,7 +32,10 @@ from penstock.sources.tables import SourceLeaf, SourceTable
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Which server answers; `position`: how far its log was then, or its clock: a number that only grows."""
+    """Which server answers; `position`: how far its log was then, or its clock: a number that only grows.
+
+    Also over a promotion: Postgres has its timeline before it.
+    """
 
     system_id: str
     timeline: int

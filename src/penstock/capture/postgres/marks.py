@@ -1,7 +1,8 @@
 """Positions that we have the server say: after everything that is committed by then.
 
 A message of ours in the log has such a position (`pg_logical_emit_message`). No table is needed at the source
-for that, and the next one's is greater: it serves as a term's epoch too (correctness 17).
+for that, and the next one's is greater: with the timeline before it, it is a term's epoch too
+(correctness 17).
 """
 
 from __future__ import annotations

@@ -26,6 +26,7 @@ from penstock.sources.postgres.connection import Connection
 from penstock.sources.postgres.publication import PublicationManager
 from penstock.sources.postgres.replica import Replica
 from penstock.sources.postgres.slots import drop_slot, read_slot
+from penstock.sources.postgres.timelines import epoch_at, written_timeline
 
 _CONTROL = "penstock-control"
 _CONFIRM_POLL_S = 0.005
@@ -47,7 +48,8 @@ class PostgresCapture:
         return AdvisoryLock(self._source.url, self._source.slot, lease_s)
 
     def new_epoch(self) -> Lsn:
-        return self.position_now()
+        position = self.position_now()
+        return epoch_at(written_timeline(self._ordinary()), position)
 
     def position_now(self) -> Lsn:
         connection = self._ordinary()

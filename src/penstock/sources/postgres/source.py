@@ -24,7 +24,7 @@ from penstock.sources.postgres.publication import (
 )
 from penstock.sources.postgres.slots import drop_slot, read_slot
 from penstock.sources.postgres.table_reading import PostgresReading
-from penstock.sources.postgres.timelines import switch_point_at
+from penstock.sources.postgres.timelines import WRITTEN_TIMELINE, epoch_at, switch_point_at
 from penstock.sources.tables import SourceLeaf, SourceTable, found_or_all
 
 _ATTACHED = """
@@ -36,9 +36,10 @@ _ATTACHED = """
             THEN attribute.xmin::text = inherits.xmin::text AND attribute.cmin::text = inherits.cmin::text
         ELSE false END
 """
-_IDENTITY = """
-    SELECT system_identifier::text, timeline_id, CASE WHEN pg_is_in_recovery()
-        THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_insert_lsn() END::text
+_IDENTITY = f"""
+    SELECT system_identifier::text,
+        CASE WHEN pg_is_in_recovery() THEN timeline_id ELSE {WRITTEN_TIMELINE} END,
+        CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_insert_lsn() END::text
     FROM pg_control_system(), pg_control_checkpoint()
 """
 
@@ -122,9 +123,11 @@ class PostgresSource:
     def identity(self) -> Identity:
         with connect(self.url) as connection:
             with query_errors("reading pg_control_system"):
-                row = connection.execute(_IDENTITY).fetchone()
+                row = connection.execute(_IDENTITY.encode()).fetchone()
             assert row is not None
-            return Identity(row[0], int(row[1]), connection.info.server_version, Lsn.parse(row[2]))
+            system_id, timeline, position = row
+            began = epoch_at(timeline, Lsn.parse(position))
+            return Identity(system_id, timeline, connection.info.server_version, began)
 
     def switch_point(self, before: int, now: int) -> Lsn | None:
         return switch_point_at(self.url, before, now)

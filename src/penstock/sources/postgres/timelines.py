@@ -1,11 +1,36 @@
-"""Timelines of a server: after a failover positions repeat, and mean something else (correctness 6)."""
+"""Timelines of a server: after a failover positions repeat, and mean something else (correctness 6).
+
+A standby that lagged is promoted at a position before those that its predecessor gave out. Where a number
+must only ever grow, as that of a term does, the timeline goes before the position.
+"""
 
 from __future__ import annotations
 
 import psycopg
 
 from penstock.core.position import Lsn
-from penstock.sources.postgres.connection import Connection, connect
+from penstock.sources.postgres.connection import Connection, connect, query_errors
+
+_POSITION_BITS = 56  # 64 PiB of log
+_TIMELINES_MAX = 127
+#: The timeline that the server writes; what the control file says is as old as the last checkpoint.
+WRITTEN_TIMELINE = "('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::int"
+
+
+def epoch_at(timeline: int, position: Lsn) -> Lsn:
+    """The number of a term that began there; on the first timeline, the position itself.
+
+    There is room for so many timelines; from the last of them on, only positions tell terms apart.
+    """
+    before = min(timeline, _TIMELINES_MAX + 1) - 1
+    return Lsn(before << _POSITION_BITS | position)
+
+
+def written_timeline(connection: Connection) -> int:
+    with query_errors("reading the server's timeline"):
+        row = connection.execute(f"SELECT {WRITTEN_TIMELINE}".encode()).fetchone()
+    assert row is not None
+    return int(row[0])
 
 
 def switch_point_at(url: str, before: int, now: int) -> Lsn | None:
