@@ -35,6 +35,8 @@ _ANSWERS: dict[str, Any] = {
             }
         ]
     },
+    "ListTagsForStream": {"Tags": [], "HasMoreTags": False},
+    "AddTagsToStream": {},
     "GetShardIterator": {"ShardIterator": "end"},
     "GetRecords": {"Records": [], "NextShardIterator": "end", "MillisBehindLatest": 0},
 }

@@ -2,7 +2,8 @@
 
 Neither kinesalite nor moto throttles or fails by itself. Operations are called by Kinesis' names. `answering`
 makes every request fail with one error until it is None again: credentials that expired, a stream that is
-gone. A call that has a record with the partition key `invalid` is refused as a whole.
+gone. A call that has a record with the partition key `invalid` is refused as a whole; records with the
+partition key `failing` fail alone, time and again. Operations that are `denied` are refused by rights.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ class HttpFailureProxy:
         self.plan = plan or Plan()
         self.answering: str | None = None
         self.invalid: str | None = None
+        self.failing: str | None = None
+        self.denied: set[str] = set()
         self.behind = behind
         self.late: list[threading.Thread] = []
 
@@ -99,11 +102,16 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         operation = self.headers.get("X-Amz-Target", ".").partition(".")[2]
-        if (code := self.owner.answering) is not None:
+        denied = "AccessDeniedException" if operation in self.owner.denied else None
+        if (code := self.owner.answering or denied) is not None:
             self._answer(400, _error(code))
             return
         if self.owner.invalid is not None and self.owner.invalid in _partition_keys(body):
             self._answer(400, _error("ValidationException"))
+            return
+        if self.owner.failing is not None and self.owner.failing in (keys := _partition_keys(body)):
+            fails = [key == self.owner.failing for key in keys]
+            self._pass_on_in_part(body, {number: _FAILED for number, each in enumerate(fails) if each})
             return
         fault = self.owner.plan.next(operation)
         if fault is None:
@@ -141,27 +149,31 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(500, _error(_FAILED))
 
     def _partial(self, body: bytes, fault: Fault) -> None:
-        request = json.loads(body)
-        records: list[Any] = request.get("Records", [])
-        if not records:  # another operation
+        count = len(_partition_keys(body))
+        if not count:  # another operation
             self._answer(*self._passed_on(body))
             return
         chance = random.Random(fault.seed)
-        passed = [number for number in range(len(records)) if chance.random() < 0.5]
+        fails = [number for number in range(count) if chance.random() < 0.5]
+        self._pass_on_in_part(body, {number: chance.choice([_THROTTLED, _FAILED]) for number in fails})
+
+    def _pass_on_in_part(self, body: bytes, fails: dict[int, str]) -> None:
+        """All records but these, for which the answer has a code."""
+        request = json.loads(body)
+        records: list[Any] = request["Records"]
+        passed = [number for number in range(len(records)) if number not in fails]
         request["Records"] = [records[number] for number in passed]
-        results: list[Any] = [
-            {"ErrorCode": chance.choice([_THROTTLED, _FAILED]), "ErrorMessage": "Not taken."} for _ in records
-        ]
+        results: dict[int, Any] = {
+            number: {"ErrorCode": code, "ErrorMessage": "Not taken."} for number, code in fails.items()
+        }
         if passed:
             status, answer = self._passed_on(json.dumps(request).encode())
             if status != 200:
                 self._answer(status, answer)
                 return
-            for number, result in zip(passed, json.loads(answer)["Records"], strict=True):
-                results[number] = result
-        self._answer(
-            200, json.dumps({"FailedRecordCount": len(records) - len(passed), "Records": results}).encode()
-        )
+            results |= dict(zip(passed, json.loads(answer)["Records"], strict=True))
+        told = {"FailedRecordCount": len(fails), "Records": [results[at] for at in range(len(records))]}
+        self._answer(200, json.dumps(told).encode())
 
     def _passed_on(self, body: bytes) -> tuple[int, bytes]:
         connection = http.client.HTTPConnection(_HOST, self.owner.behind, timeout=60)
@@ -190,8 +202,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.connection.close()
 
 
-def _partition_keys(body: bytes) -> set[str]:
-    return {record["PartitionKey"] for record in json.loads(body).get("Records", [])}
+def _partition_keys(body: bytes) -> list[str]:
+    return [record["PartitionKey"] for record in json.loads(body).get("Records", [])]
 
 
 def _error(code: str) -> bytes:

@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from penstock import durable
 from penstock.core.position import Lsn
 from penstock.core.stream import StreamId
 from penstock.streams.dead_letters import DeadLetters
@@ -28,6 +29,7 @@ from penstock.streams.inflight import QueueLimits
 from penstock.streams.kinesis.errors import classify
 from penstock.streams.kinesis.settings import KinesisSettings
 from penstock.streams.kinesis.target import KinesisTarget
+from penstock.streams.lease import Lease
 from penstock.streams.publisher import Standing, Term
 from penstock.streams.record_publisher import RecordPublisher
 from penstock.streams.retry import RetryPolicy
@@ -36,7 +38,7 @@ from tests.kinesis_server import CREDENTIALS, REGION, Record
 _STREAMS = (StreamId("public", "orders"), StreamId("public", "customers"))
 _CHUNK = "load-1"
 _STEP = 100
-_RETRY = RetryPolicy(max_attempts=10, least_s=0.01, most_s=0.2)
+RETRY = RetryPolicy(max_attempts=10, least_s=0.01, most_s=0.2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,19 +133,45 @@ def settings(
 def publisher(target: KinesisTarget, directory: Path, note_every_s: float = 0.05) -> RecordPublisher:
     letters = DeadLetters(directory / "dead_letters.sqlite", "kinesis")
     queue = QueueLimits(count=2000, bytes=16 * 1024 * 1024)
-    return RecordPublisher(target, letters, classify, _RETRY, queue, note_every_s=note_every_s)
+    return RecordPublisher(target, letters, classify, RETRY, queue, note_every_s=note_every_s)
 
 
-def term(epoch: int) -> Term:
-    return Term("shop", Lsn(epoch), "system", 1)
+def term(epoch: int, lease: Lease | None = None) -> Term:
+    return Term("shop", Lsn(epoch), "system", 1, lease or Lease())
 
 
-def publish(history: History, chosen: KinesisSettings, directory: Path, epoch: int) -> Mapping[str, int]:
+@dataclass(frozen=True, slots=True)
+class Leader:
+    """A file that says whose term it is, as capture would; `asked` is there once another one has asked."""
+
+    path: Path
+
+    @property
+    def asked(self) -> Path:
+        return self.path.with_suffix(".asked")
+
+    def lead(self, epoch: int) -> None:
+        durable.replace(self.path, str(epoch).encode())
+
+    def lease(self, epoch: int) -> Lease:
+        def leads() -> bool:
+            is_led = self.path.read_text() == str(epoch)
+            if not is_led:
+                self.asked.touch()
+            return is_led
+
+        return Lease(leads)
+
+
+def publish(
+    history: History, chosen: KinesisSettings, directory: Path, epoch: int, lease: Lease | None = None
+) -> Mapping[str, int]:
     """From where it stands to the end, as the leader of a term; what could not be proved."""
     target = KinesisTarget(chosen, directory)
-    publishing = publisher(target, directory)
+    # With a lease, nothing but that is to keep it from sending: not that it learns of a later checkpoint.
+    publishing = publisher(target, directory) if lease is None else publisher(target, directory, 600.0)
     try:
-        standing = publishing.open(term(epoch))
+        standing = publishing.open(term(epoch, lease))
         standing = standing or Standing(Lsn(0), Lsn(epoch), "system", 1, {"load": {"next": 0}})
         publishing.begin(standing)
         for batch in history.batches(standing):
@@ -156,7 +184,12 @@ def publish(history: History, chosen: KinesisSettings, directory: Path, epoch: i
 
 
 def start(
-    history: History, chosen: KinesisSettings, directory: Path, epoch: int, failpoint: str = ""
+    history: History,
+    chosen: KinesisSettings,
+    directory: Path,
+    epoch: int,
+    failpoint: str = "",
+    leader: Leader | None = None,
 ) -> subprocess.Popen[bytes]:
     """The same in a process of its own, which can be killed."""
     told = {
@@ -164,6 +197,7 @@ def start(
         "settings": asdict(chosen),
         "directory": str(directory),
         "epoch": epoch,
+        "leader": None if leader is None else str(leader.path),
     }
     environment = os.environ | CREDENTIALS | {"PENSTOCK_FAILPOINT": failpoint}
     command = [sys.executable, "-m", "tests.kinesis_publisher", json.dumps(told)]
@@ -177,4 +211,5 @@ if __name__ == "__main__":
         KinesisSettings(**order["settings"]),
         Path(order["directory"]),
         order["epoch"],
+        None if order["leader"] is None else Leader(Path(order["leader"])).lease(order["epoch"]),
     )

@@ -48,6 +48,10 @@ RECORD_PUBLISHER = "tests/unit/test_record_publisher.py::test_each_event_is_ther
 MYSQL_SNAPSHOTS = (
     "tests/integration/test_mysql_snapshots.py::test_a_snapshot_shows_what_was_logged_before_its_place"
 )
+KINESIS_WOKEN = (
+    "tests/integration/test_kinesis_target.py::"
+    "test_a_leader_that_was_stopped_and_wakes_up_sends_nothing_more"
+)
 STREAMS_KILLED = "tests/chaos/test_streams.py::test_killed_while_following_each_change_is_there_once"
 
 COMMIT = "            if not self._commit(work, outcome):\n                continue\n"
@@ -366,6 +370,13 @@ MUTANTS = (
         "                missing = np.setdiff1d(rows[self._missing(events)], list(failed))\n",
         "                missing = np.setdiff1d(rows, list(failed))\n",
         (RECORD_PUBLISHER,),
+    ),
+    Mutant(
+        "streams: a put is begun without a proof of the lead",
+        "streams/lease.py",
+        "        return self._leads is None or _now() - self._proved_at < within_s\n",
+        "        return True\n",
+        (KINESIS_WOKEN,),
     ),
     Mutant(
         "streams: what was sent before a crash is not looked for",

@@ -17,6 +17,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +25,7 @@ from typing import Any
 
 import yaml
 
+from penstock.streams.kinesis.target import UNPROVEN_SAID
 from tests.always import QUICK_HEARTBEAT_S, AlwaysOn, always_spec
 from tests.conftest import WAIT_S, Database, wait_until
 from tests.running import flushed_position, is_acknowledged
@@ -195,6 +197,7 @@ class LaneProcess:
         self._process: subprocess.Popen[str] | None = None
         self._listener: threading.Thread | None = None
         self.said: list[dict[str, Any]] = []
+        self.struck: Counter[str] = Counter()  # failpoints, over all its lives
         self._said_before = 0  # in lives before this one
 
     @property
@@ -247,10 +250,10 @@ class LaneProcess:
             status = self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             return False
+        name, before = rule.partition("=")[0], self.struck.copy()
         self._gone()
-        name = rule.partition("=")[0]
         assert status == -signal.SIGKILL, f"it ended with {status}\n{self.told()}"
-        assert self._report.read_text().split() == [f"{name}=kill"], "it was killed where it should be"
+        assert self.struck - before == Counter({name: 1}), "it was killed where it should be"
         return True
 
     def wait_until_running(self) -> None:
@@ -271,12 +274,14 @@ class LaneProcess:
         if self._process is not None and (status := self._process.poll()) is not None:
             assert status == -signal.SIGKILL, f"the lane has ended with {status}\n{self.told()}"
 
-    def metric(self, name: str) -> float:
-        """The newest value said, over all labels."""
-        for line in reversed(self.said):
-            if line["event"] == "metrics":
-                return sum(float(value) for each, _, value in line["samples"] if each == name)
-        return 0.0
+    def unproven(self) -> int:
+        """What it could not prove, over all its lives and terms: by its log, which a kill does not undo."""
+        found = 0
+        for line in self._log.read_text(errors="replace").splitlines():
+            with contextlib.suppress(ValueError):
+                fields = json.loads(line)
+                found += fields["times"] if fields.get("event") == UNPROVEN_SAID else 0
+        return found
 
     def told(self) -> str:
         text = self._log.read_bytes()[-LOG_SHOWN_BYTES:].decode(errors="replace")
@@ -291,6 +296,9 @@ class LaneProcess:
     def _gone(self) -> None:
         process, self._process = self.process, None
         process.wait()
+        if self._report.exists():
+            self.struck.update(line.partition("=")[0] for line in self._report.read_text().split())
+            self._report.unlink()
         if self._listener is not None:
             self._listener.join()
         for pipe in (process.stdin, process.stdout):

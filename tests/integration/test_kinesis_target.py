@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,21 +19,24 @@ import pyarrow as pa
 import pytest
 
 from penstock.config.streams import KinesisLaneConfig
-from penstock.core.errors import StaleTermError, TargetError, UnprovenError
+from penstock.core.errors import StaleTermError, StateError, TargetError, UnprovenError
 from penstock.core.position import Lsn
 from penstock.failpoints import FAILPOINTS
+from penstock.streams import letter_requests
+from penstock.streams.blocked_keys import BEHIND
 from penstock.streams.events import Events
 from penstock.streams.kinesis.check import check
 from penstock.streams.kinesis.errors import TOO_LARGE
 from penstock.streams.kinesis.settings import KinesisSettings
 from penstock.streams.kinesis.target import KinesisTarget
-from penstock.streams.publisher import Standing, StoppedError
+from penstock.streams.letter_file import LetterFile
+from penstock.streams.publisher import Standing, StoppedError, Term
 from penstock.streams.target import Sent
 from tests.conftest import wait_until
 from tests.failure_plan import Fault, Kind, Plan
 from tests.kinesis_proxy import HttpFailureProxy
-from tests.kinesis_publisher import History, publish, settings, start, term
-from tests.kinesis_server import CREDENTIALS, REGION, Kinesalite, KinesisServer, Moto
+from tests.kinesis_publisher import RETRY, History, Leader, publish, publisher, settings, start, term
+from tests.kinesis_server import CREDENTIALS, REGION, Kinesalite, KinesisServer, Moto, Record
 
 pytestmark = pytest.mark.timeout(600)
 _KILLS = ["streams.kinesis_sent=kill@2"] + [
@@ -247,6 +254,37 @@ def test_a_record_that_makes_a_call_invalid_is_found(kinesalite: KinesisServer, 
     assert len(kinesalite.read(stream)) == 4
 
 
+def test_a_record_that_fails_time_and_again_waits_as_a_dead_letter_while_others_flow_on(
+    kinesalite: KinesisServer, tmp_path: Path
+) -> None:
+    stream, history = kinesalite.create_stream(2), History(11, 20)
+    with HttpFailureProxy(kinesalite.port) as proxy:
+        chosen = settings(stream, proxy.endpoint)
+        proxy.failing = "[7]"
+        publish(history, chosen, tmp_path, 1)
+        assert "[7]" not in {record.partition_key for record in kinesalite.read(stream)}
+        with closing(LetterFile(tmp_path / "dead_letters.sqlite")) as file:
+            letters = file.letters("true ORDER BY stream, batch, place")
+            assert {letter.key for letter in letters} == {b"[7]"}
+            for _, group in groupby(letters, lambda letter: letter.stream):
+                first, *behind = group
+                assert (first.code, first.attempts) == ("InternalFailure", RETRY.max_attempts)
+                assert {letter.code for letter in behind} == {BEHIND}
+            told = [record.value["penstock"] for record in kinesalite.read(stream)]
+            names = Counter((each["stream"], "", each["id"]) for each in told)
+            kept = Counter((letter.stream, "", f"{letter.tx}_{letter.op}") for letter in letters)
+            assert names + kept == history.expected()
+
+            proxy.failing = None
+            with closing(publisher(KinesisTarget(chosen, tmp_path), tmp_path)) as publishing:
+                standing = publishing.open(term(2))
+                assert standing is not None
+                publishing.begin(standing)
+                letter_requests.ask(file, "replay")
+                wait_until(lambda: file.count("true") == 0, "the letters to be delivered")
+    history.assert_told_once_and_in_order(kinesalite.read(stream))
+
+
 def test_an_aggregate_that_went_nobody_knows_where_is_looked_for(
     kinesalite: KinesisServer, tmp_path: Path
 ) -> None:
@@ -327,6 +365,35 @@ def test_a_leader_that_was_replaced_notes_nothing_more(kinesalite: KinesisServer
         KinesisTarget(chosen, tmp_path).open(term(1))
 
 
+def test_a_leader_that_was_stopped_and_wakes_up_sends_nothing_more(
+    kinesalite: KinesisServer, tmp_path: Path
+) -> None:
+    stream, history = kinesalite.create_stream(2), History(12, 400)
+    chosen, leader = settings(stream, kinesalite.endpoint), Leader(tmp_path / "leader")
+    leader.lead(1)
+    with start(history, chosen, tmp_path, 1, leader=leader) as former:
+        try:
+            wait_until(lambda: len(kinesalite.read(stream)) > 500, "the leader to send")
+            former.send_signal(signal.SIGSTOP)
+            leader.lead(2)
+            assert publish(history, chosen, tmp_path, 2) == {}
+            there = len(kinesalite.read(stream))
+            of_former = [record for record in kinesalite.read(stream) if _epoch(record) == "0/1"]
+            assert len(of_former) < there, "it was stopped before it was done"
+            former.send_signal(signal.SIGCONT)
+            wait_until(leader.asked.exists, "the woken leader to ask whether it leads")
+            with pytest.raises(subprocess.TimeoutExpired):
+                former.wait(2.0)  # it has many more events to send, if it may
+        finally:
+            former.kill()
+    assert len(kinesalite.read(stream)) == there
+    history.assert_told_once_and_in_order(kinesalite.read(stream))
+
+
+def _epoch(record: Record) -> str:
+    return str(record.value["penstock"]["epoch"])
+
+
 @pytest.mark.parametrize("on_unproven", ["publish", "stop"])
 def test_a_late_write_of_a_former_leader_is_counted(
     kinesalite: KinesisServer, tmp_path: Path, on_unproven: Literal["publish", "stop"]
@@ -367,6 +434,41 @@ def test_a_tail_that_the_stream_does_not_keep_is_counted(
     assert successor.unproven == {reason: 1}
 
 
+def test_another_state_directory_does_not_begin_unless_it_is_ordered_to(
+    server: KinesisServer, tmp_path: Path
+) -> None:
+    stream, shared, own = server.create_stream(1), tmp_path / "shared", tmp_path / "own"
+    chosen = settings(stream, server.endpoint, wait_s=1.5)
+
+    def begin(directory: Path, of: Term) -> Standing | None:
+        with closing(KinesisTarget(chosen, directory)) as target:
+            standing = target.open(of)
+            target.note(standing or _standing(), -1)
+            return standing
+
+    assert begin(shared, term(1)) is None
+    assert begin(shared, term(2)) == _standing(), "an instance that shares the state goes on"
+    with pytest.raises(StateError, match="another state directory"):
+        begin(own, term(3))
+    assert begin(shared, term(4)) == _standing()
+    assert begin(own, replace(term(5), is_ordered=True)) is None, "somebody wants it so"
+    assert begin(own, term(6)) == _standing()
+    with pytest.raises(StateError, match="another state directory"):
+        begin(shared, term(7))
+
+
+def test_a_stream_whose_tags_may_not_be_used_is_written_to_all_the_same(
+    kinesalite: KinesisServer, tmp_path: Path
+) -> None:
+    stream, history = kinesalite.create_stream(1), History(13, 3)
+    with HttpFailureProxy(kinesalite.port) as proxy:
+        proxy.denied = {"ListTagsForStream", "AddTagsToStream"}
+        publish(history, settings(stream, proxy.endpoint), tmp_path, 1)
+        section = KinesisLaneConfig(stream=stream, region=REGION, endpoint=proxy.endpoint)
+        assert [finding.level for finding in check(section)] == ["ok", "ok", "ok", "warning"]
+    history.assert_told_once_and_in_order(kinesalite.read(stream))
+
+
 def test_check_tells_whether_the_stream_can_be_used(kinesalite: KinesisServer) -> None:
     stream = kinesalite.create_stream(3)
 
@@ -374,7 +476,7 @@ def test_check_tells_whether_the_stream_can_be_used(kinesalite: KinesisServer) -
         section = KinesisLaneConfig(stream=name, region=REGION, endpoint=endpoint)
         return [finding.level for finding in check(section)]
 
-    assert levels(stream, kinesalite.endpoint) == ["ok", "ok", "ok"]
+    assert levels(stream, kinesalite.endpoint) == ["ok"] * 4
     assert levels("no-such-stream", kinesalite.endpoint) == ["error"]
     with HttpFailureProxy(kinesalite.port) as proxy:
         proxy.answering = "AccessDeniedException"

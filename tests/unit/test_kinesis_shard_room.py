@@ -58,10 +58,11 @@ def _stopped(room: ShardRoom, shards: list[str]) -> None:
         ("AccessDeniedException", ErrorClass.TARGET),
         ("ResourceNotFoundException", ErrorClass.TARGET),
         ("ExpiredTokenException", ErrorClass.TARGET),
-        ("InternalFailure", ErrorClass.TARGET),
+        ("InternalFailure", ErrorClass.RECORD),
+        ("NeverHeardOf", ErrorClass.RECORD),
         (NOT_SENT, ErrorClass.TARGET),
         (WRONG_SHARD, ErrorClass.TARGET),
     ],
 )
-def test_only_what_is_wrong_with_a_record_itself_makes_a_dead_letter(code: str, meaning: ErrorClass) -> None:
+def test_a_code_says_whether_the_record_or_the_stream_is_meant(code: str, meaning: ErrorClass) -> None:
     assert classify(code) is meaning

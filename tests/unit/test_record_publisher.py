@@ -150,6 +150,20 @@ def test_an_event_is_a_dead_letter_after_so_many_attempts(store: Store) -> None:
     assert found[1][:2] == (299, "behind")
 
 
+def test_a_target_that_refuses_every_record_is_tried_without_end(store: Store) -> None:
+    left = [20 * RETRY.max_attempts]
+
+    def answer(of: Events) -> Sent:
+        left[0] -= 1
+        return Sent(dict.fromkeys(range(len(of)), ("flaky", "said so"))) if left[0] > 0 else Sent()
+
+    with begun(store, answer) as (publisher, _):
+        publisher.publish(batch(200, b"[1]", b"[2]", b"[3]"))
+        assert publisher.drain(30)
+        assert len(store.arrived) == 3
+        assert not store.dead()
+
+
 def test_a_throttled_record_is_tried_without_end(store: Store) -> None:
     with begun(store, failing("slow", b"[1]", times=20 * RETRY.max_attempts)) as (publisher, _):
         publisher.publish(batch(200, b"[1]", b"[2]", b"[1]"))

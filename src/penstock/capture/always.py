@@ -123,7 +123,9 @@ class AlwaysCapture:
         if request == "hello":
             epoch = "" if term is None else str(term.epoch)
             reading = term is not None and term.server.reading is not None
-            return {"leading": term is not None, "epoch": epoch, "reason": self._reason, "reading": reading}
+            # A lane may rest on it (`streams.lease`): not on a lead that was lost while nobody looked.
+            leading = term is not None and not term.was_lost
+            return {"leading": leading, "epoch": epoch, "reason": self._reason, "reading": reading}
         if request == "status":
             found = {} if term is None else term.status()
             return {"leading": term is not None, "reason": self._reason, **found}

@@ -164,9 +164,6 @@ class StreamLaneConfig(Section):
     """Under which name the target remembers this lane: two lanes that write to the same target need two. By
     default the slot's name. Another one means that the lane begins anew."""
     dead_letter: DeadLetterConfig = DeadLetterConfig()
-    retry_max_attempts: PositiveInt = 10
-    """An event that the target refuses for the time being is tried so often before it becomes a dead letter.
-    A target that takes nothing at all is tried without end."""
     queue: QueueConfig = QueueConfig()
     execution: Literal["auto", "spark", "inline"] = "auto"
     """Where events are made: `inline`, in the lane's process; `spark`, by Spark tasks while more than
@@ -319,6 +316,10 @@ class KinesisLaneConfig(StreamLaneConfig):
     take_over_wait: Duration = timedelta(seconds=35)
     """So long a new leader waits for what its predecessor has sent to arrive: longer than a request may
     last."""
+    retry_max_attempts: PositiveInt = 10
+    """A record that Kinesis refuses by an error of its own (`InternalFailure`) is tried so often before it
+    becomes a dead letter, while others are taken. A stream that takes nothing at all, or throttles, is tried
+    without end."""
     per_shard_in_flight: PositiveInt = 4
     """Calls at the same time for each shard."""
     checkpoint_every: Pause = timedelta(seconds=5)

@@ -42,6 +42,7 @@ from penstock.core.position import Lsn
 from penstock.streams.bulk import BulkEncoder
 from penstock.streams.followed import followed_streams, join
 from penstock.streams.lane_measures import StreamMeasures
+from penstock.streams.lease import Lease
 from penstock.streams.orders import OrderBook
 from penstock.streams.publisher import Publisher, StoppedError, Term
 from penstock.streams.settings import StreamSettings
@@ -123,9 +124,17 @@ class StreamLane:
             publisher = publisher_of(settings, opened)
             self._publisher = publisher
             opened.callback(publisher.stop)
-            opened.enter_context(_Watch(self._capture, started.epoch, publisher))
+            lease = Lease(lambda: self._leads(started.epoch))
+            opened.enter_context(_Watch(lease, publisher))
             standing = publisher.open(
-                Term(settings.identity, started.epoch, started.system_id, started.timeline)
+                Term(
+                    settings.identity,
+                    started.epoch,
+                    started.system_id,
+                    started.timeline,
+                    lease,
+                    self._tools.orders.read().is_open,
+                )
             )
             failpoints.reach("streams.opened")
             term = StreamTerm(self._tools, publisher, streams, started)
@@ -134,13 +143,19 @@ class StreamLane:
             finally:
                 self._tools = replace(self._tools, settings=term.settings)
 
+    def _leads(self, epoch: Lsn) -> bool:
+        try:
+            hello = self._capture.hello(_ANSWER_S)
+        except PenstockError:
+            return False
+        return hello.leading and hello.epoch == epoch
+
 
 class _Watch:
     """Stops a publisher when capture no longer leads the term it publishes in."""
 
-    def __init__(self, capture: RemoteCapture, epoch: Lsn, publisher: Publisher) -> None:
-        self._capture = capture
-        self._epoch = epoch
+    def __init__(self, lease: Lease, publisher: Publisher) -> None:
+        self._lease = lease
         self._publisher = publisher
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="stream-term-watch", daemon=True)
@@ -156,13 +171,6 @@ class _Watch:
 
     def _watch(self) -> None:
         while not self._ended.wait(_WATCH_EVERY_S):
-            if not self._leads():
+            if not self._lease.renew():
                 self._publisher.stop()
                 return
-
-    def _leads(self) -> bool:
-        try:
-            hello = self._capture.hello(_ANSWER_S)
-        except PenstockError:
-            return False
-        return hello.leading and hello.epoch == self._epoch

@@ -17,7 +17,8 @@ class Parcel:
     """`ids`: numbers of the AckTracker; of replayed dead letters, minus the letter's number.
 
     `keys` tells keys of streams apart, but that two may share a number: then one waits for the other without
-    need. `attempts` counts errors of the record, `failures` every time it did not arrive.
+    need. `attempts` counts errors of the record, `failures` every time it did not arrive; `refused_at`: so
+    many events the target had taken when it first refused this one, -1 if it has not.
     """
 
     events: Events
@@ -26,11 +27,12 @@ class Parcel:
     sizes: Int64s
     attempts: Int64s
     failures: Int64s
+    refused_at: Int64s
 
     @classmethod
     def of(cls, events: Events, ids: Int64s, sizes: Int64s) -> Parcel:
         none = np.zeros(len(events), np.int64)
-        return cls(events, ids, _key_numbers(events, ids), sizes, none, none)
+        return cls(events, ids, _key_numbers(events, ids), sizes, none, none, none - 1)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -47,6 +49,7 @@ class Parcel:
             self.sizes[rows],
             self.attempts[rows],
             self.failures[rows],
+            self.refused_at[rows],
         )
 
     def without(self, rows: Rows) -> Parcel:
@@ -92,6 +95,7 @@ def joined(parcels: Sequence[Parcel]) -> Parcel:
         np.concatenate([parcel.sizes for parcel in parcels]),
         np.concatenate([parcel.attempts for parcel in parcels]),
         np.concatenate([parcel.failures for parcel in parcels]),
+        np.concatenate([parcel.refused_at for parcel in parcels]),
     )
 
 

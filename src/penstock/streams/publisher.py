@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from penstock.core.position import Lsn
 from penstock.metrics import Sample
 from penstock.streams.events import Batch
+from penstock.streams.lease import Lease
 
 
 class StoppedError(Exception):
@@ -22,12 +23,18 @@ class StoppedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """Who publishes: `epoch` grows with each leader; `identity` names the pipeline's lane, whoever leads."""
+    """Who publishes: `epoch` grows with each leader; `identity` names the pipeline's lane, whoever leads.
+
+    `lease` is for targets that cannot shut a former leader out. `is_ordered`: a person has ordered the lane
+    to send something again, so it begins also if the target was written with another state than this one.
+    """
 
     identity: str
     epoch: Lsn
     system_id: str
     timeline: int
+    lease: Lease = field(default_factory=Lease, compare=False)
+    is_ordered: bool = False
 
 
 @dataclass(frozen=True, slots=True)

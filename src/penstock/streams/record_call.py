@@ -30,7 +30,7 @@ _logger = structlog.get_logger("penstock.streams")
 class Answer:
     """`failed`: by row, code and message; `missing`: rows of a lost call that are not there; all others are.
 
-    `error`: nothing of it is there, but for what was there before (`found`).
+    `error`: nothing of it is there, but for what was there before (`found`, which were not sent).
     """
 
     parcel: Parcel
@@ -62,7 +62,7 @@ class RecordCall:
                 found = _true_rows(self._target.is_there(parcel.events))
             rows = np.delete(np.arange(len(parcel)), found)
             if not len(rows):
-                return Answer(parcel)
+                return Answer(parcel, found=found)
             events = parcel.events.take(rows) if len(found) else parcel.events
             self._check_stopped()
             with self._measures.publishing(len(rows)):
@@ -70,9 +70,9 @@ class RecordCall:
             failed = {int(rows[row]): why for row, why in sent.failed.items()}
             if sent.unknown:
                 missing = np.setdiff1d(rows[self._missing(events)], list(failed))
-                return Answer(parcel, failed, missing)
+                return Answer(parcel, failed, missing, found=found)
             failpoints.reach("streams.record_sent")
-            return Answer(parcel, failed)
+            return Answer(parcel, failed, found=found)
         except BaseException as error:
             return Answer(parcel, error=error, found=found)
 

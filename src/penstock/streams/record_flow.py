@@ -3,12 +3,16 @@
 An event is here from `take` until it is at the target, or durable as a dead letter: then, and not before, its
 number is marked and its room in the queue is given back. `reached` is what follows: the end of the last whole
 transaction before which nothing is under way.
+
+A record that fails for a reason of its own, as far as the target says, is a dead letter after a number of
+attempts; but only if the target has taken others since it first refused this one. A target that takes nothing
+at all is in trouble itself, whatever it says of each record, and is tried without end (correctness 50).
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -73,6 +77,7 @@ class RecordFlow:
         self._portion: Portion | None = None
         self._replaying: set[int] = set()
         self._hold_until, self._held, self._is_held = 0.0, 0, False
+        self._taken = 0  # events that the target took
 
     def begin(self, standing: Standing) -> None:
         self._tracker = AckTracker(standing.position)
@@ -140,8 +145,10 @@ class RecordFlow:
             self._again(parcel.without(answer.found), now)
             return
         away = np.union1d(answer.missing, np.array(list(answer.failed), np.intp))
+        taken_before = self._taken
+        self._taken += len(parcel) - len(away) - len(answer.found)
         self._done(parcel.without(away.astype(np.intp)))
-        self._settle_failed(parcel, answer, now)
+        self._settle_failed(parcel, answer, taken_before, now)
 
     def bury(self) -> None:
         """Make dead letters durable; only then are their events done with."""
@@ -159,18 +166,15 @@ class RecordFlow:
         for parcel, _ in dead:
             self._done(parcel)
 
-    def _settle_failed(self, parcel: Parcel, answer: Answer, now: float) -> None:
+    def _settle_failed(self, parcel: Parcel, answer: Answer, taken_before: int, now: float) -> None:
         classes = {row: self._classify(*why) for row, why in answer.failed.items()}
         if ErrorClass.STALE in classes.values():
             raise StaleTermError("A later leader writes to the target.")
-        attempts = parcel.attempts.copy()
-        attempts[[row for row, of in classes.items() if of in (ErrorClass.RECORD, ErrorClass.POISON)]] += 1
-        parcel = replace(parcel, attempts=attempts)
+        parcel = _refused(parcel, classes, taken_before)
         fallen = {
-            row: (*answer.failed[row], int(attempts[row]))
+            row: (*answer.failed[row], int(parcel.attempts[row]))
             for row, of in classes.items()
-            if of is ErrorClass.POISON
-            or (of is ErrorClass.RECORD and self._retry.is_exhausted(int(attempts[row])))
+            if of is ErrorClass.POISON or (of is ErrorClass.RECORD and self._is_exhausted(parcel, row))
         }
         again = np.array(sorted({*answer.missing.tolist(), *classes} - fallen.keys()), np.intp)
         if 2 * sum(of is ErrorClass.TARGET for of in classes.values()) > len(parcel):
@@ -181,6 +185,10 @@ class RecordFlow:
         if len(again):
             self._measures.retried()
             self._again(parcel.take(again), now)
+
+    def _is_exhausted(self, parcel: Parcel, row: int) -> bool:
+        takes_others = self._taken > parcel.refused_at[row]
+        return takes_others and self._retry.is_exhausted(int(parcel.attempts[row]))
 
     def _refuse(self, parcel: Parcel, fallen: dict[int, Why]) -> None:
         if not fallen:
@@ -257,3 +265,14 @@ class RecordFlow:
         if len(gone):
             self._dead.append((parcel.take(gone), list(fallen.values())))
         return gone
+
+
+def _refused(parcel: Parcel, classes: Mapping[int, ErrorClass], taken_before: int) -> Parcel:
+    """With one more attempt of each record that was refused for a reason of its own."""
+    rows = [row for row, of in classes.items() if of in (ErrorClass.RECORD, ErrorClass.POISON)]
+    if not rows:
+        return parcel
+    attempts, refused_at = parcel.attempts.copy(), parcel.refused_at.copy()
+    attempts[rows] += 1
+    refused_at[rows] = np.where(refused_at[rows] < 0, taken_before, refused_at[rows])
+    return replace(parcel, attempts=attempts, refused_at=refused_at)

@@ -9,7 +9,7 @@ from penstock.core.backoff import pause_s
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """`max_attempts` is for errors of a record; a target is tried without end."""
+    """`max_attempts` is for errors of a record, where a target has such; a target is tried without end."""
 
     max_attempts: int = 10
     least_s: float = 0.05

@@ -27,35 +27,28 @@ def publisher_of(settings: StreamSettings, opened: ExitStack) -> Publisher:
         DeadLetterPolicy(chosen.order, chosen.max_share, chosen.max_count),
     )
     opened.callback(letters.close)
-    retry = RetryPolicy(section.retry_max_attempts)
     queue = QueueLimits(section.queue.count, int(section.queue.bytes))
     publisher: Publisher
     if isinstance(section, FileLaneConfig):
-        publisher = CommitPublisher(FileTarget(section.path), letters, retry, queue)
+        publisher = CommitPublisher(FileTarget(section.path), letters, queue=queue)
     elif isinstance(section, KafkaLaneConfig):
-        publisher = _kafka(section, settings.lane, letters, retry, queue)
+        publisher = _kafka(section, settings.lane, letters, queue)
     else:
         assert isinstance(section, KinesisLaneConfig)
-        publisher = _kinesis(section, settings, letters, retry, queue)
+        publisher = _kinesis(section, settings, letters, queue)
     opened.callback(publisher.close)
     return publisher
 
 
-def _kafka(
-    section: KafkaLaneConfig, lane: str, letters: DeadLetters, retry: RetryPolicy, queue: QueueLimits
-) -> Publisher:
+def _kafka(section: KafkaLaneConfig, lane: str, letters: DeadLetters, queue: QueueLimits) -> Publisher:
     from penstock.streams.kafka.target import KafkaTarget
 
     commit = CommitLimits(queue.count, int(section.commit_bytes))
-    return CommitPublisher(KafkaTarget(section, lane), letters, retry, queue, commit)
+    return CommitPublisher(KafkaTarget(section, lane), letters, queue=queue, commit=commit)
 
 
 def _kinesis(
-    section: KinesisLaneConfig,
-    settings: StreamSettings,
-    letters: DeadLetters,
-    retry: RetryPolicy,
-    queue: QueueLimits,
+    section: KinesisLaneConfig, settings: StreamSettings, letters: DeadLetters, queue: QueueLimits
 ) -> Publisher:
     from penstock.streams.kinesis.errors import classify
     from penstock.streams.kinesis.settings import KinesisSettings
@@ -63,6 +56,5 @@ def _kinesis(
     from penstock.streams.record_publisher import RecordPublisher
 
     target = KinesisTarget(KinesisSettings.of(section), settings.directory)
-    return RecordPublisher(
-        target, letters, classify, retry, queue, note_every_s=section.checkpoint_every.total_seconds()
-    )
+    retry, note_every_s = RetryPolicy(section.retry_max_attempts), section.checkpoint_every.total_seconds()
+    return RecordPublisher(target, letters, classify, retry, queue, note_every_s=note_every_s)

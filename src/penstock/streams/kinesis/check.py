@@ -7,10 +7,11 @@ import threading
 from collections.abc import Iterator
 
 from penstock.config.streams import KinesisLaneConfig
-from penstock.core.errors import PenstockError
+from penstock.core.errors import PenstockError, TargetError
 from penstock.sources.finding import Finding
 from penstock.streams.kinesis.client import KinesisClient
 from penstock.streams.kinesis.errors import CallError
+from penstock.streams.kinesis.owner import is_denied, tags
 from penstock.streams.kinesis.settings import KinesisSettings
 from penstock.streams.kinesis.stream import KinesisStream
 from penstock.streams.target import RecordLimits
@@ -43,6 +44,7 @@ def _findings(settings: KinesisSettings) -> Iterator[Finding]:
             client.ask("GetRecords", ShardIterator=iterator, Limit=1)
             yield Finding(_NAME, "ok", "It may be read, which is needed to send nothing twice.")
         yield _write_right(settings, client)
+        yield _tag_right(settings, client)
     finally:
         client.close()
 
@@ -56,3 +58,19 @@ def _write_right(settings: KinesisSettings, client: KinesisClient) -> Finding:
         if error.code in ("AccessDeniedException", "ResourceNotFoundException"):
             return Finding.of_error(_NAME, error.as_target_error("PutRecords", settings.stream))
     return Finding(_NAME, "ok", "It may be written to.")
+
+
+def _tag_right(settings: KinesisSettings, client: KinesisClient) -> Finding:
+    """Whether tags may be written is seen when the lane begins: nothing is changed here."""
+    try:
+        tags(client, settings.stream)
+    except TargetError as error:
+        if not is_denied(error):
+            raise
+        return Finding(
+            _NAME,
+            "warning",
+            "Its tags may not be read: it would not be noticed that another state has its checkpoints.",
+            "Allow kinesis:ListTagsForStream and AddTagsToStream; or be sure that instances share `state`.",
+        )
+    return Finding(_NAME, "ok", "Its tags may be read: they say whose checkpoints its records are known to.")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import boto3
@@ -27,10 +28,28 @@ from penstock.core.errors import ConfigError, TargetError
 from penstock.streams.kinesis.errors import CallError
 from penstock.streams.kinesis.settings import KinesisSettings
 
-_CONNECT_TIMEOUT_S = 5.0
 _CONNECTIONS = 64
 _NEVER_SENT = (ConnectTimeoutError, EndpointConnectionError, ProxyConnectionError)
 _EXPIRED = ("ExpiredToken", "UnrecognizedClient", "InvalidClientToken", "InvalidSignature", "Incomplete")
+
+
+class _NotSentError(Exception):
+    pass
+
+
+class _Guarded:
+    """A request's body that is handed out, whole, only if it may be sent."""
+
+    def __init__(self, body: bytes, may_send: Callable[[], bool]) -> None:
+        self._body = body
+        self._may_send = may_send
+        self.is_refused = False
+
+    def __iter__(self) -> Iterator[bytes]:
+        if not self._may_send():
+            self.is_refused = True
+            raise _NotSentError
+        yield self._body
 
 
 class KinesisClient:
@@ -46,7 +65,7 @@ class KinesisClient:
         self._region: str = session.region_name
         self._stream = settings.stream
         self._url = str(session.client("kinesis", endpoint_url=settings.endpoint).meta.endpoint_url)
-        timeout = (min(_CONNECT_TIMEOUT_S, settings.request_timeout_s), settings.request_timeout_s)
+        timeout = (settings.connect_timeout_s, settings.request_timeout_s)
         self._http = URLLib3Session(timeout=timeout, max_pool_connections=_CONNECTIONS)
         self._credentials: Any = None
         self._lock = threading.Lock()
@@ -58,17 +77,23 @@ class KinesisClient:
         except CallError as error:
             raise error.as_target_error(operation, self._stream) from error
 
-    def call(self, operation: str, body: bytes) -> Any:
-        """Raises a `CallError`, and a `TargetError` if it could not even be sent."""
+    def call(self, operation: str, body: bytes, may_send: Callable[[], bool] = lambda: True) -> Any:
+        """Raises a `CallError`, and a `TargetError` if it could not even be sent.
+
+        `may_send` is asked last, when all but the body is on its way: without it nothing is carried out.
+        """
         request = AWSRequest(
             "POST",
             self._url,
             {"X-Amz-Target": f"Kinesis_20131202.{operation}", "Content-Type": "application/x-amz-json-1.1"},
             body,
         )
+        guarded = _Guarded(body, may_send)
         try:
             SigV4Auth(self._current_credentials(), "kinesis", self._region).add_auth(request)
-            response = self._http.send(request.prepare())
+            prepared = request.prepare()
+            prepared.body = guarded
+            response = self._http.send(prepared)
             content = response.content
         except _NEVER_SENT as error:
             raise TargetError(
@@ -76,6 +101,11 @@ class KinesisClient:
                 remedy="Check the network, `lanes.kinesis.region` and `endpoint`. It is tried again.",
             ) from error
         except HTTPClientError as error:
+            if guarded.is_refused:
+                raise TargetError(
+                    "It is not proved any more that this instance leads: nothing is sent to Kinesis.",
+                    remedy="Nothing: it goes on once capture says that it leads, or another instance does.",
+                ) from error
             raise CallError(type(error).__name__, is_lost=True) from error
         except BotoCoreError as error:
             raise self._no_credentials() from error

@@ -1,7 +1,11 @@
-"""What Kinesis' errors mean. Codes of single records and of whole calls are the same ones.
+"""What Kinesis' errors mean. A whole call fails for the stream, the account or the way there, and is tried
+without end, unless a record makes it invalid. Of a single record the service says one of these:
 
-Only what is wrong with a record itself makes a dead letter: its size, or a key or data that cannot be said.
-Everything else concerns the stream, the account or the way there, and is tried without end.
+- it can never be taken: its size, or a key or data that cannot be said. A dead letter at once;
+- the stream, its shard or the account cannot take it now: throttling, rights, keys of encryption. Tried
+  without end;
+- anything else, such as `InternalFailure`: it may pass, and is tried `retry_max_attempts` times, while the
+  stream takes others (`record_flow`).
 """
 
 from __future__ import annotations
@@ -15,12 +19,33 @@ WRONG_SHARD = "WrongShard"  # its aggregate went where its key does not belong: 
 #: A whole call is refused with one of these because of some record in it.
 INVALID_CODES = frozenset({"ValidationException", "InvalidArgumentException", "SerializationException"})
 
+_OF_THE_TARGET = (
+    NOT_SENT,
+    WRONG_SHARD,
+    "AccessDeniedException",
+    "ExpiredTokenException",
+    "KMSAccessDeniedException",
+    "KMSDisabledException",
+    "KMSInvalidStateException",
+    "KMSNotFoundException",
+    "KMSOptInRequired",
+    "KMSThrottlingException",
+    "LimitExceededException",
+    "ProvisionedThroughputExceededException",
+    "ResourceInUseException",
+    "ResourceNotFoundException",
+    "ServiceUnavailable",
+    "ThrottlingException",
+    "UnrecognizedClientException",
+)
+
 ERRORS = ErrorTable(
     by_code={
         TOO_LARGE: ErrorClass.POISON,
         **dict.fromkeys(INVALID_CODES, ErrorClass.POISON),
+        **dict.fromkeys(_OF_THE_TARGET, ErrorClass.TARGET),
     },
-    otherwise=ErrorClass.TARGET,
+    otherwise=ErrorClass.RECORD,
 )
 
 _TRIED_AGAIN = "Nothing, if it passes: it is tried again and again, and the position is held."

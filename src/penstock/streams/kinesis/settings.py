@@ -7,8 +7,8 @@ from typing import Literal
 
 from penstock.config.streams import KinesisLaneConfig
 
-#: Of the take-over wait: so long a request may last at most.
-_REQUEST_SHARE = 6 / 7
+#: Of the take-over wait: so long a request may last at most, without its connection, and that one.
+_REQUEST_SHARE, _CONNECT_SHARE = 5 / 7, 1 / 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,3 +39,12 @@ class KinesisSettings:
     def request_timeout_s(self) -> float:
         """Less than the take-over wait: a request that is given up has arrived by its end, or never does."""
         return self.take_over_wait_s * _REQUEST_SHARE
+
+    @property
+    def connect_timeout_s(self) -> float:
+        return self.take_over_wait_s * _CONNECT_SHARE
+
+    @property
+    def lease_s(self) -> float:
+        """A put is begun only within so long of a proof that this term leads (`streams.lease`)."""
+        return self.take_over_wait_s * (1 - _REQUEST_SHARE - _CONNECT_SHARE)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import json
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -113,9 +113,9 @@ class KinesisStream:
             chosen = rows[part]
             yield Put(records.body(self._settings.stream, chosen), chosen)
 
-    def put(self, call: Put) -> Any:
+    def put(self, call: Put, may_send: Callable[[], bool]) -> Any:
         """Its answer; raises a `CallError` or a `TargetError`."""
-        return self._client.call("PutRecords", call.body)
+        return self._client.call("PutRecords", call.body, may_send)
 
     def _aggregated_puts(self, records: Records, rows: Int64s) -> Iterator[Put]:
         places = self._map.places(records.hashes[rows])

@@ -8,8 +8,11 @@ Kinesis has neither transactions nor a way to shut a former leader out. What sta
 - A term that begins waits until requests of its predecessor have arrived or never will (`take_over_wait`),
   reads every shard from the checkpoint to its end, and holds the names of what is there (`is_there`). Since
   whatever is behind the standing lies behind the checkpoint's bounds, what is not found is not there.
+- Before each put it must be proved that this term leads, not longer ago than the wait leaves room for
+  (`streams.lease`). So a leader that was stopped and wakes up puts nothing more, but what was on its way.
 - A call without an answer is treated in the same way: wait, read its shards back, send what is missing.
   Nothing is sent again by anybody below: botocore's own retries are not used.
+- Checkpoints are of one state directory, and the stream says of which (`owner`).
 - A term that ended in order, with nothing sent beyond the standing, says so: nothing is read or waited for.
 
 What cannot be known is counted, and `on_unproven` decides: a tail older than the stream keeps, a stream made
@@ -39,6 +42,7 @@ from penstock.streams.kinesis.checkpoints import Checkpoint, Checkpoints
 from penstock.streams.kinesis.client import KinesisClient
 from penstock.streams.kinesis.errors import CallError
 from penstock.streams.kinesis.found import Found
+from penstock.streams.kinesis.owner import claim
 from penstock.streams.kinesis.records import RecordMaker, Records
 from penstock.streams.kinesis.settings import KinesisSettings
 from penstock.streams.kinesis.shard_room import ShardRoom
@@ -47,6 +51,7 @@ from penstock.streams.kinesis.tail import Tail
 from penstock.streams.publisher import Standing, StoppedError, Term
 from penstock.streams.target import RecordLimits, Sent
 
+_PROVE_EVERY_S = 0.1
 _logger = structlog.get_logger("penstock.streams")
 _Results: TypeAlias = Sequence[Mapping[str, Any]]
 
@@ -100,6 +105,14 @@ class KinesisTarget:
         self._tail = Tail(self._client, self._settings.stream, identity, self._stopped)
         self._checkpoints = Checkpoints(self._directory, term.identity, self._settings.stream, term.system_id)
         checkpoint = self._checkpoints.newest(term.epoch, self._found)
+        claim(
+            self._client,
+            self._settings.stream,
+            term.identity,
+            self._directory,
+            self._stopped,
+            is_ordered=term.is_ordered,
+        )
         if checkpoint is not None and not checkpoint.is_closed:
             self._wait(self._settings.take_over_wait_s)
         self._stream.describe()
@@ -195,10 +208,11 @@ class KinesisTarget:
 
     def _put(self, put: Put, records: Records, last: int, outcome: _Outcome) -> None:
         with self._room.taken(self._shards_of(records, put.rows)):
+            self._require_lead()
             call = self._bounds.begin(last)
             reach("streams.kinesis_sending")
             try:
-                results = self._stream.put(put).get("Records", ())
+                results = self._stream.put(put, self._is_led).get("Records", ())
                 if len(results) != len(put):
                     raise CallError("InvalidAnswer", is_lost=True)
             except TargetError:
@@ -288,19 +302,28 @@ class KinesisTarget:
     def _count(self, reason: str, times: int) -> None:
         self._unproven[reason] += times
         said = UNPROVEN[reason]
+        _logger.warning(UNPROVEN_SAID, why=said, times=times)
         if self._settings.on_unproven == "stop":
             raise UnprovenError(
                 f"It cannot be proved what Kinesis stream {self._settings.stream} holds: {said}.",
                 remedy="Set `lanes.kinesis.on_unproven: publish` to go on (events may then be there twice),"
                 " or begin anew with `penstock resync --lane kinesis --yes`.",
             )
-        _logger.warning("what the stream holds cannot be proved", why=said)
+
+    def _require_lead(self) -> None:
+        """Returns when it is proved; if another leads, the lane ends the term meanwhile."""
+        while not self._term.lease.prove(self._settings.lease_s):
+            self._wait(_PROVE_EVERY_S)
+
+    def _is_led(self) -> bool:
+        return self._term.lease.is_proved(self._settings.lease_s)
 
     def _wait(self, seconds: float) -> None:
         if self._stopped.wait(max(0.0, seconds)):
             raise StoppedError
 
 
+UNPROVEN_SAID = "what the stream holds cannot be proved"
 #: Why something cannot be proved, by the name it is counted under.
 UNPROVEN: Mapping[str, str] = {
     "retention": "what was sent last is older than the stream keeps",
