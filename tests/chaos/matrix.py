@@ -42,6 +42,8 @@ OF_COMPACTION = tuple(name for name in FAILPOINTS if name.startswith("compact.")
 OF_SHAPES = tuple(name for name in FAILPOINTS if name.startswith("shapes."))
 #: struck by test_streams.py, by a matrix of its own
 OF_STREAMS = tuple(name for name in FAILPOINTS if name.startswith("streams."))
+#: struck by tests/integration/test_migrate_sources.py
+OF_MIGRATION = tuple(name for name in FAILPOINTS if name.startswith("migrate."))
 LOAD = tuple(name for name in FAILPOINTS if name.startswith("load."))
 Case = tuple[str, str]
 Struck = TypeVar("Struck")
@@ -98,7 +100,9 @@ FOLLOWING = Scenario(
     names=tuple(
         name
         for name in FAILPOINTS
-        if not name.startswith(("load.", "capture.", "incremental.", "compact.", "shapes.", "streams."))
+        if not name.startswith(
+            ("load.", "capture.", "incremental.", "compact.", "shapes.", "streams.", "migrate.")
+        )
     ),
     short=(
         ("parquet", "log.manifest_written"),

@@ -7,7 +7,16 @@ from itertools import product
 import pytest
 
 from penstock.failpoints import FAILPOINTS
-from tests.chaos.matrix import OF_COMPACTION, OF_SHAPES, OF_STREAMS, SCENARIOS, SCENARIOS_MYSQL, Scenario, has
+from tests.chaos.matrix import (
+    OF_COMPACTION,
+    OF_MIGRATION,
+    OF_SHAPES,
+    OF_STREAMS,
+    SCENARIOS,
+    SCENARIOS_MYSQL,
+    Scenario,
+    has,
+)
 from tests.pipelines import DESTINATIONS
 
 pytestmark = pytest.mark.chaos
@@ -20,7 +29,8 @@ def _struck(level: str) -> set[tuple[str, str]]:
 
 @pytest.mark.parametrize("level", ["once", "full"])
 def test_every_failpoint_is_struck_on_every_destination_that_has_it(level: str) -> None:
-    names = [name for name in FAILPOINTS if name not in OF_COMPACTION + OF_SHAPES + OF_STREAMS]
+    elsewhere = OF_COMPACTION + OF_MIGRATION + OF_SHAPES + OF_STREAMS
+    names = [name for name in FAILPOINTS if name not in elsewhere]
     assert _struck(level) == {pair for pair in product(DESTINATIONS, names) if has(*pair)}
 
 
