@@ -58,6 +58,7 @@ FAILPOINTS: dict[str, str] = {
     "compact.rewritten": "data files are rewritten by a commit of their own, their deletes are still there",
     "compact.written_down": "what kept snapshots hold is written down, none has expired",
     "compact.expired": "snapshots and their files are gone, nothing was looked at for orphans",
+    "migrate.begun": "the log begins where OLake's tables end, starts are recorded; there is no state",
     "state.version_written": "the state's next version is durable, state.json is its predecessor",
     "shapes.snapshot_write": "about to write rows to a chunk of a shape's snapshot (n-th write)",
     "shapes.commit_write": "about to write a record to the commit log of shapes",

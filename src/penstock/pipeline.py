@@ -271,7 +271,6 @@ class Pipeline:
 
     def migrate(self, state: str | Path, streams: str | Path | None = None) -> list[MigratedStream]:
         """Take over from OLake: its state.json, its streams.json if given. What becomes of each stream."""
-        require_postgres(self.config, "Taking over from OLake")
         with only_one(self.config.state):
             return migrate(self.config, Path(state), None if streams is None else Path(streams))
 

@@ -1,10 +1,11 @@
-"""Pipelines, and places where a sync in this process stops."""
+"""Pipelines, sources of each kind, and places where a sync in this process stops."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import uuid
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -13,6 +14,10 @@ from tests.conftest import Database
 from tests.pipelines import DESTINATIONS, PipelineUnderTest
 from tests.share import is_in_share
 from tests.traps import MakePipeline, Pause, PauseAt, make_tables
+
+if TYPE_CHECKING:
+    from tests.mysql_server import MysqlServer
+    from tests.predecessors import MongoPredecessor, MysqlPredecessor
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -63,3 +68,40 @@ def pause_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PauseAt:
         return Pause(rule, tmp_path)
 
     return set_up
+
+
+@pytest.fixture(scope="module")
+def mysql_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], MysqlServer]]:
+    """A server of "mysql" or of "mariadb", started when it is asked for."""
+    from penstock.sources.mysql.binlog.warming import warm_up
+    from tests.mysql_server import MARIADB, MYSQL, MysqlServer
+
+    started: dict[str, MysqlServer] = {}
+
+    def server(name: str) -> MysqlServer:
+        if name not in started:
+            warm_up()  # no test waits for a compiler
+            kind = {"mysql": MYSQL, "mariadb": MARIADB}[name]
+            started[name] = MysqlServer(tmp_path_factory.mktemp(name), kind)
+            started[name].start()
+        return started[name]
+
+    yield server
+    for each in started.values():
+        each.kill()
+
+
+@pytest.fixture(params=["mysql", pytest.param("mariadb", marks=pytest.mark.slow), "mongodb"])
+def before(request: pytest.FixtureRequest) -> Iterator[MysqlPredecessor | MongoPredecessor]:
+    """Two tables at a source of each kind that OLake reads beside Postgres."""
+    from penstock.sources.mongodb.warming import warm_up
+    from tests.predecessors import MongoPredecessor, MysqlPredecessor
+
+    if request.param != "mongodb":
+        yield MysqlPredecessor(request.getfixturevalue("mysql_servers")(request.param))
+        return
+    warm_up()
+    mongo = request.getfixturevalue("mongo")
+    found = MongoPredecessor(mongo, f"olake_{uuid.uuid4().hex[:8]}")
+    yield found
+    mongo.client.drop_database(found.namespace)

@@ -16,11 +16,13 @@ from bson.decimal128 import Decimal128
 from bson.json_util import CANONICAL_JSON_OPTIONS, dumps, loads
 
 from penstock.core.cursor import Cursors
-from penstock.core.errors import PositionGoneError, SourceError
+from penstock.core.errors import AnotherSourceError, PositionGoneError, SourceError
+from penstock.core.place import Place
 from penstock.core.position import Lsn
+from penstock.core.resume_token import ResumeToken
 from penstock.core.stream import StreamId
 from penstock.core.where import Condition
-from penstock.sources.base import LogHold, TableReading
+from penstock.sources.base import LogHold, TableEnd, TableReading
 from penstock.sources.base import Source as AnySource
 from penstock.sources.chunk import ChunkMethod
 from penstock.sources.cursor import CursorChoice
@@ -145,12 +147,17 @@ def test_a_position_that_the_oplog_has_is_kept_and_one_before_it_is_gone(
             gone = of.check_kept(before)
             assert gone is not None
             assert gone.exit_code == PositionGoneError.exit_code
-        source.require_log_of([(table, now)])
-        with pytest.raises(PositionGoneError):
-            source.require_log_of([(table, now), (table, before)])
+        ends = [TableEnd(table, each, Place(ResumeToken.before(each).data)) for each in (now, before)]
+        assert source.positions_behind(ends[:1]) == [now]
+        with pytest.raises(PositionGoneError) as gone_there:
+            source.positions_behind(ends)
+        assert gone_there.value.stream == "shop.rows"
+        later = Lsn(now + (1000 << 32))
+        with pytest.raises(AnotherSourceError, match="has not come to"):
+            source.positions_behind([TableEnd(table, later, Place(ResumeToken.before(later).data))])
         server.client["shop"].create_collection("view", viewOn="rows")
         with pytest.raises(SourceError, match="no change stream"):
-            source.require_log_of([(only(source, "view"), now)])
+            source.positions_behind([replace(ends[0], table=only(source, "view"))])
 
 
 def test_all_chunks_are_the_collection_as_the_driver_reads_it(source: MongoSource, database: Source) -> None:

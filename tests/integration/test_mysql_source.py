@@ -12,11 +12,12 @@ import pytest
 from penstock.config import Config
 from penstock.core.binlog_place import BinlogPlace
 from penstock.core.errors import PositionGoneError, SourceError
+from penstock.core.place import Place
 from penstock.core.position import Lsn
 from penstock.core.stream import StreamId
 from penstock.pipeline import Pipeline
 from penstock.resolution import stream_needs
-from penstock.sources.base import Source
+from penstock.sources.base import Source, TableEnd
 from penstock.sources.chunk import ChunkMethod, PlannedChunk
 from penstock.sources.finding import StreamNeed
 from penstock.sources.mysql.binlog.warming import warm_up
@@ -101,11 +102,17 @@ def test_the_server_says_who_it_is_and_how_far_its_log_is(server: MysqlServer, s
 
 
 def test_positions_of_another_tool_must_be_in_the_log(server: MysqlServer, source: Source) -> None:
-    table, now = _orders(source), Lsn(BinlogPlace(*server.position()).number)
-    source.require_log_of([(table, now)])
-    for wrong in (Lsn(5), Lsn(now + (1 << 32))):
+    table, now = _orders(source), BinlogPlace(*server.position())
+
+    def end(place: BinlogPlace) -> TableEnd:
+        return TableEnd(table, Lsn(place.number), Place(str(place)))
+
+    assert source.positions_behind([end(now)]) == [Lsn(now.number)]
+    beyond = BinlogPlace.of_number(now.base, now.number + (1 << 32))
+    others = (BinlogPlace(f"{now.base}.000000", 4), beyond, BinlogPlace(now.name, now.pos + 1))
+    for wrong in (*others, BinlogPlace(now.name.replace(now.base, "other"), now.pos)):
         with pytest.raises(PositionGoneError, match="does not have"):
-            source.require_log_of([(table, wrong)])
+            source.positions_behind([end(wrong)])
 
 
 @pytest.mark.parametrize("wanted", ["ctid", "key"])

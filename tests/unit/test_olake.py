@@ -228,6 +228,22 @@ def test_a_stream_in_doubt_does_not_carry_on(source: SourceName, raw: dict[str, 
     assert plan_take_over(imported_file(raw), source, wanted("cdc"), {}).carried == {}
 
 
+@pytest.mark.parametrize(
+    ("source", "raw"),
+    [
+        ("postgres", file(entry("a", chunks=[{"min": None, "max": 9}]), lsn="0/10")),
+        ("mysql", mysql(entry("a", chunks=[{"min": None, "max": 9}]))),
+        ("mongodb", mongodb(entry("a", _data=TOKEN, chunks=[{"min": None, "max": "b"}]))),
+    ],
+)
+def test_a_stream_whose_load_was_not_done_does_not_carry_on(source: SourceName, raw: dict[str, Any]) -> None:
+    with pytest.raises(StateError, match="1 chunks of its load left") as refused:
+        plan_take_over(imported_file(raw), source, wanted("strict_cdc"), {})
+    assert refused.value.stream == "public.a"
+    [told, _] = plan_take_over(imported_file(raw), source, wanted("cdc"), {}).told
+    assert "1 chunks that OLake had left are read with the others" in told.detail
+
+
 @sources
 def test_a_file_of_another_kind_of_source_is_refused(
     source: SourceName, raw: dict[str, Any], place: str

@@ -17,6 +17,7 @@ from penstock.capture.log_reading import LogReading
 from penstock.capture.spec import ExportedSnapshot
 from penstock.core.position import Lsn
 from penstock.core.stream import StreamId
+from penstock.ledger.load_record import LoadPoint
 from penstock.metrics import Sample
 
 
@@ -105,6 +106,11 @@ class CaptureSource(Protocol):
         changed at the source, nor the change log be looked at. A log that does not go on from ours is a
         `PositionGoneError` or an `AnotherSourceError`.
         """
+
+    def begin_at(self, points: Mapping[StreamId, LoadPoint]) -> dict[StreamId, LoadPoint]:
+        """Before anything was set up: have the change log begin where another tool's copies of tables end, at
+        the least of these points, or say why that cannot be. They come back as this source's own, and by
+        then whoever sets up finds the beginning, however late."""
 
     def publish(
         self, streams: Sequence[StreamId], full_identity: Collection[StreamId]

@@ -79,7 +79,7 @@ def migrate(
         Path | None, typer.Option("--streams", metavar="FILE", help="OLake's streams.json, to compare.")
     ] = None,
 ) -> None:
-    """Take over from OLake with its slot and publication; nothing is read or changed at the source yet.
+    """Take over from OLake. No row is read yet, and nothing of OLake's is changed at the source.
 
     A stream with `mode: strict_cdc` carries on where OLake's table ends; any other is loaded anew.
     """

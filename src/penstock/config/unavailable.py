@@ -21,8 +21,8 @@ LATER_STREAM_KEYS: dict[str, tuple[tuple[str, str | None], ...]] = {
 }
 #: By `source.type`: commands that end with an error.
 LATER_COMMANDS: dict[str, tuple[str, ...]] = {
-    "mysql": ("state migrate", "verify"),
-    "mongodb": ("state migrate", "verify"),
+    "mysql": ("verify",),
+    "mongodb": ("verify",),
 }
 LATER_LANES: dict[str, tuple[str, ...]] = {
     "mysql": ("shapes", "kafka", "kinesis", "file"),

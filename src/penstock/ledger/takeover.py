@@ -87,7 +87,15 @@ def _begun(file: ImportedFile, source: SourceName) -> StateDocument:
 
 def _carried(wanted: Wanted, imported: ImportedStream | None) -> ImportedStream | None:
     """From where a stream carries on; None: it does not."""
-    if wanted.mode != "strict_cdc" or imported is None or imported.position is None:
+    if wanted.mode != "strict_cdc" or imported is None:
+        return None
+    if imported.chunks_left:
+        raise StateError(
+            f"OLake had {imported.chunks_left} chunks of its load left: its table ends nowhere yet.",
+            stream=str(imported.stream),
+            remedy="Run OLake's sync once more to its end, then migrate; or set `mode: cdc` to load anew.",
+        )
+    if imported.position is None:
         return None
     if imported.in_doubt:
         raise StateError(

@@ -20,6 +20,7 @@ from typing import NamedTuple, Protocol
 import pyarrow as pa
 
 from penstock.core.cursor import Cursors
+from penstock.core.place import Place
 from penstock.core.position import Lsn
 from penstock.core.schema import SourceColumn, TableSchema
 from penstock.core.stream import StreamId
@@ -51,6 +52,16 @@ class LogHold:
     position: Lsn | None
     retained_bytes: int | None
     lost: bool = False  # the source has removed log that it needs
+
+
+@dataclass(frozen=True, slots=True)
+class TableEnd:
+    """Where another tool's copy of a table ends, in that tool's words; `position` is their number, which of a
+    place inside of a transaction is that transaction's."""
+
+    table: SourceTable
+    position: Lsn
+    place: Place
 
 
 class RunningRead(NamedTuple):
@@ -218,8 +229,9 @@ class Source(Protocol):
     def teardown(self) -> list[str]:
         """Drop all that was made at the source; what was there and is gone."""
 
-    def require_log_of(self, tables: Sequence[tuple[SourceTable, Lsn]]) -> None:
-        """That the log has every change of each table from its position on, where OLake's tables end."""
+    def positions_behind(self, ends: Sequence[TableEnd]) -> list[Lsn]:
+        """From where on a table's changes are exactly those that each end lacks. The log has all of them from
+        there on, or it is an error; so is an end that leaves off inside of a transaction."""
 
     def attached_leaves(self, leaves: Sequence[SourceLeaf]) -> list[SourceLeaf]:
         """Those that may have brought rows along which are in no log (correctness 31)."""

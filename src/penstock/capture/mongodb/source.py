@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from pymongo.errors import PyMongoError
 
@@ -15,9 +15,10 @@ from penstock.capture.mongodb.snapshots import ClusterTimes
 from penstock.capture.source import Wanted
 from penstock.capture.source_spec import MongoSpec
 from penstock.capture.spec import CaptureSpec
-from penstock.core.errors import PositionGoneError
+from penstock.core.errors import PositionGoneError, SourceBusyError
 from penstock.core.position import Lsn
 from penstock.core.stream import StreamId
+from penstock.ledger.load_record import LoadPoint
 from penstock.sources.mongodb.connection import Client, connect
 from penstock.sources.mongodb.control import Control
 from penstock.sources.mongodb.source import require_kept
@@ -48,6 +49,17 @@ class MongoCapture:
         warm_up()  # before the lease is ours: a compiler takes its time
         self._log = set_up(self._source, self._spec, wanted, self._ordinary(), take_lead)
         return self._log
+
+    def begin_at(self, points: Mapping[StreamId, LoadPoint]) -> dict[StreamId, LoadPoint]:
+        """The pipeline's document says it: a set-up that finds no log reads from there on."""
+        first = min(point.consistent_point for point in points.values())
+        if not Control(self._ordinary()).begin_at(self._source.name, first, points):
+            raise SourceBusyError(
+                f"The cluster knows a pipeline {self._source.name} already.",
+                remedy="Give this one a name of its own (`source.name`), or run `penstock teardown` if the "
+                "other is over.",
+            )
+        return {stream: LoadPoint(point.consistent_point, "") for stream, point in points.items()}
 
     def publish(
         self, streams: Sequence[StreamId], full_identity: Collection[StreamId]

@@ -6,16 +6,21 @@ transactions are counted, and nothing is kept of them, until the place is passed
 asked for. The log then begins where the counting stopped: at the end of a transaction, which nobody has been
 told of yet, so that every position that is taken later lies behind it.
 
+A log that takes over from another tool begins at a place that is given (`place_at`). The file that it is in
+is read from its beginning, so that its transactions are known too, and that it is between two of them.
+
 The step begins one before that place, where no transaction can begin.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import NoReturn
 
+import numpy as np
 import pyarrow as pa
 
 from penstock import failpoints
@@ -26,13 +31,15 @@ from penstock.capture.mysql.log import CAPTURE_PROGRAM
 from penstock.capture.mysql.tables import MappedTables
 from penstock.capture.source_spec import MysqlSpec
 from penstock.core.binlog_place import BinlogPlace, Numbering
-from penstock.core.errors import SourceError
+from penstock.core.errors import SourceError, StateError
 from penstock.core.failover import Server
 from penstock.core.place import Place
 from penstock.core.position import Lsn
 from penstock.core.stream import StreamId
 from penstock.log.manifest import Manifest
 from penstock.log.writer import open_writer
+from penstock.sources.mysql.binlog.packet_kernels import POSITION_AT
+from penstock.sources.mysql.binlog.packets import EventBatch
 from penstock.sources.mysql.binlog.stream import BinlogStream, FilePosition
 from penstock.sources.mysql.connection import Connection, connect
 from penstock.sources.mysql.server import gtid_position, logged_before, read_server, require_server
@@ -51,11 +58,16 @@ def begin(source: MysqlSpec, directory: Path, connection: Connection, epoch: Lsn
         if server.flavor == "mariadb"
         else counted_place(source, connection, server)
     )
-    at = BinlogPlace.parse(place.text)
-    end = Numbering.beginning_at(at).position(at)
-    manifest = _sealed(directory, None, server.uuid, FIRST_TIMELINE, epoch, end, place)
+    manifest = begin_at(directory, place, epoch)
     failpoints.reach("capture.slot_created")
     return manifest
+
+
+def begin_at(directory: Path, place: Place, epoch: Lsn) -> Manifest:
+    """The same at a place with its set, where one server's log is between two transactions."""
+    at = BinlogPlace.parse(place.text)
+    end = Numbering.beginning_at(at).position(at)
+    return _sealed(directory, None, place.server, FIRST_TIMELINE, epoch, end, place)
 
 
 def go_on_at(
@@ -90,33 +102,101 @@ def counted_place(source: MysqlSpec, connection: Connection, server: Server, rea
 
     `reader`: under this name, beside another who reads.
     """
-    last = server.last
-    seen = SeenGtids("mysql", logged_before(connection, last.name))
-    numbering = Numbering.beginning_at(last)
-    target = numbering.position(last)
-    tables = MappedTables((), _never)
-    decoder = BinlogDecoder(tables, numbering, seen, last.name, server.uuid, mariadb=False)
-    start = FilePosition(last.name, _FILE_BEGINS)
-    reading = connect(source.url, program_name=CAPTURE_PROGRAM)
-    require_server(reading, server.uuid)
-    with closing(BinlogStream(reading, start, source.server_id, _WAIT_S, reader)) as stream:
-        heard_at = time.monotonic()
-        while time.monotonic() - heard_at < _SILENCE_S_MAX:
-            batch = stream.read(_WAIT_S)
-            if batch is None:
-                continue
-            heard_at = time.monotonic()
-            for part in decoder.parts(batch):
-                first: int | None = 0
-                while first is not None:
-                    decoded = decoder.decode(part, first, _NOTHING_IS_NEW, lambda _: True, _NothingKept())
-                    if decoded.position >= target and decoded.place is not None:
-                        return decoded.place
-                    first = decoded.rest
-    raise SourceError(
-        "The server does not send its binary log up to where it says that it ends.",
-        remedy="Run the same command again; if it happens again, report it with the server's version.",
+    counting = _Counting(connection, server, server.last.name)
+    target = counting.position(server.last)
+    for part in counting.parts(source, reader):
+        for reached, place in counting.passed(part):
+            if reached >= target:
+                return place
+    raise AssertionError("a log that ends before it does is an error")
+
+
+def place_at(source: MysqlSpec, connection: Connection, server: Server, at: BinlogPlace) -> Place:
+    """A place that lies in one of this server's files, with its set. Where a file ends, the next begins."""
+    counting = _Counting(connection, server, at.name)
+    if at.pos <= _FILE_BEGINS:
+        return counting.beginning()
+    target = counting.position(at)
+    for part in counting.parts(source):
+        last, is_passed = _up_to(part, at.pos)
+        for reached, place in counting.passed(EventBatch(part.buffer, part.starts[:last], part.ends[:last])):
+            if reached >= target:  # beyond it is the beginning of the next file, where this one ends
+                return place
+        if is_passed:
+            break
+    raise StateError(
+        f"The binlog place {at} is not between two transactions of this server's log.",
+        remedy="Connect to the server that OLake read from, and give the state.json that it wrote last; or "
+        "set `mode: cdc` to load the tables anew.",
     )
+
+
+class _Counting:
+    """Reads a file of the log from its beginning, and counts its transactions."""
+
+    def __init__(self, connection: Connection, server: Server, file: str) -> None:
+        self._server, self._file = server, file
+        self._numbering = Numbering.beginning_at(BinlogPlace(file, _FILE_BEGINS))
+        is_mariadb = server.flavor == "mariadb"
+        self._before = (
+            gtid_position(connection, file, _FILE_BEGINS) if is_mariadb else logged_before(connection, file)
+        )
+        self._decoder = BinlogDecoder(
+            MappedTables((), _never),
+            self._numbering,
+            SeenGtids(server.flavor, self._before),
+            file,
+            server.uuid,
+            mariadb=is_mariadb,
+        )
+
+    def position(self, place: BinlogPlace) -> Lsn:
+        return self._numbering.position(place)
+
+    def beginning(self) -> Place:
+        """Where the file begins."""
+        return Place(str(BinlogPlace(self._file, _FILE_BEGINS)), self._before, self._server.uuid)
+
+    def parts(self, source: MysqlSpec, reader: str = "") -> Iterator[EventBatch]:
+        """Events as they are decoded, for as long as the server says anything."""
+        reading = connect(source.url, program_name=CAPTURE_PROGRAM)
+        require_server(reading, self._server.uuid)
+        start = FilePosition(self._file, _FILE_BEGINS)
+        with closing(BinlogStream(reading, start, source.server_id, _WAIT_S, reader)) as stream:
+            heard_at = time.monotonic()
+            while time.monotonic() - heard_at < _SILENCE_S_MAX:
+                batch = stream.read(_WAIT_S)
+                if batch is not None:
+                    heard_at = time.monotonic()
+                    yield from self._decoder.parts(batch)
+        raise SourceError(
+            "The server does not send its binary log up to where it says that it ends.",
+            remedy="Run the same command again; if it happens again, report it with the server's version.",
+        )
+
+    def passed(self, part: EventBatch) -> Iterator[tuple[Lsn, Place]]:
+        """Places outside of any transaction: the last ones of what is decoded at a time."""
+        first: int | None = 0 if len(part) else None
+        while first is not None:
+            decoded = self._decoder.decode(part, first, _NOTHING_IS_NEW, lambda _: True, _NothingKept())
+            if decoded.place is not None:
+                yield decoded.position, decoded.place
+            first = decoded.rest
+
+
+def _up_to(part: EventBatch, offset: int) -> tuple[int, bool]:
+    """How many events end at or before `offset` of the file, with those behind them that end there too: all
+    of a compressed transaction do. And whether one ends beyond it, so that no more of them come."""
+    at = part.starts + POSITION_AT
+    ends = np.zeros(len(part), np.int64)  # of events that are in no file, it stays so
+    for byte in range(4):
+        ends |= part.buffer[at + byte].astype(np.int64) << 8 * byte
+    reached = np.flatnonzero(ends >= offset)
+    if not len(reached):
+        return len(part), False
+    others = np.flatnonzero(ends[reached[0] :] != offset)
+    last = int(reached[0] + others[0]) if len(others) else len(part)
+    return last, last < len(part)
 
 
 class _NothingKept:

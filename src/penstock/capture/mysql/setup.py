@@ -60,7 +60,7 @@ def set_up(
     source: MysqlSpec, spec: CaptureSpec, wanted: Wanted, connection: Connection, take_lead: Callable[[], Lsn]
 ) -> MysqlLog:
     """`take_lead` returns when the lock is held, with the term's epoch."""
-    _require_settings(connection)
+    require_settings(connection)
     epoch = take_lead()
     found = newest_manifest(spec.log_directory)
     if found is None:
@@ -100,7 +100,7 @@ def set_up(
     )
 
 
-def _require_settings(connection: Connection) -> None:
+def require_settings(connection: Connection) -> None:
     names = ", ".join(f"'{name}'" for name in _SETTINGS)
     found = rows(
         connection,

@@ -10,17 +10,17 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing
 from typing import TypeVar
 
 import pymysql
 
-from penstock.capture.mysql.beginning import counted_place
+from penstock.capture.mysql.beginning import begin_at, counted_place, place_at
 from penstock.capture.mysql.lock import NamedLock
 from penstock.capture.mysql.log import MysqlLog
 from penstock.capture.mysql.monitor import BinlogMonitor
-from penstock.capture.mysql.setup import set_up
+from penstock.capture.mysql.setup import require_settings, set_up
 from penstock.capture.mysql.snapshots import Positions
 from penstock.capture.source import Wanted
 from penstock.capture.source_spec import MysqlSpec
@@ -30,6 +30,7 @@ from penstock.core.errors import SourceError
 from penstock.core.place import Place
 from penstock.core.position import Lsn
 from penstock.core.stream import StreamId
+from penstock.ledger.load_record import LoadPoint
 from penstock.sources.mysql.binlog.warming import warm_up
 from penstock.sources.mysql.connection import Connection, connect
 from penstock.sources.mysql.server import (
@@ -93,6 +94,24 @@ class MysqlCapture:
         self._numbering, self._server = log.numbering, log.server
         return log
 
+    def begin_at(self, points: Mapping[StreamId, LoadPoint]) -> dict[StreamId, LoadPoint]:
+        """The change log has its first step from now on: there is nobody else who would keep the place."""
+        texts = {point.place.text for point in points.values() if point.place is not None}
+        with self._asking:
+            connection = self._ordinary()
+            require_settings(connection)
+            server = read_server(connection)
+            found = {
+                text: place_at(self._source, connection, server, BinlogPlace.parse(text)) for text in texts
+            }
+            first = min(found.values(), key=lambda place: BinlogPlace.parse(place.text).number)
+            begin_at(self._spec.log_directory, first, clock(connection))
+        return {
+            stream: _point_at(found[point.place.text])
+            for stream, point in points.items()
+            if point.place is not None
+        }
+
     def publish(
         self, streams: Sequence[StreamId], full_identity: Collection[StreamId]
     ) -> tuple[StreamId, ...]:
@@ -132,3 +151,7 @@ class MysqlCapture:
             if self._server:
                 require_server(self._connection, self._server)
         return self._connection
+
+
+def _point_at(place: Place) -> LoadPoint:
+    return LoadPoint(Lsn(BinlogPlace.parse(place.text).number), "", place)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import psycopg
 
@@ -21,6 +21,7 @@ from penstock.capture.spec import CaptureSpec
 from penstock.core.errors import SourceError
 from penstock.core.position import Lsn
 from penstock.core.stream import StreamId
+from penstock.ledger.load_record import LoadPoint
 from penstock.sources.postgres import inbox, pgoutput, streamed
 from penstock.sources.postgres.connection import Connection
 from penstock.sources.postgres.publication import PublicationManager
@@ -62,6 +63,10 @@ class PostgresCapture:
 
     def set_up(self, wanted: Wanted, take_lead: Callable[[], Lsn]) -> PostgresLog:
         return set_up(self._source, self._spec, wanted, self._ordinary(), take_lead, self.snapshots)
+
+    def begin_at(self, points: Mapping[StreamId, LoadPoint]) -> dict[StreamId, LoadPoint]:
+        """The other tool's slot is ours from now on: it has the log from before that."""
+        return {stream: LoadPoint(point.consistent_point, "") for stream, point in points.items()}
 
     def publish(
         self, streams: Sequence[StreamId], full_identity: Collection[StreamId]

@@ -11,15 +11,16 @@ notice that the url leads to another cluster, where the same time means nothing.
 written with the concern of a majority, so no election takes it back, and is read so.
 
 MongoDB keeps its oplog by size and age, for nobody in particular. A pipeline's document holds nothing back.
-It says from which cluster time on the pipeline needs changes: that of its beginning, then what all its lanes
-hold. So one that was killed before it had written anything begins where it began; and as the document is
-there until the pipeline is torn down, a new beginning is told from going on.
+It says from which cluster time on the pipeline needs changes: that of its beginning, which may be where
+tables of another tool end, then what all its lanes hold. So one that was killed before it had written
+anything begins where it began; and as the document is there until the pipeline is torn down, a new beginning
+is told from going on.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC
 from typing import Any
 
@@ -36,7 +37,7 @@ from penstock.sources.mongodb.connection import Client, query_errors
 DATABASE, COLLECTION = "penstock", "control"
 ACTIONS = ("find", "insert", "update", "remove")
 _CLUSTER = "cluster"
-_FROM, _STREAMS = "from", "streams"
+_FROM, _STREAMS, _MARKS = "from", "streams", "marks"
 _MAJORITY = WriteConcern(w="majority")
 _TRIES = 3
 
@@ -81,6 +82,19 @@ class Control:
         known = frozenset((before or {}).get(_STREAMS, ()))
         return tuple(stream for stream in streams if str(stream) not in known)
 
+    def begin_at(self, name: str, position: Lsn, streams: Iterable[StreamId]) -> bool:
+        """Have a pipeline that is yet to begin do so here, with these streams. False: one of this name has
+        begun already, which a mark of its own tells."""
+        time = Timestamp(position >> 32, position & 0xFFFFFFFF)
+        begun = {_FROM: time, _STREAMS: sorted(map(str, streams))}
+        not_begun = {"_id": document_id(name), _MARKS: {"$exists": False}}
+        with query_errors(f"writing to {DATABASE}.{COLLECTION}"):
+            try:
+                self.documents.update_one(not_begun, {"$set": begun}, upsert=True)
+            except DuplicateKeyError:
+                return False
+        return True
+
     def drop(self, name: str) -> bool:
         """False: there was none."""
         with query_errors(f"writing to {DATABASE}.{COLLECTION}"):
@@ -115,7 +129,7 @@ class Control:
         """
         with query_errors(f"writing to {DATABASE}.{COLLECTION}"), self._client.start_session() as session:
             self.documents.update_one(
-                {"_id": document_id(name)}, {"$inc": {"marks": 1}}, upsert=True, session=session
+                {"_id": document_id(name)}, {"$inc": {_MARKS: 1}}, upsert=True, session=session
             )
             return position_of(session.operation_time)
 

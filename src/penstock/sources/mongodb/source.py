@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 from penstock.core.errors import PositionGoneError, SourceError
 from penstock.core.position import Lsn
+from penstock.core.resume_token import ResumeToken
 from penstock.core.stream import StreamId
-from penstock.sources.base import Identity, LogHold
+from penstock.sources.base import Identity, LogHold, TableEnd
 from penstock.sources.finding import Finding, StreamNeed
 from penstock.sources.mongodb.catalog import CollectionInfo, discover
 from penstock.sources.mongodb.change_stream import ChangeStream, Place, StreamOptions
@@ -24,6 +25,7 @@ from penstock.sources.mongodb.connection import Client, cancel_queries, connect,
 from penstock.sources.mongodb.control import COLLECTION, DATABASE, Control, position_now
 from penstock.sources.mongodb.remembered import RememberedFields
 from penstock.sources.mongodb.rights import read_rights
+from penstock.sources.mongodb.table_end import position_behind
 from penstock.sources.mongodb.table_reading import MongoReading
 from penstock.sources.mongodb.types import Layout
 from penstock.sources.tables import SourceLeaf, SourceTable
@@ -112,16 +114,16 @@ class MongoSource:
     def teardown(self) -> list[str]:
         return [f"{self.name} in {DATABASE}.{COLLECTION}"] if self.drop_hold() else []
 
-    def require_log_of(self, tables: Sequence[tuple[SourceTable, Lsn]]) -> None:
-        for table, _ in tables:
-            if not table.can_be_captured:
+    def positions_behind(self, ends: Sequence[TableEnd]) -> list[Lsn]:
+        for end in ends:
+            if not end.table.can_be_captured:
                 raise SourceError(
-                    f"There is no change stream of a {table.kind}.",
+                    f"There is no change stream of a {end.table.kind}.",
                     remedy="Set `mode: full_refresh` for it, or leave it out.",
-                    stream=str(table.stream),
+                    stream=str(end.table.stream),
                 )
         with self._connect() as client:
-            require_kept(client, self.database, min(position for _, position in tables))
+            return [position_behind(client, end.table.stream, ResumeToken(end.place.text)) for end in ends]
 
     def attached_leaves(self, leaves: Sequence[SourceLeaf]) -> list[SourceLeaf]:
         """A collection has no parts that could come from elsewhere."""

@@ -13,16 +13,15 @@ from functools import partial
 
 from penstock.core.binlog_place import BinlogPlace
 from penstock.core.errors import PositionGoneError
-from penstock.core.failover import Server
 from penstock.core.position import Lsn
 from penstock.core.stream import StreamId
-from penstock.sources.base import Identity, LogHold
+from penstock.sources.base import Identity, LogHold, TableEnd
 from penstock.sources.finding import Finding, StreamNeed
 from penstock.sources.mysql.catalog import MysqlTable, discover
 from penstock.sources.mysql.check import check, read_facts
 from penstock.sources.mysql.check_streams import LogFacts, check_streams
 from penstock.sources.mysql.connection import cancel_queries, connect, parse_url, server_version
-from penstock.sources.mysql.server import clock, read_server, server_uuid
+from penstock.sources.mysql.server import LogFiles, clock, read_files, server_uuid
 from penstock.sources.mysql.table_reading import MysqlReading
 from penstock.sources.tables import SourceLeaf, SourceTable, found_or_all
 
@@ -94,13 +93,17 @@ class MysqlSource:
     def teardown(self) -> list[str]:
         return []
 
-    def require_log_of(self, tables: Sequence[tuple[SourceTable, Lsn]]) -> None:
-        """Positions of another tool are places of the server it read from, which must be this one."""
+    def positions_behind(self, ends: Sequence[TableEnd]) -> list[Lsn]:
+        """Places of another tool are those of the server it read from, which must be this one. Whether one is
+        between two transactions is seen when the log is read up to it."""
         with closing(connect(self.url)) as connection:
-            server = read_server(connection)
-        for table, position in tables:
-            if not server.first.number <= int(position) <= server.last.number:
-                raise _not_there(table.stream, position, server)
+            files = read_files(connection)
+        sizes = dict(files.sizes)
+        for end in ends:
+            place = BinlogPlace.parse(end.place.text)
+            if place.pos > sizes.get(place.name, -1):
+                raise _not_there(end.table.stream, place, files)
+        return [end.position for end in ends]
 
     def attached_leaves(self, leaves: Sequence[SourceLeaf]) -> list[SourceLeaf]:
         """A table is one leaf, whatever its partitions."""
@@ -113,10 +116,10 @@ class MysqlSource:
         cancel_queries()
 
 
-def _not_there(stream: StreamId, position: Lsn, server: Server) -> PositionGoneError:
-    place = BinlogPlace.of_number(server.last.base, int(position))
+def _not_there(stream: StreamId, place: BinlogPlace, files: LogFiles) -> PositionGoneError:
     return PositionGoneError(
-        f"The binary log does not have {place}: the server has it from {server.first} to {server.last}.",
+        f"The binary log does not have {place}: the server has it from {files.sizes[0][0]} to {files.last}.",
         stream=str(stream),
-        remedy="Connect to the server that was read until now, or load the table anew.",
+        remedy="Connect to the server that was read until now; if that has purged it, set `mode: cdc` to "
+        "load the table anew.",
     )

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from penstock.core.position import Lsn
 from penstock.core.stream import StreamId
-from penstock.sources.base import Identity, LogHold
+from penstock.sources.base import Identity, LogHold, TableEnd
 from penstock.sources.finding import Finding, StreamNeed
 from penstock.sources.postgres.catalog import TableInfo, discover
 from penstock.sources.postgres.check import check
@@ -152,11 +152,13 @@ class PostgresSource:
                 dropped.append(f"publication {self.publication}")
         return dropped
 
-    def require_log_of(self, tables: Sequence[tuple[SourceTable, Lsn]]) -> None:
+    def positions_behind(self, ends: Sequence[TableEnd]) -> list[Lsn]:
+        positions = [end.position for end in ends]
         with connect(self.url) as connection:
-            require_slot(connection, self.slot, min(position for _, position in tables))
-            for table, _ in tables:
-                require_published(connection, self.publication, table)
+            require_slot(connection, self.slot, min(positions))
+            for end in ends:
+                require_published(connection, self.publication, end.table)
+        return positions
 
     def attached_leaves(self, leaves: Sequence[SourceLeaf]) -> list[SourceLeaf]:
         """Created and attached are told apart by the catalog itself.
