@@ -10,7 +10,8 @@ touched cost nothing.
 
 One shape's trouble is its own. What a change says of a table (a truncate, an old row that did not come,
 columns that are no longer what the shape knows) ends the shapes for which it is news. An error that routing
-or rendering raises ends the shapes of that table, one of storage that shape; the pass goes on.
+raises ends the shapes of that table, one of rendering those that look alike, one of storage that shape; the
+pass goes on. What such a shape was to get of the transaction is not appended, so nobody reads half of it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from penstock import logs
+from penstock import failpoints, logs
 from penstock.capture.transactions import ChangeRows, TableVersion, TransactionFragment
 from penstock.core.position import Lsn
 from penstock.core.stream import StreamId
@@ -269,9 +270,9 @@ class ShapeLogCollector:
             for portion in self._portions(changes):
                 chosen += self._concerning(portion)
                 if sum(map(_bytes_of, chosen)) > _CHOSEN_BYTES_MAX:
-                    appended.append(self.delivery.append(chosen, is_last=False))
+                    appended.append(self.delivery.append(self._unbroken(chosen), is_last=False))
                     chosen = []
-        appended.append(self.delivery.append(chosen, is_last=fragment.is_last))
+        appended.append(self.delivery.append(self._unbroken(chosen), is_last=fragment.is_last))
         if self.layers is not None:
             self.layers.process(fragment, self._candidates)
         self.delivery.finish(fragment, appended[-1])
@@ -356,9 +357,23 @@ class ShapeLogCollector:
         renderer = Renderer(changes)
         chosen = []
         for view, those in self._slots.views(slots):
-            rows, actions, positions = distinct(found.rows[those], found.actions[those])
-            chosen.append(renderer.render(view, rows, actions).choose(slots[those], positions))
+            try:
+                failpoints.reach("shapes.rendering")
+                rows, actions, positions = distinct(found.rows[those], found.actions[those])
+                chosen.append(renderer.render(view, rows, actions).choose(slots[those], positions))
+            except Exception as error:
+                alike = np.unique(slots[those]).tolist()
+                self._break([self._slots.consumers[slot] for slot in alike], "error", error)
         return chosen
+
+    def _unbroken(self, chosen: list[Chosen]) -> list[Chosen]:
+        """Without the shapes that must go, of which nothing is held back any more."""
+        if not self._broken:
+            return chosen
+        for slot in self._broken:
+            self.delivery.forget(self._slots.consumers[slot].shape)
+        broken = np.fromiter(self._broken, np.int32)
+        return [part.where(~np.isin(part.slots, broken)) for part in chosen]
 
     def _pass(self, end: Lsn) -> None:
         """Nothing below `end` is to come: filters that end there are not needed any more."""

@@ -170,5 +170,4 @@ class _Unfinished:
         self.alone.pop(slot, None)
         held = self.held
         if held is not None and (held.slots == slot).any():
-            kept = held.slots != slot
-            self.held = Chosen(held.rendered, held.slots[kept], held.items[kept], held.choices[kept])
+            self.held = held.where(held.slots != slot)
