@@ -1,9 +1,10 @@
 """`ShapeLogCollector`: one ordered pass over the changes of all tables, from the tail to the shapes' logs.
 
-Of each fragment: the tables that have shapes → `EventRouter` (which shapes, by old and new row) → what a
-snapshot shows already is taken out → one rendering for all shapes that look alike → each shape's items, in
-one buffer → storage. Shapes whose condition has a subquery come after the shapes they depend on
-(`DependencyLayers`). Readers see nothing of a transaction before all of it is there (`delivery`).
+Of each fragment, in which rows of partitions are rows of their root (`capture.transactions`): the tables that
+have shapes → `EventRouter` (which shapes, by old and new row) → what a snapshot shows already is taken out →
+one rendering for all shapes that look alike (`ConsumerRegistry`) → each shape's items, in one buffer →
+storage. Shapes whose condition has a subquery come after the shapes they depend on (`DependencyLayers`).
+Readers see nothing of a transaction before all of it is there (`delivery`).
 
 The cost is that of the batch, and a few microseconds for each shape that is touched; shapes that are not
 touched cost nothing.
@@ -28,8 +29,8 @@ from penstock.capture.transactions import ChangeRows, TableVersion, TransactionF
 from penstock.core.position import Lsn
 from penstock.core.stream import StreamId
 from penstock.shapes.engine.consumer import Consumer, Doubt, RecentTransactions, RoutedRows, WaitingChanges
+from penstock.shapes.engine.consumer_registry import ConsumerRegistry
 from penstock.shapes.engine.delivery import Delivery
-from penstock.shapes.engine.slot_table import SlotTable
 from penstock.shapes.engine.table_changes import can_read, shown_columns, truncates, without_old_row
 from penstock.shapes.rendering.renderer import Chosen, Renderer, View, distinct
 from penstock.shapes.routing.router import EventRouter
@@ -81,7 +82,7 @@ class ShapeLogCollector:
         self.layers: DependencyLayers | None = None
         self.changes_routed = 0
         self._router = EventRouter()
-        self._slots = SlotTable()
+        self._slots = ConsumerRegistry()
         self._streams: dict[StreamId, dict[int, Consumer]] = {}
         self._filtered: dict[int, Consumer] = {}
         # By schema id, the versions of a table that were seen; None: not all of its shapes can read it.
