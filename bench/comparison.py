@@ -106,11 +106,11 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One number that must not be above its bar, or with `at_least` not below it."""
+    """One number, not to be above its bar, or with `at_least` not below it; without a bar it is told."""
 
     title: str
     value: float
-    limit: float
+    limit: float | None
     unit: str = ""
     at_least: bool = False
 
@@ -119,9 +119,19 @@ class Figure:
 
     @property
     def bar(self) -> str:
+        if self.limit is None:
+            return "none"
         return f"{'≥' if self.at_least else '≤'} {self.limit:,g} {self.unit}".rstrip()
 
+    @property
+    def verdict(self) -> str:
+        if self.limit is None:
+            return ""
+        return "missed" if self.failures() else "met"
+
     def failures(self) -> list[str]:
+        if self.limit is None:
+            return []
         if self.value < self.limit if self.at_least else self.value > self.limit:
             return [f"{self.title}: {self}, and the bar is {self.bar}"]
         return []
@@ -132,16 +142,17 @@ def figures_table(figures: Sequence[Figure]) -> Table:
     for heading in ("", "figure", "bar"):
         table.add_column(heading, justify="right" if heading == "figure" else "left")
     for figure in figures:
-        verdict = "[red]missed[/red]" if figure.failures() else "[green]met[/green]"
-        table.add_row(figure.title, str(figure), f"{figure.bar}: {verdict}")
+        colour = "red" if figure.failures() else "green"
+        verdict = f": [{colour}]{figure.verdict}[/{colour}]" if figure.verdict else ""
+        table.add_row(figure.title, str(figure), f"{figure.bar}{verdict}")
     return table
 
 
 def figures_markdown(figures: Sequence[Figure]) -> str:
     lines = ["| | figure | bar |", "|---|--:|---|"]
     for figure in figures:
-        verdict = "missed" if figure.failures() else "met"
-        lines.append(f"| {figure.title} | {figure} | {figure.bar}: {verdict} |")
+        verdict = f": {figure.verdict}" if figure.verdict else ""
+        lines.append(f"| {figure.title} | {figure} | {figure.bar}{verdict} |")
     return "\n".join(lines) + "\n"
 
 

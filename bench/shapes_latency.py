@@ -7,8 +7,8 @@ Writer and client are one process that uses psycopg and http.client. The first 1
 alone        one shape, nothing else
 first sync   the same while another client reads a table of 1 M rows for the first time, again and again, the
              shape deleted in between, until there are 500 samples: pauses between two syncs have none
-sealing      the same while 2,000 rows a second go through another shape for 25 s, in which capture, at a step
-             every 10 s, seals at least two
+sealing      the same while 2,000 rows a second go through another shape for 25 s; capture seals a step every
+             second, and that it has sealed several is checked
 indexed      beside 10,000 shapes `category = n` of the same table
 ILIKE        a shape with ILIKE beside 1,000 such shapes of the same table, of which none matches
 """
@@ -32,11 +32,12 @@ from rich.console import Console
 from bench.comparison import Figure
 from bench.shapes_service import Service, ShapeClient, serving
 from bench.workload import Connection
+from penstock.log.manifest import list_sequence
 from penstock.sources.postgres.embedded import EmbeddedPostgres
 
 WRITES, WARM_UP = 1000, 100
 SYNC_ROWS, SYNC_SAMPLES = 1_000_000, 500
-SEALING_S = 25.0
+SEALING_S, STEPS_MIN = 25.0, 2
 INDEXED_SHAPES, ILIKE_SHAPES = 10_000, 1_000
 _PAUSES_S = (0.005, 0.015)
 _CREATORS = 16
@@ -184,7 +185,11 @@ def _while_syncing(service: Service, probe: Probe) -> list[float]:
 
 @contextmanager
 def _writing(service: Service) -> Iterator[Callable[[], bool]]:
-    """Rows of a shape that nobody polls, so that steps have something in them."""
+    """Rows of a shape that nobody polls, so that steps have something in them, and are sealed."""
+    client = ShapeClient(service.port, {"table": "large"})
+    client.sync()
+    client.close()
+    sealed = max(list_sequence(service.log))
     until = time.monotonic() + SEALING_S
 
     def write() -> None:
@@ -197,3 +202,5 @@ def _writing(service: Service) -> Iterator[Callable[[], bool]]:
     writer.start()
     yield writer.is_alive
     writer.join()
+    steps = max(list_sequence(service.log)) - sealed
+    assert steps >= STEPS_MIN, f"{steps} steps were sealed meanwhile"

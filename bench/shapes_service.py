@@ -41,6 +41,7 @@ class Service:
     port: int
     url: str  # of the database
     pid: int
+    log: Path  # of its changes
 
     def connect(self) -> Connection:
         return psycopg.connect(self.url, autocommit=True)
@@ -82,7 +83,7 @@ def serving(server: EmbeddedPostgres, database: str, directory: Path) -> Iterato
         try:
             if not _becomes_active(port, process):
                 raise RuntimeError(f"the service did not become active:\n{log.read_text()[-2000:]}")
-            yield Service(port, url, process.pid)
+            yield Service(port, url, process.pid, directory / database / "log")
         finally:
             process.terminate()
             process.wait(60)

@@ -318,15 +318,15 @@ def types() -> str:
 
 
 _FAILPOINTS = """
-Named places at which a test ends the process, fills the disk or makes it wait, for whoever wants to see what
-a crash does.
+Named places at which a test ends the process, fills the disk, raises an error or makes it wait, for whoever
+wants to see what a crash does.
 """
 _FAILPOINTS_EXAMPLE = "```console\n$ PENSTOCK_FAILPOINT=cdc.committed=kill penstock sync\n```"
 _FAILPOINTS_USE = """
 `=kill` ends the process with signal 9 the first time the place is reached, `=kill@3` the third time;
-`=enospc` raises "no space left on device"; `=pause` waits until the file named by `PENSTOCK_FAILPOINT_GATE`
-exists. Several are separated by commas. What struck is appended to the file named by
-`PENSTOCK_FAILPOINT_REPORT`.
+`=enospc` raises "no space left on device", `=fail` an error that nobody expects; `=pause` waits until the
+file named by `PENSTOCK_FAILPOINT_GATE` exists. Several are separated by commas. What struck is appended to
+the file named by `PENSTOCK_FAILPOINT_REPORT`.
 """
 
 

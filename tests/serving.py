@@ -234,3 +234,38 @@ class ShapeServer(Endpoint):
             return self.health()[1] == word
 
         wait_until(come, f"health to be `{word}`", timeout_s)
+
+
+def rows(messages: list[dict[str, Any]]) -> dict[str, dict[str, str]]:
+    """What a client holds after these messages."""
+    held: dict[str, dict[str, str]] = {}
+    for message in messages:
+        operation = message["headers"].get("operation")
+        if operation == "delete":
+            del held[message["key"]]
+        elif operation is not None:
+            assert operation == "update" or message["key"] not in held, "no row is inserted twice"
+            held[message["key"]] = held.get(message["key"], {}) | message["value"]
+    return held
+
+
+def synced(server: Endpoint, **shape: str) -> tuple[Answer, list[dict[str, Any]]]:
+    """From the beginning to up-to-date: the last answer and all messages."""
+    answer = server.get(**shape, offset="-1")
+    messages: list[dict[str, Any]] = []
+    while True:
+        assert answer.status == 200, answer.body
+        messages += answer.json()
+        if "electric-up-to-date" in answer.headers:
+            return answer, messages
+        answer = server.get(**shape, offset=answer.offset, handle=answer.handle)
+
+
+def followed(server: Endpoint, last: Answer, until_id: str, **shape: str) -> list[dict[str, Any]]:
+    """Live from `last` on until a change of that row has come."""
+    messages: list[dict[str, Any]] = []
+    while not any(message.get("value", {}).get("id") == until_id for message in messages):
+        last = server.get(**shape, offset=last.offset, handle=last.handle, live="true")
+        assert last.status == 200, last.body
+        messages += last.json()
+    return messages

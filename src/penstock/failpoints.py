@@ -1,10 +1,10 @@
-"""Named places where a test may end the process, fill the disk or make it wait.
+"""Named places where a test may end the process, fill the disk, raise an error or make it wait.
 
 `PENSTOCK_FAILPOINT="ledger.prepared=kill"` ends the process with SIGKILL the first time that place
-is reached; `=kill@3` the third time; `=enospc` raises "no space left on device"; `=pause` waits
-until the file named by `PENSTOCK_FAILPOINT_GATE` exists. Without the variable a failpoint costs one
-dictionary look-up. Before it strikes, it appends its name to the file in `PENSTOCK_FAILPOINT_REPORT`,
-so that a test can assert that it struck, and where.
+is reached; `=kill@3` the third time; `=enospc` raises "no space left on device", `=fail` an error
+that nobody expects; `=pause` waits until the file named by `PENSTOCK_FAILPOINT_GATE` exists. Without
+the variable a failpoint costs one dictionary look-up. Before it strikes, it appends its name to the
+file in `PENSTOCK_FAILPOINT_REPORT`, so that a test can assert that it struck, and where.
 
 All names stand in `FAILPOINTS`; reaching an unknown one is an error, so that the list is complete.
 """
@@ -60,6 +60,7 @@ FAILPOINTS: dict[str, str] = {
     "compact.expired": "snapshots and their files are gone, nothing was looked at for orphans",
     "migrate.begun": "the log begins where OLake's tables end, starts are recorded; there is no state",
     "state.version_written": "the state's next version is durable, state.json is its predecessor",
+    "shapes.rendering": "about to render changes for the shapes that look alike (n-th time)",
     "shapes.snapshot_write": "about to write rows to a chunk of a shape's snapshot (n-th write)",
     "shapes.commit_write": "about to write a record to the commit log of shapes",
     "shapes.commit_written": "the record is written, nothing of it need be on disk",
@@ -127,9 +128,11 @@ def _strike(name: str, action: str) -> None:
         signal.pause()
     elif action == "enospc":
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    elif action == "fail":
+        raise RuntimeError(f"the failpoint {name} has struck")
     elif action == "pause":
         gate = Path(os.environ["PENSTOCK_FAILPOINT_GATE"])
         while not gate.exists():
             time.sleep(0.02)
     else:
-        raise ValueError(f"failpoint action {action!r} is not one of kill, enospc, pause")
+        raise ValueError(f"failpoint action {action!r} is not one of kill, enospc, fail, pause")

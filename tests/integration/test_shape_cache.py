@@ -1,4 +1,8 @@
-"""nginx in front of shapes, with the configuration of `deploy/nginx`: many clients, one request."""
+"""A cache in front of shapes: many clients, one request.
+
+Twice over: nginx with the configuration of `deploy/nginx`, where there is one, and a cache of the tests' own
+that does what the standards say, everywhere.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +10,18 @@ import http.client
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from urllib.parse import urlencode
+from urllib.parse import parse_qs, urlencode, urlsplit
 
 import pytest
 
 from penstock.sources.postgres.embedded import EmbeddedPostgres
+from tests.caching_proxy import CachingProxy
 from tests.conftest import Database, new_database, wait_until
 from tests.ports import free_port
 from tests.serving import ANSWER_TIMEOUT_S, Answer, ShapeServer
@@ -24,13 +29,29 @@ from tests.serving import ANSWER_TIMEOUT_S, Answer, ShapeServer
 pytestmark = pytest.mark.integration
 
 _CONFIGURATION = Path(__file__).resolve().parents[2] / "deploy" / "nginx" / "shapes.conf"
+_PLACES = "/usr/sbin:/usr/bin:/usr/local/sbin:/opt/homebrew/bin"
 _CLIENTS = 40
 
 
+@dataclass(frozen=True)
+class Front:
+    """`lines`: of each answer, the status that Penstock sent for it, `-` if it was not asked, and the URL;
+    each may come a moment after the answer."""
+
+    port: int
+    lines: Callable[[], list[str]]
+
+    def logged(self, **parameters: str) -> list[str]:
+        """The statuses of requests that have exactly these."""
+        wanted = {name: [value] for name, value in parameters.items()}
+        found = (line.rsplit(" ", 1) for line in self.lines())
+        return [status for status, url in found if parse_qs(urlsplit(url).query) == wanted]
+
+
 @contextmanager
-def nginx(directory: Path, server: ShapeServer) -> Iterator[int]:
-    """The port of one that has the project's configuration, and logs what it asks Penstock for."""
-    program = shutil.which("nginx", path="/usr/sbin:/usr/bin:/usr/local/sbin:/opt/homebrew/bin")
+def nginx(directory: Path, server: ShapeServer) -> Iterator[Front]:
+    """With the project's configuration; it logs what it asks Penstock for."""
+    program = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:{_PLACES}")
     if program is None:
         pytest.skip("there is no nginx here: apt-get install nginx-light")
     port = free_port()
@@ -47,38 +68,34 @@ def nginx(directory: Path, server: ShapeServer) -> Iterator[int]:
         f"{user} daemon off; pid {directory}/pid; error_log {directory}/errors; worker_processes 1;\n"
         "events { worker_connections 1000; }\n"
         "http {\n"
-        "log_format upstream '$upstream_addr $request_uri';\n"
-        f"access_log {directory}/access upstream;\n"
+        "log_format upstream '$upstream_status $request_uri';\n"
+        f"access_log {directory}/access upstream; log_subrequest on;\n"
         f"client_body_temp_path {directory}/body; proxy_temp_path {directory}/proxy;\n"
         f"fastcgi_temp_path {directory}/f; uwsgi_temp_path {directory}/u; scgi_temp_path {directory}/s;\n"
         f"{shapes}\n}}\n"
     )
     with subprocess.Popen([program, "-c", str(directory / "nginx.conf"), "-p", str(directory)]) as process:
         try:
-            yield port
+            yield Front(port, lambda: (directory / "access").read_text().splitlines())
         finally:
             process.terminate()
 
 
-def ask(port: int, **parameters: str) -> Answer:
+@contextmanager
+def own_cache(_: Path, server: ShapeServer) -> Iterator[Front]:
+    with CachingProxy(server.port) as proxy:
+        yield Front(proxy.port, lambda: list(proxy.log))
+
+
+def ask(port: int, headers: Mapping[str, str] | None = None, /, **parameters: str) -> Answer:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=ANSWER_TIMEOUT_S)
     try:
-        connection.request("GET", f"/v1/shape?{urlencode(parameters)}")
+        connection.request("GET", f"/v1/shape?{urlencode(parameters)}", headers=dict(headers or {}))
         answer = connection.getresponse()
         found = {name.lower(): value for name, value in answer.getheaders()}
         return Answer(answer.status, found, answer.read())
     finally:
         connection.close()
-
-
-def logged(directory: Path, offset: str) -> list[str]:
-    """Live requests from this offset that are answered; nginx writes each down a moment later."""
-    lines = (directory / "access").read_text().splitlines()
-    return [line for line in lines if "live=true" in line and line.endswith(f"offset={offset}")]
-
-
-def all_logged(directory: Path, offset: str) -> bool:
-    return len(logged(directory, offset)) == _CLIENTS
 
 
 def is_up(port: int) -> bool:
@@ -92,8 +109,11 @@ def is_up(port: int) -> bool:
 class Fronted:
     database: Database
     server: ShapeServer
-    directory: Path
-    port: int
+    front: Front
+
+    @property
+    def port(self) -> int:
+        return self.front.port
 
     def synced(self, table: str) -> Answer:
         """A new table with a row, and the answer that brought it up to date."""
@@ -105,35 +125,64 @@ class Fronted:
         return last
 
 
-@pytest.fixture(scope="module")
-def fronted(server: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fronted]:
+@pytest.fixture(scope="module", params=[own_cache, nginx], ids=["own", "nginx"])
+def fronted(
+    server: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[Fronted]:
+    begun: Callable[[Path, ShapeServer], AbstractContextManager[Front]] = request.param
     directory = tmp_path_factory.mktemp("cache")
+    environment = {"ELECTRIC_CACHE_MAX_AGE": "1", "ELECTRIC_CACHE_STALE_AGE": "1"}
     with (
         new_database(server) as database,
-        ShapeServer(database.url, directory / "shapes") as shapes,
-        nginx(directory / "nginx", shapes) as port,
+        ShapeServer(database.url, directory / "shapes", environment=environment) as shapes,
+        begun(directory / "front", shapes) as front,
     ):
         shapes.wait_until_active()
-        wait_until(lambda: is_up(port), "nginx")
-        yield Fronted(database, shapes, directory / "nginx", port)
+        wait_until(lambda: is_up(front.port), "the cache")
+        yield Fronted(database, shapes, front)
 
 
 def test_clients_of_one_shape_cost_one_request_per_change(fronted: Fronted) -> None:
     last = fronted.synced("items")
     live = {"table": "items", "handle": last.handle, "live": "true"}
-    front, offset = fronted.directory, last.offset
+    position = {"offset": last.offset}
     for change in range(3):
         with ThreadPoolExecutor(_CLIENTS) as clients:
-            asked = [clients.submit(ask, fronted.port, **live, offset=offset) for _ in range(_CLIENTS)]
+            asked = [clients.submit(ask, fronted.port, **live, **position) for _ in range(_CLIENTS)]
             wait_until(lambda: _waiting(fronted.server) > 0, "a client to wait at Penstock")
             fronted.database.execute("INSERT INTO items VALUES (%s, 'new')", (100 + change,))
             answers = [each.result() for each in asked]
         assert {answer.status for answer in answers} == {200}
-        assert len({answer.body for answer in answers}) == 1
+        assert len({(answer.body, answer.headers["electric-cursor"]) for answer in answers}) == 1
         assert f'"{100 + change}"' in answers[0].body.decode()
-        wait_until(partial(all_logged, front, offset), "all of them to be logged")
-        assert len([line for line in logged(front, offset) if not line.startswith("- ")]) == 1
-        offset = answers[0].offset
+        logged = partial(fronted.front.logged, **live, **position)
+        wait_until(partial(_are_all, logged), "all of them to be logged")
+        assert sorted(logged()) == ["-"] * (_CLIENTS - 1) + ["200"]
+        position = {"offset": answers[0].offset, "cursor": answers[0].headers["electric-cursor"]}
+
+
+def test_what_is_stored_is_asked_for_again_by_its_etag(fronted: Fronted) -> None:
+    """By a client, whom the cache answers; and by the cache, whom Penstock answers."""
+    last = fronted.synced("revalidated")
+    shape = {"table": "revalidated", "handle": last.handle, "offset": last.offset}
+    fronted.database.execute("INSERT INTO revalidated VALUES (2, 'new')")
+    change = ask(fronted.port, **shape, live="true")
+    while '"2"' not in change.body.decode():  # an answer without changes has come first
+        change = ask(fronted.port, **shape, live="true", cursor=change.headers["electric-cursor"])
+    first = ask(fronted.port, **shape)
+    assert '"2"' in first.body.decode()
+    etag = {"if-none-match": first.headers["etag"]}
+    known = ask(fronted.port, etag, **shape)
+    assert (known.status, known.body) == (304, b"")
+    assert {"electric-handle", "electric-offset"} <= known.headers.keys()
+
+    def asked_anew() -> bool:
+        """Old enough by now; Penstock was asked whether it is still so, and not for the rows."""
+        assert ask(fronted.port, **shape).body == first.body
+        return "304" in fronted.front.logged(**shape)
+
+    wait_until(asked_anew, "the cache to ask whether it is still so")
+    assert fronted.front.logged(**shape).count("200") == 1
 
 
 def test_events_come_through_as_they_happen(fronted: Fronted) -> None:
@@ -150,6 +199,10 @@ def test_events_come_through_as_they_happen(fronted: Fronted) -> None:
                 assert line, "the stream has ended"
     finally:
         connection.close()
+
+
+def _are_all(logged: Callable[[], list[str]]) -> bool:
+    return len(logged()) == _CLIENTS
 
 
 def _waiting(server: ShapeServer) -> int:

@@ -13,7 +13,7 @@ import pytest
 from penstock.sources.postgres.embedded import EmbeddedPostgres
 from tests.conftest import Database, new_database
 from tests.serving import ShapeServer
-from tests.shape_client import Row, ShapeClient
+from tests.shape_client import Row, ShapeClient, State
 
 pytestmark = pytest.mark.integration
 
@@ -118,6 +118,29 @@ def test_a_client_resumes_by_offset_and_handle(
     client.close(again)
     assert state["handle"] == before["handle"]
     assert {request["status"] for request in state["requests"]} == {200}
+
+
+def test_nothing_comes_twice_when_a_stream_of_events_is_cut_after_a_transaction(
+    items: tuple[Database, str], shapes: ShapeServer, client: ShapeClient
+) -> None:
+    """The client goes on at the first operation of what it was told to have seen."""
+    database, table = items
+    client.open(table, liveSse=True, **options(shapes, table))
+    client.wait(table, lambda now: bool(streams(now)), "a stream of events")
+    database.execute(f"INSERT INTO {table} SELECT i, 'together', true, i FROM generate_series(21, 25) AS i")
+    before = client.wait(table, lambda now: len(now["rows"]) == 25 and now["up_to_date"], "all five")
+    shapes.kill_and_await("shapes")
+    database.execute(f"INSERT INTO {table} VALUES (26, 'after', true, 26)")
+    state = client.wait(table, lambda now: len(now["rows"]) == 26, "what was written since")
+    client.close(table)
+    assert len(streams(state)) > len(streams(before)), "it has asked for another stream"
+    keys = [message["key"] for message in client.messages(table) if "key" in message]
+    assert len(keys) == len(set(keys)) == 26
+    assert {request["status"] for request in state["requests"]} == {200}
+
+
+def streams(state: State) -> list[dict[str, Any]]:
+    return [each for each in state["requests"] if "text/event-stream" in (each["type"] or "")]
 
 
 def test_chosen_columns_and_conditions_with_parameters(

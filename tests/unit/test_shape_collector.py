@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock import failpoints
 from penstock.capture.transactions import MessageConverter
 from penstock.core.offset import LogOffset
 from penstock.core.position import Lsn
@@ -416,6 +417,27 @@ def test_a_table_whose_rows_cannot_be_dealt_with_ends_its_shapes_and_nothing_els
 
         assert live.ended == {shape.handle: "error"}
         assert live.collector.delivery.position == Lsn(1100)
+
+
+@pytest.mark.parametrize(("bytes_max", "nth"), [(1 << 20, 1), (1, 3)], ids=["at once", "in fragments"])
+def test_what_cannot_be_rendered_ends_the_shapes_that_look_alike_and_nobody_reads_half_of_it(
+    monkeypatch: pytest.MonkeyPatch, bytes_max: int, nth: int
+) -> None:
+    """In fragments something of the transaction was appended before."""
+    with lane() as live:
+        narrow, other_narrow = (live.streaming(definition(where, columns="id")) for where in (None, "id > 0"))
+        whole = live.streaming(definition())
+        live.process(1100, [Logged(1000, 0, "i", {"id": "1"})])
+        before = narrow.last_offset
+        monkeypatch.setattr(failpoints, "_reached", {})
+        monkeypatch.setenv("PENSTOCK_FAILPOINT", f"shapes.rendering=fail@{nth}")
+        changes = [[Logged(1100, 2 * n, "i", {"id": f"{n + 2}"})] for n in range(2)]
+        live.process(1200, *changes, bytes_max=bytes_max)
+
+        assert live.ended == dict.fromkeys((narrow.handle, other_narrow.handle), "error")
+        assert narrow.last_offset == other_narrow.last_offset == before
+        assert [each["value"]["id"] for each in items_of(whole)] == ["1", "2", "3"]
+        assert live.collector.delivery.position == Lsn(1200)
 
 
 def test_a_shape_that_had_all_of_it_on_disk_before_a_crash_is_not_waited_for_again() -> None:

@@ -1,16 +1,18 @@
 """`ShapeLogCollector`: one ordered pass over the changes of all tables, from the tail to the shapes' logs.
 
-Of each fragment: the tables that have shapes → `EventRouter` (which shapes, by old and new row) → what a
-snapshot shows already is taken out → one rendering for all shapes that look alike → each shape's items, in
-one buffer → storage. Shapes whose condition has a subquery come after the shapes they depend on
-(`DependencyLayers`). Readers see nothing of a transaction before all of it is there (`delivery`).
+Of each fragment, in which rows of partitions are rows of their root (`capture.transactions`): the tables that
+have shapes → `EventRouter` (which shapes, by old and new row) → what a snapshot shows already is taken out →
+one rendering for all shapes that look alike (`ConsumerRegistry`) → each shape's items, in one buffer →
+storage. Shapes whose condition has a subquery come after the shapes they depend on (`DependencyLayers`).
+Readers see nothing of a transaction before all of it is there (`delivery`).
 
 The cost is that of the batch, and a few microseconds for each shape that is touched; shapes that are not
 touched cost nothing.
 
 One shape's trouble is its own. What a change says of a table (a truncate, an old row that did not come,
 columns that are no longer what the shape knows) ends the shapes for which it is news. An error that routing
-or rendering raises ends the shapes of that table, one of storage that shape; the pass goes on.
+raises ends the shapes of that table, one of rendering those that look alike, one of storage that shape; the
+pass goes on. What such a shape was to get of the transaction is not appended, so nobody reads half of it.
 """
 
 from __future__ import annotations
@@ -22,13 +24,13 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from penstock import logs
+from penstock import failpoints, logs
 from penstock.capture.transactions import ChangeRows, TableVersion, TransactionFragment
 from penstock.core.position import Lsn
 from penstock.core.stream import StreamId
 from penstock.shapes.engine.consumer import Consumer, Doubt, RecentTransactions, RoutedRows, WaitingChanges
+from penstock.shapes.engine.consumer_registry import ConsumerRegistry
 from penstock.shapes.engine.delivery import Delivery
-from penstock.shapes.engine.slot_table import SlotTable
 from penstock.shapes.engine.table_changes import can_read, shown_columns, truncates, without_old_row
 from penstock.shapes.rendering.renderer import Chosen, Renderer, View, distinct
 from penstock.shapes.routing.router import EventRouter
@@ -80,7 +82,7 @@ class ShapeLogCollector:
         self.layers: DependencyLayers | None = None
         self.changes_routed = 0
         self._router = EventRouter()
-        self._slots = SlotTable()
+        self._slots = ConsumerRegistry()
         self._streams: dict[StreamId, dict[int, Consumer]] = {}
         self._filtered: dict[int, Consumer] = {}
         # By schema id, the versions of a table that were seen; None: not all of its shapes can read it.
@@ -269,9 +271,9 @@ class ShapeLogCollector:
             for portion in self._portions(changes):
                 chosen += self._concerning(portion)
                 if sum(map(_bytes_of, chosen)) > _CHOSEN_BYTES_MAX:
-                    appended.append(self.delivery.append(chosen, is_last=False))
+                    appended.append(self.delivery.append(self._unbroken(chosen), is_last=False))
                     chosen = []
-        appended.append(self.delivery.append(chosen, is_last=fragment.is_last))
+        appended.append(self.delivery.append(self._unbroken(chosen), is_last=fragment.is_last))
         if self.layers is not None:
             self.layers.process(fragment, self._candidates)
         self.delivery.finish(fragment, appended[-1])
@@ -356,9 +358,23 @@ class ShapeLogCollector:
         renderer = Renderer(changes)
         chosen = []
         for view, those in self._slots.views(slots):
-            rows, actions, positions = distinct(found.rows[those], found.actions[those])
-            chosen.append(renderer.render(view, rows, actions).choose(slots[those], positions))
+            try:
+                failpoints.reach("shapes.rendering")
+                rows, actions, positions = distinct(found.rows[those], found.actions[those])
+                chosen.append(renderer.render(view, rows, actions).choose(slots[those], positions))
+            except Exception as error:
+                alike = np.unique(slots[those]).tolist()
+                self._break([self._slots.consumers[slot] for slot in alike], "error", error)
         return chosen
+
+    def _unbroken(self, chosen: list[Chosen]) -> list[Chosen]:
+        """Without the shapes that must go, of which nothing is held back any more."""
+        if not self._broken:
+            return chosen
+        for slot in self._broken:
+            self.delivery.forget(self._slots.consumers[slot].shape)
+        broken = np.fromiter(self._broken, np.int32)
+        return [part.where(~np.isin(part.slots, broken)) for part in chosen]
 
     def _pass(self, end: Lsn) -> None:
         """Nothing below `end` is to come: filters that end there are not needed any more."""

@@ -86,7 +86,6 @@ class Consumer:
     """Belongs to the engine's thread. `since_tx`: what was handed out before it was there."""
 
     __slots__ = (
-        "_boundaries",
         "buffer",
         "doubts",
         "feeds_layers",
@@ -95,6 +94,7 @@ class Consumer:
         "shape",
         "since_tx",
         "state",
+        "txn_offset_mapping",
         "view",
     )
 
@@ -108,7 +108,7 @@ class Consumer:
         self.doubts: list[Doubt] | None = None
         self.needs_layers = shape.has_subqueries
         self.feeds_layers = False  # it is a subquery of others
-        self._boundaries: dict[LogOffset, LogOffset] | None = None
+        self.txn_offset_mapping: dict[LogOffset, LogOffset] | None = None
 
     @property
     def is_special(self) -> bool:
@@ -145,17 +145,17 @@ class Consumer:
 
     def sent(self, own: LogOffset, boundary: LogOffset) -> None:
         """Its items up to `own` are those of transactions up to `boundary`."""
-        if self._boundaries is None:
-            self._boundaries = {}
-        self._boundaries[own] = boundary
+        if self.txn_offset_mapping is None:
+            self.txn_offset_mapping = {}
+        self.txn_offset_mapping[own] = boundary
 
     def flushed(self, own: LogOffset) -> LogOffset:
         """What that means for the transactions."""
-        if self._boundaries is None:
+        if self.txn_offset_mapping is None:
             return own
-        aligned = align_offset_to_txn_boundary(own, self._boundaries)
-        if not self._boundaries:
-            self._boundaries = None
+        aligned = align_offset_to_txn_boundary(own, self.txn_offset_mapping)
+        if not self.txn_offset_mapping:
+            self.txn_offset_mapping = None
         return aligned
 
 

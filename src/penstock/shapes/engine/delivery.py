@@ -19,8 +19,8 @@ from penstock.core.offset import LogOffset
 from penstock.core.position import Lsn
 from penstock.ledger.flush_tracker import FlushTracker
 from penstock.shapes.engine.consumer import Consumer
+from penstock.shapes.engine.consumer_registry import ConsumerRegistry
 from penstock.shapes.engine.lsn_tracker import LsnTracker
-from penstock.shapes.engine.slot_table import SlotTable
 from penstock.shapes.rendering.assembly import assemble
 from penstock.shapes.rendering.renderer import Chosen
 from penstock.shapes.shape import Shape
@@ -30,7 +30,7 @@ from penstock.shapes.storage import LogItems, ShapeItems, ShapeStore
 class Delivery:
     """Belongs to the engine's thread. `touched`: shapes that readers see more of, since it was emptied."""
 
-    def __init__(self, store: ShapeStore, slots: SlotTable, position: Lsn) -> None:
+    def __init__(self, store: ShapeStore, slots: ConsumerRegistry, position: Lsn) -> None:
         self._store = store
         self._slots = slots
         self.touched: set[Shape] = set()
@@ -170,5 +170,4 @@ class _Unfinished:
         self.alone.pop(slot, None)
         held = self.held
         if held is not None and (held.slots == slot).any():
-            kept = held.slots != slot
-            self.held = Chosen(held.rendered, held.slots[kept], held.items[kept], held.choices[kept])
+            self.held = held.where(held.slots != slot)

@@ -98,6 +98,11 @@ class Chosen:
     extra: Bytes = field(default_factory=lambda: np.empty(0, np.uint8))
     extra_ends: Int64s = field(default_factory=lambda: np.empty(0, np.int64))  # empty: nothing is extra
 
+    def where(self, kept: npt.NDArray[np.bool_]) -> Chosen:
+        """These items alone, before they have more headers."""
+        assert not len(self.extra_ends)
+        return Chosen(self.rendered, self.slots[kept], self.items[kept], self.choices[kept])
+
     def with_extra(self, headers: pa.BinaryArray) -> Chosen:
         """The same, with more headers for each item, such as `,"tags":["…"]`."""
         assert len(headers) == len(self.items)

@@ -1,4 +1,4 @@
-"""What the collector must know of a shape while it deals with whole batches, as columns over slots."""
+"""`ConsumerRegistry`: what the collector must know of shapes while it deals with whole batches, by slot."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock.shapes.rendering.renderer import View
 _FIRST = 1024
 
 
-class SlotTable:
+class ConsumerRegistry:
     """Consumers by slot, which view each has, and which are special (`Consumer.is_special`)."""
 
     def __init__(self) -> None:
