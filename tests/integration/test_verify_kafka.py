@@ -234,7 +234,7 @@ def test_streams_that_cannot_be_compared_say_why(shop: KafkaShop) -> None:
     assert exit_code(report) == 0, "it will never be comparable, which is no reason to wake anybody"
     with pytest.raises(ConfigError, match="does not send"):
         shop.verify("public.other")
-    with pytest.raises(ConfigError, match="no offset|no position"):
+    with pytest.raises(ConfigError, match="no position"):
         shop.verify(start="yesterday")
 
 

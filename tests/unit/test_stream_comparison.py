@@ -23,14 +23,22 @@ from penstock.streams.rewinds import Rewind
 
 Row = dict[str, Any]
 KINDS = ("missing", "gone", "dead", "extra", "doubled", "out_of_order", "different")
-NUMBERS = (("stream", np.int32), ("route", np.int32), ("tx", np.int64), ("op", np.int64), ("kind", np.uint8))
-MORE = (("high", np.uint64), ("low", np.uint64), ("place", np.int32), ("at", np.int64))
+NUMBERS = (
+    ("stream", np.int32),
+    ("route", np.int32),
+    ("tx", np.int64),
+    ("op", np.int64),
+    ("kind", np.uint8),
+    ("high", np.uint64),
+    ("low", np.uint64),
+    ("place", np.int32),
+    ("at", np.int64),
+)
 
 
 def rows_of(rows: list[Row]) -> Rows:
-    columns = [np.array([row[name] for row in rows], kind) for name, kind in NUMBERS]
-    key = pa.array([row["key"] for row in rows], pa.binary())
-    return Rows(*columns, key, *(np.array([row[name] for row in rows], kind) for name, kind in MORE))
+    columns: dict[str, Any] = {name: np.array([row[name] for row in rows], kind) for name, kind in NUMBERS}
+    return Rows(key=pa.array([row["key"] for row in rows], pa.binary()), **columns)
 
 
 def row(tx: int, op: int = 0, key: bytes | None = b"a", **more: int) -> Row:

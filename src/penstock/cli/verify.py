@@ -86,8 +86,8 @@ def verify(
     With --repair, rows that differ are given what the source has for them, in tables that have a row for each
     of the source's, while no `penstock run` is at work. What is told then is how the tables are afterwards.
 
-    With --lane, what a Kafka lane has sent is compared with the change log: every change is in its topic once,
-    says what the log says, and those of a key are in their order.
+    With --lane, what a Kafka lane has sent is compared with the change log: every change is in its topic
+    once, says what the log says, and those of a key are in their order.
 
     Exit code 0: equal. 10: there are differences. 11: no difference, but a stream could not be compared.
     """
@@ -188,13 +188,12 @@ def _show_stream(settings: Settings, report: VerifyReport, stream: VerifiedStrea
         settings.note(
             f"{stream.stream}: {count(stream.dead_letters)} rows are dead letters, and not in the table."
             if not stream.lane
-            else f"{stream.stream}: {count(stream.dead_letters)} records are dead letters, and not in the topic."
+            else f"{stream.stream}: {count(stream.dead_letters)} records are dead letters, not in the topic."
         )
     if stream.lane and stream.compared_from:
         loaded = f" Beside them are {count(stream.loaded)} loaded rows." if stream.loaded else ""
-        settings.note(
-            f"{stream.stream}: changes from {stream.compared_from} to {stream.position} were compared.{loaded}"
-        )
+        between = f"from {stream.compared_from} to {stream.position}"
+        settings.note(f"{stream.stream}: changes {between} were compared.{loaded}")
     for note in stream.notes:
         settings.note(f"{stream.stream}: {note}.")
     if stream.columns_not_compared:
@@ -204,14 +203,14 @@ def _show_stream(settings: Settings, report: VerifyReport, stream: VerifiedStrea
         settings.note(f"{stream.stream}: {count(stream.repaired)} rows were repaired.")
     if not stream.differences:
         return
-    rows = [
-        (each.kind, _words(each.key), *_column_words(each, shown=report.shows_values))
+    rows: list[list[str]] = [
+        [each.kind, _words(each.key), *_column_words(each, shown=report.shows_values)]
         for each in stream.differences
     ]
     values = ("source", "table") if report.shows_values else ()
     settings.out.print(f"{stream.stream}:", markup=False, highlight=False)
-    names = ("record", "key and change") if stream.lane else ("row", "key", "columns", *values)
-    settings.out.print(table(names, [row[: len(names)] for row in rows]))
+    heads = ["record", "key and change"] if stream.lane else ["row", "key", "columns", *values]
+    settings.out.print(table(heads, [row[: len(heads)] for row in rows]))
     for line in left_out_lines(stream):
         settings.note(line)
 

@@ -77,7 +77,8 @@ def _described(name: str, document: dict[str, Any]) -> dict[str, Any]:
 def _told(stream: VerifiedStream) -> dict[str, Any]:
     names = (
         "stream", "verdict", "reason", "position", "against", "source_rows", "table_rows", "dead_letters",
-        "missing", "extra", "different", "doubled", "out_of_order", "gone", "lane", "name", "notes", "columns", "columns_not_compared", "repaired",
+        "missing", "extra", "different", "doubled", "out_of_order", "gone", "lane", "name", "notes",
+        "columns", "columns_not_compared", "repaired",
     )  # fmt: skip
     told = {name: getattr(stream, name) for name in names}
     return {**told, "more": stream.differing_at_least - stream.found if stream.verdict == "different" else 0}

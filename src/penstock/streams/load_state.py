@@ -18,6 +18,8 @@ from typing import Any, Literal, cast
 from penstock.core.position import Lsn
 from penstock.sources.chunk import ChunkMethod
 
+_NOT_KNOWN = Lsn(0)
+
 
 @dataclass(frozen=True, slots=True)
 class Place:
@@ -48,7 +50,7 @@ class LoadState:
     rows: int = 0
     has_gap: bool = False
     has_rows: bool = True
-    since: Lsn = Lsn(0)
+    since: Lsn = _NOT_KNOWN
 
     @property
     def is_loading(self) -> bool:
@@ -83,7 +85,7 @@ class LoadState:
             rows=fields.get("rows", 0),
             has_gap=fields.get("gap", False),
             has_rows=not fields.get("without_rows", False),
-            since=Lsn.parse(fields["since"]) if "since" in fields else Lsn(0),
+            since=Lsn.parse(fields["since"]) if "since" in fields else _NOT_KNOWN,
         )
 
     def stopped_at(self, lane: Lsn) -> LoadState:

@@ -29,14 +29,14 @@ Why there is no false alarm, whoever writes meanwhile:
    latest of the first so many. A compacted topic is not compared: any record of it may be gone.
 6. *The log may go* while it is read: then all of it is done again from where it begins by then.
 7. *The same bytes*: but for the time at which an event was made, which is left out on both sides
-   (`encoding.sent_time`), encoding is a function of the log and of the lane's settings (`bulk`). Settings that
-   were changed since make older records differ; a range behind the change does not.
+   (`encoding.sent_time`), encoding is a function of the log and of the lane's settings (`bulk`). Settings
+   that were changed since make older records differ; a range behind the change does not.
 
 Why a difference is not missed: both sides are cut into buckets by key, every record is in one by its own
 key, and in a bucket each name is counted on both sides. Values are compared by 128 bits of SipHash under a
 secret of this run. Records of a key must lie in one partition in the order of the log.
 
-Bounded: rows of both sides are columns on disk (`spilled`), at most some `spilled.BUCKET_ROWS` of them are in
-memory unless there are more than 128 times as many. The client library gives a Python object for each record;
+Bounded: rows of both sides are columns on disk (`spilled`), about `spilled.BUCKET_ROWS` of them are in memory
+unless there are more than 128 times as many. The client library gives a Python object for each record;
 so many of them are there at a time (`kafka.topic_reading`), and none of the log's events is one.
 """

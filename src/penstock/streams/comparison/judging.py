@@ -158,4 +158,5 @@ def _out_of_order(found: Rows, rows: Places, rules: Rules) -> Places:
     wrong = stays & (found.at[before] > found.at[after])
     if not rules.keys_may_move:
         wrong |= ~stays
-    return after[same & wrong]
+    disordered: Places = after[same & wrong]
+    return disordered

@@ -10,6 +10,7 @@ from penstock.core.stream import MESSAGES, StreamId
 from penstock.streams.load_state import LoadState
 from penstock.streams.publisher import Standing
 
+_BEGINNING = Lsn(0)
 #: Of emitted messages the lane has no state: they are told from its first position on.
 _WITHOUT_STATE = frozenset({MESSAGES})
 
@@ -18,7 +19,7 @@ _WITHOUT_STATE = frozenset({MESSAGES})
 class Wanted:
     """What was asked for: changes with `start <= tx < end`."""
 
-    start: Lsn = Lsn(0)
+    start: Lsn = _BEGINNING
     end: Lsn | None = None
 
 

@@ -44,6 +44,7 @@ from penstock.streams.publisher import Standing
 from penstock.streams.routing import Router
 from penstock.streams.settings import StreamSettings
 
+_EVERYTHING = Wanted()
 TRIES_MAX = 3  # of a log whose beginning goes while it is read
 _HEAD = 100  # records at the beginning of a partition of which a part was deleted: what precedes them is gone
 _ALL_OF_IT = 2**63 - 1
@@ -56,7 +57,7 @@ class LaneOptions:
     """`streams`: none means all. `limit`: how many differences of a stream are told one by one."""
 
     streams: tuple[StreamId, ...] = ()
-    wanted: Wanted = Wanted()
+    wanted: Wanted = _EVERYTHING
     limit: int = 20
 
 
@@ -318,7 +319,7 @@ class _Comparison:
                 policy = policies[topic]
                 if policy is None and reader.extents(topic):
                     found[stream] = NotComparable(
-                        f"whether the topic {topic} is compacted may not be asked; allow DESCRIBE_CONFIGS on it"
+                        f"whether the topic {topic} is compacted may not be asked; allow DESCRIBE_CONFIGS"
                     )
                 elif "compact" in (policy or ""):
                     reason = f"the topic {topic} is compacted: of a key, Kafka keeps the newest record alone"
@@ -397,9 +398,7 @@ class _Comparison:
     def _notes(self, within: Range, rules: Rules, seen: _Seen, topics: Sequence[str], gone: int) -> list[str]:
         notes = []
         if gone:
-            notes.append(
-                f"Kafka has deleted {gone:,} records of the range, by age or size; they were not compared"
-            )
+            notes.append(f"Kafka has deleted {gone:,} records of the range; they were not compared")
         others = sum(seen.others.get(topic, 0) for topic in topics)
         if others:
             notes.append(f"{others:,} records of its topics are somebody else's")
@@ -407,7 +406,7 @@ class _Comparison:
             notes.append("order was not compared: `dead_letter.order` is `skip`")
         if any(each.to < within.end and each.held > within.start for each in rules.rewinds):
             notes.append(
-                "changes were sent again by order (`penstock lanes rewind`): those may be there twice"
+                "changes were sent again by order (`penstock lane rewind`): those may be there twice"
             )
         return notes
 

@@ -12,7 +12,7 @@ new it is left alone. It holds nothing that any standing speaks of.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,6 +31,7 @@ _QUEUED_KIB = 32_768
 _PIECE_S = 0.1
 _OPEN_S = 15.0
 _ANSWER_S = 10.0
+_NUMBER_MAX = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,17 +78,15 @@ class TopicReader:
 
     def extents(self, topic: str) -> dict[int, Extent]:
         """Of each partition; none, if there is no such topic."""
-        count = self._topics.count(topic) or 0
-        found = {}
-        for partition in range(count):
-            place = TopicPartition(topic, partition)
-            low, high = self._patience.ask(
-                f"asking for the ends of {topic}",
-                lambda _, place=place: self._consumer.get_watermark_offsets(place, _ANSWER_S, cached=False),
-                is_retried=True,
-            )
-            found[partition] = Extent(low, high)
-        return found
+        return {number: self._extent(topic, number) for number in range(self._topics.count(topic) or 0)}
+
+    def _extent(self, topic: str, number: int) -> Extent:
+        def ask(_: float) -> tuple[int, int]:
+            place = TopicPartition(topic, number)
+            found: tuple[int, int] = self._consumer.get_watermark_offsets(place, _ANSWER_S, cached=False)
+            return found
+
+        return Extent(*self._patience.ask(f"asking for the ends of {topic}", ask, is_retried=True))
 
     def read(self, topic: str, extents: dict[int, Extent]) -> Iterator[list[Records]]:
         """All that is committed there, in the order of each partition."""
@@ -172,12 +171,15 @@ def _is_end(message: Message) -> bool:
     return problem is not None and problem.code() == KafkaError._PARTITION_EOF
 
 
-def _name(headers: dict[str, bytes | None]) -> tuple[str, str, int, int, int] | None:
+def _name(headers: Mapping[str, bytes | str | None]) -> tuple[str, str, int, int, int] | None:
     """Stream, chunk, tx, op and kind, if these are headers of ours."""
-    try:
-        tx, op = (headers["penstock.offset"] or b"").split(b"_")
-        kind = (headers["penstock.op"] or b"")[0]
-        stream = (headers["penstock.stream"] or b"").decode()
-        return stream, (headers.get("penstock.chunk") or b"").decode(), int(tx), int(op), kind
-    except (KeyError, ValueError, IndexError):
+    texts = [headers.get(f"penstock.{name}") or b"" for name in ("offset", "op", "stream", "chunk")]
+    offset, op, stream, chunk = (
+        text.decode(errors="replace") if isinstance(text, bytes) else text for text in texts
+    )
+    tx, separator, index = offset.partition("_")
+    if not (separator and tx.isdecimal() and index.isdecimal() and op and stream):
         return None
+    if max(int(tx), int(index)) > _NUMBER_MAX:
+        return None
+    return stream, chunk, int(tx), int(index), ord(op[0]) & 0xFF
