@@ -47,6 +47,7 @@ from penstock.locking import only_one
 from penstock.log.manifest import newest_manifest
 from penstock.log.reader import ChangeLog, read_rows
 from penstock.migration import migrate
+from penstock.operations import lanes
 from penstock.operations import streams as operations
 from penstock.operations.streams import Told
 from penstock.planning import plan, status
@@ -55,6 +56,9 @@ from penstock.sources.finding import Finding
 from penstock.sources.open import open_source
 from penstock.sources.tables import SourceTable
 from penstock.streams.checking import check_lanes
+from penstock.streams.comparison.ranges import Wanted
+from penstock.streams.libraries import require_library
+from penstock.streams.settings import StreamSettings
 from penstock.supervisor.asking import running_status
 from penstock.sync import Sync
 from penstock.turns import spark_starter
@@ -258,6 +262,32 @@ class Pipeline:
         reports.save(self.config.state, report)
         return report
 
+    def verify_lane(
+        self,
+        lane: str,
+        streams: Sequence[str] = (),
+        listener: ProgressListener | None = None,
+        *,
+        start: str | None = None,
+        end: str | None = None,
+        limit: int = 20,
+    ) -> VerifyReport:
+        """Compare what a Kafka lane has sent with the change log, whoever writes meanwhile; changes neither.
+
+        Every change is there once, says what the log says, and those of a key are in their order. `start` and
+        `end`: positions, or offsets as records have them; by default all that the log and the topics have.
+        """
+        lanes.require_stream_lane(self.config, lane)
+        require_library(lane)
+        from penstock.streams.comparison.run import LaneOptions, compare_lane
+
+        wanted = Wanted(_transaction(start) or Lsn(0), _transaction(end))
+        options = LaneOptions(tuple(map(operations.stream_id, streams)), wanted, limit)
+        settings = StreamSettings.of_pipeline(self.config, lane)
+        report = compare_lane(settings, Silence() if listener is None else listener, options)
+        reports.save(self.config.state, report)
+        return report
+
     def pause(self, streams: Sequence[str], reason: str = "") -> Told:
         """Let these streams stand still where they are; the others go on, and nothing of theirs is lost.
 
@@ -428,6 +458,17 @@ def _later_than(table: pa.Table, after: LogOffset) -> pa.Table:
     tx, op = table.column("_tx"), table.column("_op_index")
     same_tx = pc.and_(pc.equal(tx, after.tx), pc.greater(op, after.op))
     return table.filter(pc.or_(pc.greater(tx, after.tx), same_tx))
+
+
+def _transaction(text: str | None) -> Lsn | None:
+    """A position, or the transaction of an offset such as `26800664_4`."""
+    try:
+        return Lsn(LogOffset.parse(text).tx) if text is not None and "_" in text else _position(text)
+    except ValueError as error:
+        raise ConfigError(
+            f"{text!r} is no offset.",
+            remedy="Write it as records have it: 26800664_4, or a position: 0/19C9B158.",
+        ) from error
 
 
 def _position(text: str | None) -> Lsn | None:

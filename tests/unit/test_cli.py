@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from penstock import __version__
-from penstock.cli.failure import exit_codes
+from penstock.cli.failure import DIFFERENT, exit_codes
 from penstock.cli.main import global_options_first, main
 from penstock.cli.pipeline_file import without_password
 from penstock.cli.progress import BarProgress, PlainProgress
@@ -44,6 +44,7 @@ from penstock.core.report import (
     SyncReport,
     TableHealth,
 )
+from penstock.core.verify_report import Difference, VerifiedStream, VerifyReport
 from penstock.sources.finding import Finding
 
 REPORT = SyncReport(
@@ -146,6 +147,16 @@ class StandIn:
         listener.note("public.orders: merging 120 data files.")
         return CompactReport([replace(COMPACTED, after=None) if dry_run else COMPACTED], [], 1.0)
 
+    def verify_lane(
+        self, lane: str, streams: Sequence[str], listener: ProgressListener, **asked: Any
+    ) -> VerifyReport:
+        record = Difference("doubled", {"id": "7", "change": "26_4", "record": "t[0]@3"})
+        sent = VerifiedStream(
+            "public.orders", "different", lane=lane, compared_from=asked["start"], position="0/2A",
+            source_rows=5, table_rows=6, doubled=1, notes=("9 are gone",), differences=(record,),
+        )  # fmt: skip
+        return VerifyReport((sent,), "2026-11-16T10:00:00+00:00", 1.0, of=lane)
+
     def table(self, stream: str) -> Any:
         return SimpleNamespace(path=Path("/lake") / stream)
 
@@ -231,6 +242,26 @@ class TestGlobalOptions:
     )
     def test_they_may_follow_the_command(self, given: list[str], meant: list[str]) -> None:
         assert global_options_first(given) == meant
+
+
+class TestVerify:
+    def test_what_a_lane_has_sent_is_told_as_records_and_changes(self, run: Run, stand_in: StandIn) -> None:
+        code, out, err = run("verify", "--lane", "kafka", "--from", "0/1A")
+        assert code == DIFFERENT
+        for words in ("changes", "records", "doubled", "out of order", "id=7, change=26_4, record=t[0]@3"):
+            assert words in " ".join(out.split())
+        assert "changes from 0/1A to 0/2A were compared" in err
+        assert "9 are gone" in err
+        code, out, _ = run("verify", "--lane", "kafka", "--json")
+        assert json.loads(out)["of"] == "kafka"
+
+    @pytest.mark.parametrize("options", [["--from", "0/1A"], ["--lane", "kafka", "--repair"]])
+    def test_options_that_do_not_fit_are_refused(
+        self, run: Run, stand_in: StandIn, options: list[str]
+    ) -> None:
+        code, _, err = run("verify", *options)
+        assert code not in (0, DIFFERENT)
+        assert options[-1] in err or options[0] in err
 
 
 class TestSync:

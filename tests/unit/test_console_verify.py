@@ -75,6 +75,24 @@ def test_what_is_known_of_a_stream_is_of_the_newest_run_that_compared_it(config:
     assert shown(config, "verify")["streams"][1]["verdict"] == "equal"
 
 
+def test_what_a_lane_has_sent_of_a_stream_is_known_apart_from_its_table(config: Config) -> None:
+    saved(config, 9, DIFFERS)
+    sent = VerifiedStream("public.orders", "different", lane="kafka", doubled=2, notes=("2 are gone",))
+    report = VerifyReport((sent,), "2026-11-16T10:00:00+00:00", 1.5, of="kafka")
+    run = reports.save(config.state, report).stem
+    found = shown(config, "verify")
+    table, lane = found["streams"]
+    assert (table["name"], table["missing"], table["lane"]) == ("public.orders", 1, "")
+    assert (lane["name"], lane["doubled"], lane["run"]) == ("public.orders in kafka", 2, run)
+    assert found["runs"][0]["of"] == "kafka"
+    assert rows(config, run=run, stream="public.orders")["lane"] == "kafka"
+    assert reports.known(config.state)["public.orders"].doubled == 0, "metrics are of tables"
+    nine = reports.began_at_s("2026-11-16T09:00:00+00:00")
+    assert reports.last_began_s(config.state) == nine, "it puts off no comparison of tables"
+    [told] = [each for _, document in reports.kept(config.state, run) for each in document["streams"]]
+    assert VerifiedStream.from_json(told) == sent
+
+
 def test_keys_of_rows_are_shown_to_nobody_who_only_looks(config: Config) -> None:
     run = saved(config, 9, DIFFERS, EQUAL)
     seen = [shown(config, "verify"), shown(config, "verify.run", run=run)]

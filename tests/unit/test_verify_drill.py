@@ -236,6 +236,18 @@ def test_values_are_in_no_form_of_the_result_unless_they_are_asked_for() -> None
     assert secret in str(report(stream, shows_values=True).to_json())
 
 
+def test_the_page_of_a_lane_tells_of_records_and_changes() -> None:
+    record = Difference("out of order", {"id": "7", "change": "26_4", "record": "<b>[0]@3"})
+    sent = VerifiedStream(
+        "public.a", "different", lane="kafka", compared_from="0/1", position="0/2", out_of_order=1,
+        notes=("3 records are gone",), differences=(record,),
+    )  # fmt: skip
+    text = page(VerifyReport((sent,), "2026-11-16T10:00:00+00:00", 1.0, of="kafka"))
+    for words in ("The lane kafka and the change log differ.", "out of order", "3 records are gone", "26_4"):
+        assert words in text
+    assert "<b>" not in text
+
+
 def test_exit_codes_tell_equal_different_and_not_compared_apart() -> None:
     equal = VerifiedStream("public.a", "equal")
     by_mode = VerifiedStream("public.b", "not compared", "why", "by its mode")

@@ -1,4 +1,4 @@
-"""`penstock verify`: prove that tables hold what their source holds, or say where they do not."""
+"""`penstock verify`: prove that tables, or what lanes have sent, hold what they should, or say where not."""
 
 from __future__ import annotations
 
@@ -14,9 +14,25 @@ from penstock.cli.tables import count, table
 from penstock.cli.verify_page import page
 from penstock.config.values import share_of
 from penstock.core.errors import ConfigError, StorageError
-from penstock.core.verify_report import Difference, VerifiedStream, VerifyReport
+from penstock.core.verify_report import TABLES, Difference, VerifiedStream, VerifyReport
 
-_COUNTS = ("source rows", "table rows", "missing", "extra", "different")
+_TABLE_COUNTS = {
+    "source rows": "source_rows",
+    "table rows": "table_rows",
+    "missing": "missing",
+    "extra": "extra",
+    "different": "different",
+}
+_LANE_COUNTS = {
+    "changes": "source_rows",
+    "records": "table_rows",
+    "missing": "missing",
+    "doubled": "doubled",
+    "out of order": "out_of_order",
+    "different": "different",
+    "extra": "extra",
+}
+_NOW, _ALL = "now", "100%"
 
 
 def verify(
@@ -29,13 +45,13 @@ def verify(
         typer.Option(
             "--at", metavar="LSN", help="Compare the version that tables had there, taken on by the log."
         ),
-    ] = "now",
+    ] = _NOW,
     sample: Annotated[
         str,
         typer.Option(
             "--sample", metavar="PART", help="Of the keys, as 5% or 0.05: the rest is not compared."
         ),
-    ] = "100%",
+    ] = _ALL,
     limit: Annotated[
         int,
         typer.Option("--limit", min=0, metavar="N", help="Tell so many differences of a stream one by one."),
@@ -53,26 +69,51 @@ def verify(
     html: Annotated[
         Path | None, typer.Option("--html", metavar="FILE", help="Write the result as a page, too.")
     ] = None,
+    lane: Annotated[
+        str | None,
+        typer.Option("--lane", metavar="NAME", help="Compare what this Kafka lane has sent, not tables."),
+    ] = None,
+    start: Annotated[
+        str | None,
+        typer.Option("--from", metavar="OFFSET", help="With --lane: only changes from there on."),
+    ] = None,
+    end: Annotated[
+        str | None, typer.Option("--to", metavar="OFFSET", help="With --lane: only changes before that.")
+    ] = None,
 ) -> None:
     """Compare tables with their source at one position, while both are in use; neither is changed.
 
     With --repair, rows that differ are given what the source has for them, in tables that have a row for each
     of the source's, while no `penstock run` is at work. What is told then is how the tables are afterwards.
 
+    With --lane, what a Kafka lane has sent is compared with the change log: every change is in its topic
+    once, says what the log says, and those of a key are in their order.
+
     Exit code 0: equal. 10: there are differences. 11: no difference, but a stream could not be compared.
     """
     settings = settings_of(context)
+    of_tables = {
+        "--at": at != _NOW,
+        "--sample": sample != _ALL,
+        "--show-values": show_values,
+        "--repair": repair,
+    }
+    of_lanes = {"--from": start is not None, "--to": end is not None}
+    _require_fitting(of_tables if lane is not None else of_lanes, lane)
     pipeline = open_pipeline(settings)
     with progress_listener(settings) as listener:
-        report = pipeline.verify(
-            streams or (),
-            listener,
-            sample=parse_part(sample),
-            limit=limit,
-            show_values=show_values,
-            repair=repair,
-            at=None if at == "now" else at,
-        )
+        if lane is None:
+            report = pipeline.verify(
+                streams or (),
+                listener,
+                sample=parse_part(sample),
+                limit=limit,
+                show_values=show_values,
+                repair=repair,
+                at=None if at == _NOW else at,
+            )
+        else:
+            report = pipeline.verify_lane(lane, streams or (), listener, start=start, end=end, limit=limit)
     if html is not None:
         _write(html, page(report))
     if settings.json:
@@ -87,6 +128,15 @@ def exit_code(report: VerifyReport) -> int:
     if not report.equal:
         return DIFFERENT
     return 0 if report.complete else NOT_COMPARED
+
+
+def _require_fitting(options: dict[str, bool], lane: str | None) -> None:
+    for name, is_given in options.items():
+        if is_given:
+            raise ConfigError(
+                f"{name} is for {'tables, and not for a lane' if lane is not None else 'a lane'}.",
+                remedy=f"Leave {name} out{'' if lane is not None else ', or name the lane: --lane kafka'}.",
+            )
 
 
 def parse_part(text: str) -> float:
@@ -105,26 +155,30 @@ def _write(path: Path, content: str) -> None:
 
 
 def _show(settings: Settings, report: VerifyReport) -> None:
-    rows = [
-        (
-            each.stream,
-            each.verdict,
-            *((count(number) for number in _numbers(each)) if each.verdict != "not compared" else [""] * 5),
-            each.position or "",
-            f"{each.seconds:.1f} s" if each.position else "",
+    counts = counts_of(report)
+    rows = []
+    for each in report.streams:
+        numbers = [count(getattr(each, name)) for name in counts.values()]
+        rows.append(
+            (
+                each.stream,
+                each.verdict,
+                *(numbers if each.verdict != "not compared" else [""] * len(counts)),
+                each.position or "",
+                f"{each.seconds:.1f} s" if each.position else "",
+            )
         )
-        for each in report.streams
-    ]
-    columns = ("stream", "verdict", *_COUNTS, "position", "took")
-    settings.out.print(table(columns, rows, right=(*_COUNTS, "took")))
+    columns = ("stream", "verdict", *counts, "position", "took")
+    settings.out.print(table(columns, rows, right=(*counts, "took")))
     for stream in report.streams:
         _show_stream(settings, report, stream)
     part = "" if report.sample >= 1 else f" of {report.sample:.3g} of the keys"
     settings.note(f"Compared{part} in {report.seconds:.1f} s.")
 
 
-def _numbers(stream: VerifiedStream) -> tuple[int, ...]:
-    return stream.source_rows, stream.table_rows, stream.missing, stream.extra, stream.different
+def counts_of(report: VerifyReport) -> dict[str, str]:
+    """The numbers that are told of a stream: what each is called, and the field that has it."""
+    return _TABLE_COUNTS if report.of == TABLES else _LANE_COUNTS
 
 
 def _show_stream(settings: Settings, report: VerifyReport, stream: VerifiedStream) -> None:
@@ -133,7 +187,15 @@ def _show_stream(settings: Settings, report: VerifyReport, stream: VerifiedStrea
     if stream.dead_letters:
         settings.note(
             f"{stream.stream}: {count(stream.dead_letters)} rows are dead letters, and not in the table."
+            if not stream.lane
+            else f"{stream.stream}: {count(stream.dead_letters)} records are dead letters, not in the topic."
         )
+    if stream.lane and stream.compared_from:
+        loaded = f" Beside them are {count(stream.loaded)} loaded rows." if stream.loaded else ""
+        between = f"from {stream.compared_from} to {stream.position}"
+        settings.note(f"{stream.stream}: changes {between} were compared.{loaded}")
+    for note in stream.notes:
+        settings.note(f"{stream.stream}: {note}.")
     if stream.columns_not_compared:
         names = ", ".join(stream.columns_not_compared)
         settings.note(f"{stream.stream}: columns that changed at the source were not compared: {names}.")
@@ -141,13 +203,14 @@ def _show_stream(settings: Settings, report: VerifyReport, stream: VerifiedStrea
         settings.note(f"{stream.stream}: {count(stream.repaired)} rows were repaired.")
     if not stream.differences:
         return
-    rows = [
-        (each.kind, _words(each.key), *_column_words(each, shown=report.shows_values))
+    rows: list[list[str]] = [
+        [each.kind, _words(each.key), *_column_words(each, shown=report.shows_values)]
         for each in stream.differences
     ]
     values = ("source", "table") if report.shows_values else ()
     settings.out.print(f"{stream.stream}:", markup=False, highlight=False)
-    settings.out.print(table(("row", "key", "columns", *values), rows))
+    heads = ["record", "key and change"] if stream.lane else ["row", "key", "columns", *values]
+    settings.out.print(table(heads, [row[: len(heads)] for row in rows]))
     for line in left_out_lines(stream):
         settings.note(line)
 

@@ -6,11 +6,11 @@ source by its own policy, so that a value that looks like one stays text whereve
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
 from penstock.cli.tables import count
-from penstock.core.verify_report import Difference, VerifiedStream, VerifyReport
+from penstock.core.verify_report import TABLES, Difference, VerifiedStream, VerifyReport
 
 _STYLE = """
 :root { color-scheme: light dark; --line: #8884; --good: #1a7f37; --bad: #c4262e; --quiet: #6b7280; }
@@ -26,19 +26,40 @@ td.value { font-family: ui-monospace, monospace; white-space: pre-wrap; overflow
 .quiet { color: var(--quiet); }
 """
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
-_NUMBERS = ("source rows", "table rows", "missing", "extra", "different", "dead letters")
+_TABLE_NUMBERS = {
+    "source rows": "source_rows",
+    "table rows": "table_rows",
+    "missing": "missing",
+    "extra": "extra",
+    "different": "different",
+    "dead letters": "dead_letters",
+}
+_LANE_NUMBERS = {
+    "changes": "source_rows",
+    "records": "table_rows",
+    "missing": "missing",
+    "doubled": "doubled",
+    "out of order": "out_of_order",
+    "different": "different",
+    "extra": "extra",
+    "dead letters": "dead_letters",
+}
 
 
 def page(report: VerifyReport) -> str:
     """The whole page, as text."""
-    headline = "Tables and source are equal." if report.equal else "Tables and source differ."
+    of_tables = report.of == TABLES
+    both = "Tables and source" if of_tables else f"The lane {report.of} and the change log"
+    headline = f"{both} are equal." if report.equal else f"{both} differ."
     if report.equal and not report.complete:
-        headline = "No difference was found, and not every table could be compared."
+        headline = (
+            f"No difference was found, and not every {'table' if of_tables else 'stream'} could be compared."
+        )
     part = "all keys" if report.sample >= 1 else f"{report.sample:.3g} of the keys"
     body = [
         f'<h1 class="{"equal" if report.equal else "different"}">{escape(headline)}</h1>',
         f'<p class="quiet">Begun {escape(report.began_at)}, {report.seconds:.1f} s; {part} compared.</p>',
-        _summary(report.streams),
+        _summary(report.streams, _TABLE_NUMBERS if of_tables else _LANE_NUMBERS),
         *(_stream(each, shown=report.shows_values) for each in report.streams if each.differences),
     ]
     return (
@@ -51,19 +72,15 @@ def page(report: VerifyReport) -> str:
     )
 
 
-def _summary(streams: Sequence[VerifiedStream]) -> str:
+def _summary(streams: Sequence[VerifiedStream], shown: Mapping[str, str]) -> str:
     rows = []
     for each in streams:
-        numbers = (
-            each.source_rows,
-            each.table_rows,
-            each.missing,
-            each.extra,
-            each.different,
-            each.dead_letters,
-        )
+        numbers = [getattr(each, name) for name in shown.values()]
         compared = each.verdict != "not compared"
         notes = [each.reason] if each.reason else []
+        if each.lane and each.compared_from:
+            notes.append(f"compared from {each.compared_from}; {count(each.loaded)} loaded rows beside")
+        notes += each.notes
         if each.columns_not_compared:
             notes.append(f"columns not compared: {', '.join(each.columns_not_compared)}")
         if each.repaired is not None:
@@ -73,7 +90,7 @@ def _summary(streams: Sequence[VerifiedStream]) -> str:
             + "".join(f'<td class="number">{count(number) if compared else ""}</td>' for number in numbers)
             + f"<td>{escape(each.position or '')}</td><td>{escape('; '.join(notes))}</td></tr>"
         )
-    counted = "".join(f'<th class="number">{name}</th>' for name in _NUMBERS)
+    counted = "".join(f'<th class="number">{name}</th>' for name in shown)
     return _table(f"<th>stream</th><th>verdict</th>{counted}<th>position</th><th></th>", rows)
 
 

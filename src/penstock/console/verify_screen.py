@@ -1,5 +1,5 @@
-"""Comparisons of tables with their source on the screen: what is known of each stream, and every run that is
-kept (`verify/` of the state directory).
+"""Comparisons of tables with their source, and of what lanes have sent with the log, on the screen: what is
+known of each stream, and every run that is kept (`verify/` of the state directory).
 
 A key is a value of a row: which rows differ is told to who may act, and how many, and in which columns, to
 all. Results are bounded where they are made: so many runs are kept, each with so many rows."""
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.core.errors import ConfigError
-from penstock.core.verify_report import VerifiedStream
+from penstock.core.verify_report import TABLES, VerifiedStream
 from penstock.verify import reports
 
 
@@ -22,9 +22,9 @@ def runs(state: Path) -> dict[str, Any]:
         described.append(_described(name, document))
         for each in _streams(document):
             found = {**_told(each), "run": name, "at": document["began_at"]}
-            known = streams.setdefault(each.stream, found)
+            known = streams.setdefault(each.name, found)
             if known["verdict"] == "not compared" and each.verdict != "not compared":
-                streams[each.stream] = {**found, "since": known["reason"]}
+                streams[each.name] = {**found, "since": known["reason"]}
     return {
         "runs": described,
         "streams": [streams[name] for name in sorted(streams)],
@@ -44,7 +44,8 @@ def rows(state: Path, name: str, stream: str) -> dict[str, Any]:
                 {**row, "columns": [column["name"] for column in row["columns"]]}
                 for row in each["differences"]
             ]
-            return {"stream": stream, "shown": shown, "left_out": each["left_out"]}
+            lane = each.get("lane", "")
+            return {"stream": stream, "lane": lane, "shown": shown, "left_out": each["left_out"]}
     raise ConfigError("That run did not compare this stream.", stream=stream)
 
 
@@ -66,6 +67,7 @@ def _described(name: str, document: dict[str, Any]) -> dict[str, Any]:
         "at": document["began_at"],
         "seconds": document["seconds"],
         "sample": document["sample"],
+        "of": document.get("of", TABLES),
         "streams": len(streams),
         **{verdict: verdicts.count(verdict) for verdict in ("equal", "different", "not compared")},
         "rows": sum(each.source_rows for each in streams),
@@ -75,7 +77,8 @@ def _described(name: str, document: dict[str, Any]) -> dict[str, Any]:
 def _told(stream: VerifiedStream) -> dict[str, Any]:
     names = (
         "stream", "verdict", "reason", "position", "against", "source_rows", "table_rows", "dead_letters",
-        "missing", "extra", "different", "columns", "columns_not_compared", "repaired",
+        "missing", "extra", "different", "doubled", "out_of_order", "gone", "lane", "name", "notes",
+        "columns", "columns_not_compared", "repaired",
     )  # fmt: skip
     told = {name: getattr(stream, name) for name in names}
     return {**told, "more": stream.differing_at_least - stream.found if stream.verdict == "different" else 0}

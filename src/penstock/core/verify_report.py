@@ -1,14 +1,19 @@
-"""What a comparison of tables with their source came to; `to_json()` is public, as of other reports."""
+"""What a comparison came to: of tables with their source, or of what a lane has sent with the change log.
+
+`to_json()` is public, as of other reports.
+"""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal
 
-DifferenceKind = Literal["missing", "extra", "different"]
+#: Of tables the first three.
+DifferenceKind = Literal["missing", "extra", "different", "doubled", "out of order"]
 Verdict = Literal["equal", "different", "not compared"]
 #: Why a stream was not compared: its mode has nothing to compare, or something must be done first.
 NotCompared = Literal["by its mode", "for now"]
+TABLES = "tables"
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +27,11 @@ class ColumnDifference:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A row that the source has and the table has not, the other way round, or that both have otherwise."""
+    """A row that the source has and the table has not, the other way round, or that both have otherwise.
+
+    Of a lane: a record that a change should have made and that is not there, one that no change has made, one
+    that says something else than its change, is there too often, or before an earlier one of its key.
+    """
 
     kind: DifferenceKind
     key: dict[str, str | None]
@@ -35,6 +44,9 @@ class VerifiedStream:
 
     `missing`, `extra` and `different` count rows of the buckets that were looked into; `columns` says in how
     many of those rows each column differs. `left_out`: rows that differ and are not among `differences`.
+
+    With a `lane`, it is what that lane has sent: records of changes from `compared_from` up to `position`.
+    `source_rows` are those that the change log makes, `table_rows` those that are there.
     """
 
     stream: str
@@ -60,10 +72,21 @@ class VerifiedStream:
     left_out: int = 0
     repaired: int | None = None  # rows; None: it was not asked for
     seconds: float = 0.0
+    lane: str = ""  # empty: it is the stream's table
+    doubled: int = 0
+    out_of_order: int = 0
+    gone: int = 0  # records that the target has deleted, by age or size
+    loaded: int = 0  # records of loaded rows, which are no changes
+    notes: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """What it is called where streams of several lanes stand together."""
+        return f"{self.stream} in {self.lane}" if self.lane else self.stream
 
     @property
     def found(self) -> int:
-        return self.missing + self.extra + self.different
+        return self.missing + self.extra + self.different + self.doubled + self.out_of_order
 
     @property
     def differing_at_least(self) -> int:
@@ -77,7 +100,8 @@ class VerifiedStream:
         """As it was told, without the rows that were told one by one."""
         known = {each.name for each in fields(cls)} - {"differences"}
         told = {name: value for name, value in document.items() if name in known}
-        return cls(**told | {"columns_not_compared": tuple(told.get("columns_not_compared", ()))})
+        lists = {name: tuple(told.get(name, ())) for name in ("columns_not_compared", "notes")}
+        return cls(**told | lists)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +113,7 @@ class VerifyReport:
     shows_values: bool = False
     at: str | None = None  # the position of the versions that were compared; None: the newest
     by_schedule: bool = False  # one of those that an instance makes again and again
+    of: str = TABLES  # or the lane whose target was compared
 
     @property
     def is_whole(self) -> bool:

@@ -6,6 +6,7 @@
 {}                                  it follows with the lane
 {…, "gap": true}                    changes are missing behind `point`: it stands still until somebody decides
 {…, "without_rows": true}           only its changes are told: if its rows are wanted later, they are loaded
+{…, "since"}                        of its changes, those from there on were told, and none before that counts
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from typing import Any, Literal, cast
 
 from penstock.core.position import Lsn
 from penstock.sources.chunk import ChunkMethod
+
+_NOT_KNOWN = Lsn(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +34,12 @@ BEGINNING = Place("", None)
 
 @dataclass(frozen=True, slots=True)
 class LoadState:
-    """`name` is the load's: another one if the table is read anew. `storage`: the files it was read from."""
+    """`name` is the load's: another one if the table is read anew. `storage`: the files it was read from.
+
+    `since`: told are the changes with `since <= tx < point`, or up to the lane's position, each once; 0: it
+    is not known, for the lane began before that was written down. Whoever compares the target with the log
+    begins there (`comparison`).
+    """
 
     point: Lsn
     name: str = ""
@@ -42,6 +50,7 @@ class LoadState:
     rows: int = 0
     has_gap: bool = False
     has_rows: bool = True
+    since: Lsn = _NOT_KNOWN
 
     @property
     def is_loading(self) -> bool:
@@ -51,6 +60,8 @@ class LoadState:
     def to_json(self, lane: Lsn) -> dict[str, Any]:
         """`lane`: how far the lane itself is."""
         fields: dict[str, Any] = {} if self.has_rows else {"without_rows": True}
+        if self.since:
+            fields["since"] = str(self.since)
         if not self.is_loading:
             return fields | ({"point": str(self.point)} if self.point > lane else {})
         fields |= {"load": self.name, "point": str(self.point), "rows": self.rows}
@@ -74,6 +85,7 @@ class LoadState:
             rows=fields.get("rows", 0),
             has_gap=fields.get("gap", False),
             has_rows=not fields.get("without_rows", False),
+            since=Lsn.parse(fields["since"]) if "since" in fields else _NOT_KNOWN,
         )
 
     def stopped_at(self, lane: Lsn) -> LoadState:

@@ -190,6 +190,9 @@ class Loads:
                     raise StoppedError("the end was asked for while the source made a snapshot")
             self._note(taken.result())
             self._lane = taken.result().snapshot.consistent_point if position is None else self._lane
+        for stream in self._without_rows:
+            if str(stream) not in loads:
+                self._states[stream] = replace(self._states[stream], since=self._lane)
         self._work = self._run(taken) if wanting or self._behind() else None
         return self._lane
 
@@ -330,6 +333,7 @@ class Loads:
             next=BEGINNING,
             method=self._settings.reading.method_for(table, self._settings.method),
             storage=table.schema.storage,
+            since=point,
         )
 
     # The steps of the work, in the order of the proof
@@ -437,7 +441,7 @@ class Loads:
         state = self._states[stream]
         if not state.is_behind or state.point < self._lane:
             return False
-        self._states[stream] = LoadState(state.point, has_rows=state.has_rows)
+        self._states[stream] = LoadState(state.point, has_rows=state.has_rows, since=state.since)
         failpoints.reach("streams.load_level")
         return True
 

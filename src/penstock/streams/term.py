@@ -29,6 +29,7 @@ from penstock.channel import State
 from penstock.core.errors import CaptureAwayError
 from penstock.core.position import Lsn
 from penstock.core.stream import MESSAGES, StreamId
+from penstock.streams import rewinds
 from penstock.streams.bulk import BulkEncoder, backlog
 from penstock.streams.conversion import Conversion
 from penstock.streams.events import Batch
@@ -117,6 +118,7 @@ class StreamTerm:
     def _send(self, standing: Standing | None, stop: threading.Event) -> None:
         tools, settings = self._tools, self._tools.settings
         start = self._beginning.point(standing, self._orders)
+        self._note_rewind(standing, start)
         # What was published just now and is new to the lane: its rows are read later, no change is missing.
         tools.capture.heard([each for each in self._started.published if each not in start.missed])
         conversion = Conversion.of_source(settings, self._streams)
@@ -167,6 +169,10 @@ class StreamTerm:
         tools.reporter.joined()
 
     # Before anything is sent
+
+    def _note_rewind(self, held: Standing | None, start: StartingPoint) -> None:
+        if held is not None and start.standing is not None and start.standing.position < held.position:
+            rewinds.note(self._tools.settings.directory, start.standing.position, held.position)
 
     def _begin(self, loads: Loads, start: StartingPoint, stop: threading.Event) -> Lsn:
         """Where changes are followed from, written down at the target."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock import durable
-from penstock.core.verify_report import VerifiedStream, VerifyReport
+from penstock.core.verify_report import TABLES, VerifiedStream, VerifyReport
 
 KEPT = 50
 ROWS_KEPT = 100  # of each stream, whatever was asked to be told
@@ -27,7 +27,7 @@ def save(state: Path, report: VerifyReport) -> Path:
     directory = state / _DIRECTORY
     directory.mkdir(parents=True, exist_ok=True)
     moment = report.began_at.replace(":", "").replace("+0000", "Z")
-    path = directory / f"{moment}.json"
+    path = directory / (f"{moment}.json" if report.of == TABLES else f"{moment}-{report.of}.json")
     document = {"format_version": 1, **report.without_values().to_json()}
     for stream in document["streams"]:
         more = stream["differences"][ROWS_KEPT:]
@@ -60,14 +60,18 @@ def last_began_s(state: Path) -> float | None:
     return next((began_at_s(document["began_at"]) for document in scheduled), None)
 
 
+def _is_of_tables(document: dict[str, Any]) -> bool:
+    return bool(document.get("of", TABLES) == TABLES)
+
+
 def began_at_s(text: str) -> float:
     return datetime.fromisoformat(text).timestamp()
 
 
 def known(state: Path) -> dict[str, VerifiedStream]:
-    """What is known of each stream, by the results that are kept."""
+    """What is known of each stream's table, by the results that are kept."""
     results: dict[str, VerifiedStream] = {}
-    for _, document in reversed(list(kept(state))):
+    for document in [each for _, each in kept(state) if _is_of_tables(each)][::-1]:
         is_whole = document.get("sample", 1.0) >= 1.0 and document.get("at") is None
         streams = map(VerifiedStream.from_json, document["streams"])
         results |= together(results, streams, is_whole=is_whole)

@@ -1,4 +1,4 @@
-// Verify: what comparisons of tables with their source came to. Which rows differ is hidden until somebody asks, and the
+// Verify: what comparisons came to, of tables with their source and of lanes with the log. Which rows differ is hidden until somebody asks, and the
 // asking is written down.
 
 import { h } from './dom.js'
@@ -20,13 +20,13 @@ function all() {
   if (!found.value) return card('Verify', null, h('p', { class: 'quiet' }, 'Reading…'))
   const { runs, streams } = found.value
   if (runs.length === 0)
-    return card('Verify', null, empty('Nothing was compared yet', h('code', null, 'penstock verify'), ' compares tables with their source while both are in use; ', h('code', null, 'verify: {every: 24h, sample: 5%}'), ' in the pipeline file has it done again and again.'))
+    return card('Verify', null, empty('Nothing was compared yet', h('code', null, 'penstock verify'), ' compares tables with their source while both are in use, ', h('code', null, 'penstock verify --lane kafka'), ' what a lane has sent with the change log; ', h('code', null, 'verify: {every: 24h, sample: 5%}'), ' in the pipeline file has it done again and again.'))
   const differing = streams.filter((each) => each.verdict === 'different').length
   return [
     card('What is known', { key: 'known' },
       h('p', { class: 'about-text' }, differing ? `${count(differing)} of ${count(streams.length)} streams differed when they were last compared.` : 'No stream differed when it was last compared.'),
       table([{ name: 'stream' }, { name: 'verdict' }, ...COUNTS, { name: 'columns' }, { name: 'compared' }],
-        streams.map((each) => ({ key: each.stream, cells: [streamLink(each.stream), verdict(each), ...counts(each), columns(each), link(`verify/${encodeURIComponent(each.run)}`, moment(each.at))] })))),
+        streams.map((each) => ({ key: each.name, cells: [named(each), verdict(each), ...counts(each), columns(each), link(`verify/${encodeURIComponent(each.run)}`, moment(each.at))] })))),
     card('Runs', { key: 'runs' },
       table([{ name: 'begun' }, { name: 'took', right: true }, { name: 'part', right: true }, { name: 'rows', right: true }, { name: 'equal', right: true }, { name: 'different', right: true }, { name: 'not compared', right: true }],
         runs.map((each) => ({ key: each.run, cells: [link(`verify/${encodeURIComponent(each.run)}`, moment(each.at)), span(each.seconds), percent(each.sample), count(each.rows), count(each.equal), each.different ? state(count(each.different), 'bad') : count(0), count(each['not compared'])] })))),
@@ -41,20 +41,23 @@ function ofRun(run) {
     : card(null, { key: 'run' },
         h('header', { class: 'about-head' }, h('h2', null, moment(found.value.at)), h('span', { class: 'grow' }, `${percent(found.value.sample)} of the rows, in ${span(found.value.seconds)}`)),
         table([{ name: 'stream' }, { name: 'verdict' }, { name: 'position' }, { name: 'rows', right: true }, ...COUNTS, { name: 'columns' }, { name: '' }],
-          found.value.shown.map((each) => ({ key: each.stream, cells: [streamLink(each.stream), verdict(each), position(each.position), count(each.source_rows), ...counts(each), columns(each), each.verdict === 'different' && hidden(run, each.stream)] })))),
+          found.value.shown.map((each) => ({ key: each.stream, cells: [named(each), verdict(each), position(each.position), count(each.source_rows), ...counts(each), columns(each), each.verdict === 'different' && hidden(run, each.stream)] })))),
     ...Object.entries(revealed).filter(([key]) => key.startsWith(`${run} `)).map(([key, told]) => ofRows(key, told)),
   ]
 }
 
 const ofRows = (key, told) => card(told.stream, { key: `rows ${key}` },
-  h('p', { class: 'about-text' }, `As they were when they were compared${told.left_out ? `; ${count(told.left_out)} more differ` : ''}. Values are shown by `, h('code', null, `penstock verify ${told.stream} --show-values`), '; ', h('code', null, '--repair'), ' puts them right.'),
+  h('p', { class: 'about-text' }, `As they were when they were compared${told.left_out ? `; ${count(told.left_out)} more differ` : ''}. `, ...(told.lane ? ['A change is named as records name it, by its offset; a record by topic, partition and offset.']
+    : ['Values are shown by ', h('code', null, `penstock verify ${told.stream} --show-values`), '; ', h('code', null, '--repair'), ' puts them right.'])),
   table([{ name: 'row' }, { name: 'key' }, { name: 'columns' }],
     told.shown.map((each, index) => ({ key: String(index), cells: [each.kind, h('code', null, Object.entries(each.key).map(([name, value]) => `${name}=${value ?? 'NULL'}`).join(', ')), each.columns.join(', ')] }))))
 
 const COUNTS = ['missing', 'extra', 'different', 'dead letters'].map((name) => ({ name, right: true }))
-const counts = (each) => [count(each.missing), count(each.extra), [count(each.different), each.more > 0 && h('small', null, `and ${count(each.more)} or more`)], count(each.dead_letters)]
+const named = (each) => [streamLink(each.stream), each.lane && h('small', null, `as the lane ${each.lane} has sent it`)]
 
-const verdict = (each) => [state(each.verdict, LEVELS[each.verdict]), (each.reason || each.since) && h('small', null, each.since ? `not since: ${each.since}` : each.reason), each.repaired > 0 && h('small', null, `${count(each.repaired)} rows were put right`)]
+const counts = (each) => [count(each.missing), [count(each.extra), each.doubled > 0 && h('small', null, `${count(each.doubled)} doubled`), each.out_of_order > 0 && h('small', null, `${count(each.out_of_order)} out of order`)], [count(each.different), each.more > 0 && h('small', null, `and ${count(each.more)} or more`)], count(each.dead_letters)]
+
+const verdict = (each) => [state(each.verdict, LEVELS[each.verdict]), ...each.notes.map((note, index) => h('small', { key: `note ${index}` }, note)), (each.reason || each.since) && h('small', null, each.since ? `not since: ${each.since}` : each.reason), each.repaired > 0 && h('small', null, `${count(each.repaired)} rows were put right`)]
 
 const columns = (each) => [Object.keys(each.columns).join(', '), each.columns_not_compared.length > 0 && h('small', null, `without ${each.columns_not_compared.join(', ')}`)]
 

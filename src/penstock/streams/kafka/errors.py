@@ -35,7 +35,8 @@ _REASONS = {
 _SECURITY = "Check `lanes.kafka.security`, and what the broker allows this user."
 _RIGHTS = (
     "Give this user DESCRIBE and WRITE on the lane's topics, READ as well on its positions topic, "
-    "DESCRIBE and WRITE on its transactional ids, and CREATE if it is to create topics."
+    "DESCRIBE and WRITE on its transactional ids, and CREATE if it is to create topics. Reading topics back "
+    "(`penstock verify --lane`) needs READ on them."
 )
 _REMEDIES = {
     "_AUTHENTICATION": _SECURITY,

@@ -78,16 +78,20 @@ class Topics:
 
     def refuse_deletion(self, topic: str) -> None:
         """What is deleted by age would make the lane begin anew."""
-        resource = ConfigResource(ResourceType.TOPIC, topic)
-        try:
-            told = self.admin.describe_configs([resource])[resource].result(_ANSWER_S)
-        except KafkaException:
-            return  # without the right to ask it cannot be known
-        if "delete" in str(told["cleanup.policy"].value):
+        if "delete" in (self.cleanup_policy(topic) or ""):
             raise ConfigError(
                 f"The topic {topic} is not compacted: Kafka would delete the lane's position.",
                 remedy=f"Set cleanup.policy=compact for {topic}.",
             )
+
+    def cleanup_policy(self, topic: str) -> str | None:
+        """What Kafka does with old records; None: without the right to ask it cannot be known."""
+        resource = ConfigResource(ResourceType.TOPIC, topic)
+        try:
+            told = self.admin.describe_configs([resource])[resource].result(_ANSWER_S)
+        except KafkaException:
+            return None
+        return str(told["cleanup.policy"].value)
 
     def cluster(self) -> ClusterMetadata:
         return self._ask("asking for the brokers", None)
