@@ -263,7 +263,10 @@ class TestWhatIsNotThereYetIsNeverIgnored:
                 "streams[1].replica_identity: ",
             ),
             ("lanes: {shapes: {}}\n", "lanes.shapes: is not available yet for a source of type mysql"),
-            ("lanes:\n  file: {path: ./x}\n", "lanes.file: is not available yet"),
+            (
+                "lanes:\n  file: {path: ./x, messages: {prefixes: [a]}}\n",
+                "lanes.file.messages: is for messages that applications emit at Postgres",
+            ),
         ],
     )
     def test_what_another_source_has_is_refused_where_it_is_written(

@@ -146,6 +146,42 @@ def test_avro_tells_the_same_fields_in_types_of_its_own(registry: SchemaRegistry
     assert keys[3] is None
 
 
+#: Columns of MySQL, a text of each, and what Avro's and Protobuf's readers give.
+OF_MYSQL: dict[str, tuple[SourceColumn, str, Any, Any]] = {
+    name: (SourceColumn(name, 0, modifier, kind, kind, family="mysql"), text, of_avro, of_protobuf)
+    for name, kind, modifier, text, of_avro, of_protobuf in (
+        ("id", "int", -1, "7", 7, 7),
+        ("large", "bigint unsigned", -1, str(2**64 - 1), Decimal(2**64 - 1), 2**64 - 1),
+        ("year", "year", -1, "0000", 0, 0),
+        ("flag", "bit", 1, "1", True, True),
+        ("raw", "varbinary", -1, "00ff", b"\x00\xff", b"\x00\xff"),
+        ("price", "decimal", 12 << 16 | 2, "-3.10", Decimal("-3.10"), "-3.10"),
+        ("day", "date", -1, "2026-01-31", date(2026, 1, 31), "2026-01-31"),
+        ("zero", "time", 0, "-838:59:59", "-838:59:59", "-838:59:59"),
+    )
+}
+
+
+def test_columns_of_mysql_have_the_types_of_their_values(registry: SchemaRegistry) -> None:
+    columns = [column for column, *_ in OF_MYSQL.values()]
+    view = StreamView(STREAM, "mysql", tuple(OF_MYSQL), ("id",))
+    change = Change("i", {name: text for name, (_, text, *_) in OF_MYSQL.items()})
+    told = encode(made("avro", registry), [change], columns, view)
+    row = avro(registry, told.value[0].as_py())["after"]
+    assert row == {name: expected for name, (_, _, expected, _) in OF_MYSQL.items()}
+    view = StreamView(STREAM, "mysql_protobuf", tuple(OF_MYSQL), ("id",))
+    told = encode(made("protobuf", registry), [change], columns, view)
+    found = plain(protobuf(registry, told.value[0].as_py()).after)
+    assert found == {name: expected for name, (*_, expected) in OF_MYSQL.items()}
+
+
+def test_avro_refuses_days_that_are_none(registry: SchemaRegistry) -> None:
+    key, day = (OF_MYSQL[name][0] for name in ("id", "day"))
+    view = StreamView(STREAM, "days", ("id", "day"), ("id",))
+    told = encode(made("avro", registry), [Change("i", {"id": "1", "day": "0000-00-00"})], [key, day], view)
+    assert list(told.refused) == [0]
+
+
 def test_avro_lists_what_the_source_did_not_send(registry: SchemaRegistry) -> None:
     new = ROW | {"doc": None, "zwölf €": "x"}
     events = encode(made("avro", registry), [Change("u", new, unchanged=("doc",)), Change("r", ROW)])

@@ -32,11 +32,13 @@ def why_not_on(
     started: Started, before: Followed | None, position: Lsn, switch_point: SwitchPoint, log_directory: Path
 ) -> str:
     """Why a lane that has everything up to `position` cannot go on from there; empty if it can."""
-    another = _why_another(started, before, position, switch_point)
+    another = _why_another(started, before, position, switch_point, log_directory)
     return another or _why_gone(started, position, log_directory)
 
 
-def _why_another(started: Started, before: Followed | None, position: Lsn, switch_point: SwitchPoint) -> str:
+def _why_another(
+    started: Started, before: Followed | None, position: Lsn, switch_point: SwitchPoint, log_directory: Path
+) -> str:
     if before is None:
         return ""
     if before.system_id != started.system_id:
@@ -44,7 +46,9 @@ def _why_another(started: Started, before: Followed | None, position: Lsn, switc
     if started.slot_created:
         return "a new slot"
     if before.timeline != started.timeline:
+        # Where the source cannot say it, the change log can, which was found to go on there.
         switch = switch_point(before.timeline, started.timeline)
+        switch = ChangeLog(log_directory).left(before.timeline) if switch is None else switch
         if switch is None or position > switch:
             return "another timeline"
     return ""

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from penstock.capture.source_spec import SourceSpec, source_of_json
+from penstock.core.binlog_place import position_at
 from penstock.core.place import Place
 from penstock.core.position import Lsn
 from penstock.core.stream import StreamId
@@ -159,6 +160,11 @@ class ExportedSnapshot:
     consistent_point: Lsn
     held_by_pid: int
     place: Place | None = None
+
+    def position_of(self, place: Place) -> Lsn | None:
+        """Of a place that is not before this snapshot's; None if they are not of one server's counting."""
+        assert self.place is not None, "asked of a source whose positions have places"
+        return position_at(place, self.place, self.consistent_point)
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -14,6 +14,7 @@ are merged by (tx, op) (`TransactionBuilder`).
 from __future__ import annotations
 
 import itertools
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -48,8 +49,13 @@ class TableVersion:
     @classmethod
     def of(cls, schema: pa.Schema) -> TableVersion:
         columns = {column.name: column for column in filter(None, map(log_columns.source_column, schema))}
-        types = {name: (column.type_oid, column.type_modifier) for name, column in columns.items()}
+        types = {name: (_type_number(column), column.type_modifier) for name, column in columns.items()}
         return cls(types, columns)
+
+
+def _type_number(column: SourceColumn) -> int:
+    """Of a source whose types have no numbers, one that is made of the type's name."""
+    return column.type_oid or -1 - zlib.crc32(column.type_text.encode())
 
 
 _VERSIONS: dict[str, TableVersion] = {}

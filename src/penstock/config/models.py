@@ -143,6 +143,10 @@ def _contradictions(config: Config) -> list[Problem]:
             problems.append((("streams", index), f"{stream.table} is also in `exclude`."))
         problems += _table_contradictions(config, index)
         seen.add(stream.table)
+    for lane, section in config.lanes.streams.items():
+        if section.messages is not None and config.source.type != "postgres":
+            wrong = "is for messages that applications emit at Postgres (`pg_logical_emit_message`)."
+            problems.append((("lanes", lane, "messages"), wrong))
     if config.destination.type == "parquet" and "maintenance" in config.model_fields_set:
         problems.append((("maintenance",), "is for Iceberg tables: Parquet tables need none."))
     if config.state.is_relative_to(config.destination.directory):

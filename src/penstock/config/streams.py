@@ -116,7 +116,7 @@ class OutboxConfig(Section):
 
 
 class MessagesConfig(Section):
-    """What the source's applications emit by `pg_logical_emit_message`."""
+    """What applications emit at Postgres by `pg_logical_emit_message`."""
 
     prefixes: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)]
     """Messages with these prefixes are sent; a `*` at the end of one matches more."""
@@ -157,12 +157,13 @@ class StreamLaneConfig(Section):
     mask_salt: SecretStr | None = None
     """Put before each value that is hashed, so that nobody can look it up."""
     before: bool = True
-    """Send the row as it was, as far as the source tells it (`replica_identity`)."""
+    """Send the row as it was, as far as the source tells it: at Postgres by `replica_identity`, at MySQL by
+    `binlog_row_image`, at MongoDB by pre-images."""
     prefix: str | None = None
-    """`{prefix}` of topics, and the server's name in events; by default the slot's name."""
+    """`{prefix}` of topics, and the server's name in events; by default the source's `slot` or `name`."""
     identity: str | None = None
     """Under which name the target remembers this lane: two lanes that write to the same target need two. By
-    default the slot's name. Another one means that the lane begins anew."""
+    default the source's `slot` or `name`. Another one means that the lane begins anew."""
     dead_letter: DeadLetterConfig = DeadLetterConfig()
     queue: QueueConfig = QueueConfig()
     execution: Literal["auto", "spark", "inline"] = "auto"

@@ -25,8 +25,8 @@ LATER_COMMANDS: dict[str, tuple[str, ...]] = {
     "mongodb": ("verify",),
 }
 LATER_LANES: dict[str, tuple[str, ...]] = {
-    "mysql": ("shapes", "kafka", "kinesis", "file"),
-    "mongodb": ("shapes", "kafka", "kinesis", "file"),
+    "mysql": ("shapes",),
+    "mongodb": ("shapes",),
 }
 
 

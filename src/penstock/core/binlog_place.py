@@ -18,6 +18,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from penstock.core.place import Place
 from penstock.core.position import Lsn
 
 _BYTES = 32
@@ -91,3 +92,12 @@ class Numbering:
         if number < 0:
             raise ValueError(f"{position} is from before this numbering")
         return BinlogPlace.of_number(self.base, number)
+
+
+def position_at(place: Place, known: Place, position: Lsn) -> Lsn | None:
+    """The position of a place, by that of one that is known and not behind it; None if they are not of one
+    server's counting."""
+    at, counted = BinlogPlace.parse(place.text), BinlogPlace.parse(known.text)
+    if place.server != known.server or at.base != counted.base or at.number < counted.number:
+        return None
+    return Numbering(counted.base, int(position) - counted.number).position(at)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from penstock.core import binlog_place
 from penstock.core.binlog_place import BinlogPlace, Numbering
 from penstock.core.errors import StateError
 from penstock.core.place import Place
@@ -21,10 +22,7 @@ from penstock.log.reader import ChangeLog
 def position_at(place: Place, known: LoadPoint) -> Lsn | None:
     """The number of a place, by a point that is known; None if they are not of one server's counting."""
     assert known.place is not None, "positions of such a source have places"
-    at, counted = BinlogPlace.parse(place.text), BinlogPlace.parse(known.place.text)
-    if place.server != known.place.server or at.base != counted.base or at.number < counted.number:
-        return None
-    return Numbering(counted.base, int(known.consistent_point) - counted.number).position(at)
+    return binlog_place.position_at(place, known.place, known.consistent_point)
 
 
 def cluster_mark(position: Lsn) -> Place:

@@ -141,6 +141,10 @@ class TextSession(Protocol):
     ) -> Iterator[tuple[int, list[pa.Array]]]:
         """So many rows and their columns, block by block; the end comes when all is known to be right."""
 
+    def hold(self, table: SourceTable) -> Place | None:
+        """Have all that is read from now on show one moment of the table, which is where in the source's log;
+        None: what is read shows the snapshot that it is asked for, or no one moment at all."""
+
     def cancel(self) -> None:
         """For another thread: have what it reads end with an error."""
 

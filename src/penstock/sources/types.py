@@ -18,6 +18,7 @@ from penstock.core.errors import StateError
 from penstock.core.held_as import HeldAs
 from penstock.core.iceberg_names import iceberg_name
 from penstock.core.schema import SourceColumn
+from penstock.values.common_types import CommonType
 from penstock.values.text_casts import CastResult
 
 #: By `SourceColumn.family`: the module whose `TYPES` knows its types.
@@ -31,7 +32,7 @@ CursorKind = Literal["integer", "number", "time", "date", "text", "uuid"]
 
 
 class SourceTypes(Protocol):
-    """What a source knows of its types. `TypeRules` has the first five, for any table of rules."""
+    """What a source knows of its types. `TypeRules` has the first six, for any table of rules."""
 
     @property
     def built_in_name(self) -> Callable[[SourceColumn], str]:
@@ -44,6 +45,9 @@ class SourceTypes(Protocol):
     def possible_types(self, column: SourceColumn) -> tuple[str, ...]: ...
 
     def can_be_held_as(self, column: SourceColumn, choice: HeldAs) -> bool: ...
+
+    def common(self, column: SourceColumn) -> CommonType:
+        """In words that all sources share, for whoever writes its values down for others."""
 
     def keeps_values(self, before: SourceColumn, now: SourceColumn) -> bool:
         """Whether a change of type leaves every value, its text and its Arrow type as they are."""
@@ -80,6 +84,11 @@ def arrow_type(column: SourceColumn) -> pa.DataType:
 def cast_text(array: pa.Array, column: SourceColumn) -> CastResult:
     """Text as the log has it → the column's Arrow type."""
     return types_of(column).cast_text(array, column)
+
+
+def common_type(column: SourceColumn) -> CommonType:
+    """By the column's own type, whatever the pipeline file has it held as in tables."""
+    return types_of(column).common(column)
 
 
 def why_unfit(column: SourceColumn) -> str:

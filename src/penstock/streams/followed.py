@@ -13,6 +13,7 @@ from penstock.core.selection import Selection
 from penstock.core.stream import StreamId
 from penstock.core.where import Condition, WhereError
 from penstock.sources.tables import SourceTable
+from penstock.sources.types import common_type
 from penstock.streams.settings import StreamSettings
 
 
@@ -82,11 +83,25 @@ def _require_masks(settings: StreamSettings, streams: dict[StreamId, FollowedStr
                 f"`lanes.{settings.lane}.mask` names {place}, and no stream of the lane has that column.",
                 remedy="Write schema.table.column as the source spells them; `penstock discover` lists them.",
             )
+        if rest := _unmasked_rest(settings, stream):
+            raise ConfigError(
+                f"{rest} holds values that do not fit into their columns: what {place} is to hide could be "
+                "there.",
+                remedy=f"Mask {rest} too, or list the stream's `columns` without it.",
+            )
         if kind != "sha256" and place.removeprefix(f"{stream.id}.") in stream.table.primary_key:
             raise ConfigError(
                 f"{place} is part of the key: without it rows could not be told from each other.",
                 remedy="Mask it by `sha256`, or not at all.",
             )
+
+
+def _unmasked_rest(settings: StreamSettings, stream: FollowedStream) -> str:
+    """The column of a stream, if it is sent as it is, into which values of all others may come."""
+    held = stream.selection.columns or stream.table.schema.names
+    rests = [each.name for each in stream.table.schema.columns if common_type(each).is_rest]
+    sent = [f"{stream.id}.{name}" for name in rests if name in held]
+    return next((place for place in sent if place not in settings.section.mask), "")
 
 
 def _require_outboxes(settings: StreamSettings, streams: dict[StreamId, FollowedStream]) -> None:

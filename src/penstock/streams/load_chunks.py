@@ -1,4 +1,4 @@
-"""Rows of tables under one exported snapshot, in columns of the log, chunk by chunk and in order.
+"""Rows of tables under one snapshot, in columns of the log, chunk by chunk and in order.
 
 A chunk is read by one connection into a queue of its own; several are read ahead, so that chunks come as fast
 as all connections together read them. What waits is bounded in bytes: only the chunk whose turn it is may
@@ -125,9 +125,18 @@ def _from_place(
 
 
 class ChunkReaders:
-    """Reads chunks ahead. `take` is for one thread; an error of a reader comes out of it in its turn."""
+    """Reads chunks ahead. `take` is for one thread; an error of a reader comes out of it in its turn.
 
-    def __init__(self, reads: Sequence[ChunkRead], snapshot: str, settings: LoadSettings) -> None:
+    `alone`: the one connection that reads, and is closed by whoever gave it.
+    """
+
+    def __init__(
+        self,
+        reads: Sequence[ChunkRead],
+        snapshot: str,
+        settings: LoadSettings,
+        alone: TextSession | None = None,
+    ) -> None:
         self._reads = reads
         self._snapshot = snapshot
         self._settings = settings
@@ -137,8 +146,9 @@ class ChunkReaders:
         self._begun = 0
         self._changed = threading.Condition()
         self._stopped = threading.Event()
+        self._alone = alone
         self._sessions: set[TextSession] = set()
-        count = max(1, min(settings.connections, len(reads)))
+        count = 1 if alone is not None else max(1, min(settings.connections, len(reads)))
         rate = share(settings.rows_per_second, count)
         self._threads = [
             threading.Thread(target=self._read, args=(rate,), name=f"stream-load-{number}", daemon=True)
@@ -192,7 +202,8 @@ class ChunkReaders:
             if session is not None:
                 with self._changed:
                     self._sessions.discard(session)
-                session.close()
+                if session is not self._alone:
+                    session.close()
 
     def _rest(self, seconds: float) -> None:
         self._stopped.wait(seconds)
@@ -204,7 +215,7 @@ class ChunkReaders:
             return number if number < len(self._reads) and not self._stopped.is_set() else None
 
     def _open(self) -> TextSession:
-        session = self._settings.reading.text_session()
+        session = self._alone or self._settings.reading.text_session()
         with self._changed:
             self._sessions.add(session)
         return session

@@ -4,10 +4,22 @@ What is promised: of each stream, every change that commits after its first poin
 in order; and whoever applies the events of a key in their order has, once the stream follows, the rows of the
 source. (Rows of tables without a key are told exactly once as long as the snapshot lives, see the end.)
 
-The snapshot is exported by the creation of a slot with consistent point P, after the stream was published
-(correctness 8, 9): a transaction is in it ⇔ its commit lies below P (`tx < P`), and of every other one the
-log has all rows. A transaction that is open while chunks are read commits after P: no chunk shows it, however
-late that chunk is read. A row that moves between chunks meanwhile moves in a version that no chunk sees.
+The snapshot has a point P, and is taken after the stream was published: a transaction is in it ⇔ `tx < P`,
+and of every other one the log has all rows. What is open while chunks are read commits after P: no chunk
+shows it, however late that chunk is read. A row that moves between chunks meanwhile moves in a version that
+no chunk sees. Where that is so:
+
+- *Postgres*: the snapshot is exported by the creation of a slot with consistent point P (correctness 8, 9).
+- *MongoDB*: it is a cluster time, for as long as the server keeps that state. When it is gone the load goes
+  on under a later one (4.).
+- *MySQL*: readers share no snapshot. One connection holds one of a single table, and finds its place in the
+  log (`TextSession.hold`), so each table has a point of its own, at or behind the one that the load began
+  with. The table is read by that connection alone, all chunks of it, and then comes the next one.
+
+A capped collection of MongoDB has no such states: its rows are as they were when they were read, which is
+after P. Its changes from P on follow them like those of others, so a row may be told as it became by a change
+that comes behind it. Applied in order they still give the source's rows, for every change has its whole row
+or says which values it left as they were.
 
 What the target holds of a stream that loads is its `LoadState`, written in the same commit as the events it
 speaks of, or behind them (a `RecordTarget`, which skips what it finds there already). Its invariant:
@@ -38,7 +50,8 @@ Each thing that happens keeps it:
    next chunk tells again, after the changes up to its own point.
 7. *A stream that is added* begins like any other, with a point of its own, while the others are followed. Its
    state is at the target before its first row is (`held`): of rows whose point nobody knows, nobody could
-   tell the deletes between that point and the next.
+   tell the deletes between that point and the next. So it is with a table whose point is found when its turn
+   comes: until then nothing of it is told, so its state may say a later point than it did.
 8. *A stream that has a gap* (`LoadState.has_gap`) is left out like one that loads, and nothing is done about
    it: `point` stays, so that the log is kept, until somebody decides (`starting_point`).
 
@@ -60,7 +73,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -71,11 +84,12 @@ from penstock.capture.remote import RemoteCapture
 from penstock.capture.spec import ExportedSnapshot
 from penstock.capture.tail_reader import TailReader
 from penstock.capture.transactions import UPDATE, ChangeRows, MessageConverter
-from penstock.core.errors import CaptureAwayError, SourceError
+from penstock.core.errors import CaptureAwayError, SnapshotLostError, SourceError
 from penstock.core.position import Lsn
 from penstock.core.selection import Selection
 from penstock.core.stream import StreamId
 from penstock.log import columns as log_columns
+from penstock.sources.base import TextSession
 from penstock.sources.chunk import TableRewrittenError
 from penstock.sources.tables import SourceTable
 from penstock.streams.events import Batch, Events
@@ -261,8 +275,8 @@ class Loads:
         except StopIteration:
             self._work = None
             return None
-        except TableRewrittenError as error:
-            _logger.info("a table was rewritten while it was loaded", stream=str(error))
+        except (TableRewrittenError, SnapshotLostError) as error:
+            _logger.info("a load goes on under another snapshot", reason=str(error))
             self._begins_again = True
             if not self._is_open:
                 return None
@@ -285,17 +299,7 @@ class Loads:
         return [stream for stream, state in self._states.items() if state.is_behind and not state.has_gap]
 
     def _take_aside(self, streams: Sequence[StreamId]) -> Future[_Taken]:
-        """In a thread of its own: a slot waits for every transaction that runs."""
-        taken: Future[_Taken] = Future()
-
-        def take() -> None:
-            try:
-                taken.set_result(self._take(streams))
-            except BaseException as error:
-                taken.set_exception(error)
-
-        threading.Thread(target=take, name="stream-load-snapshot", daemon=True).start()
-        return taken
+        return _aside(lambda: self._take(streams))
 
     def _take(self, streams: Sequence[StreamId]) -> _Taken:
         """A snapshot under which these tables are as the catalog says: it is read before and after."""
@@ -319,6 +323,23 @@ class Loads:
             raise SourceError("The table is gone.", stream=str(missing[0]), remedy="Run `penstock check`.")
         return {stream: found[stream] for stream in streams}
 
+    def _hold(self, stream: StreamId, taken: _Taken, session: TextSession) -> _Taken:
+        """A table as one connection sees it from now on, with the point of that."""
+        place = session.hold(taken.tables[stream])
+        assert place is not None, "a source whose readers cannot share a snapshot says where theirs is"
+        point = taken.snapshot.position_of(place)
+        if point is None:
+            raise SourceError(
+                "Another server answers than the one whose log is read.",
+                stream=str(stream),
+                remedy="None needed: the lane begins anew with it.",
+            )
+        table = self._look_up([stream])[stream]
+        if table.schema != taken.tables[stream].schema:
+            raise TableRewrittenError(str(stream))
+        failpoints.reach("streams.load_begun")
+        return _Taken(replace(taken.snapshot, consistent_point=point), {stream: table})
+
     def _note(self, taken: _Taken) -> None:
         """Now the states of streams that are new are known."""
         self._tables = taken.tables
@@ -332,7 +353,7 @@ class Loads:
             name=f"{stream}@{point}",
             next=BEGINNING,
             method=self._settings.reading.method_for(table, self._settings.method),
-            storage=table.schema.storage,
+            storage=table.schema.storage or str(table.oid),
             since=point,
         )
 
@@ -347,19 +368,56 @@ class Loads:
             yield None
         taken = waiting.result()
         self._note(taken)
+        alone = [stream for stream, table in taken.tables.items() if self._is_held_alone(table)]
+        shared = {stream: table for stream, table in taken.tables.items() if stream not in alone}
         yield from self._written_down(self._new)
-        for stream in taken.tables:
+        for stream in shared:
             if stream not in self._new:
                 yield from self._resume(stream, taken)
-        yield from self._read(taken)
+        if shared:
+            yield from self._read(_Taken(taken.snapshot, shared))
+        for stream in alone:
+            yield from self._read_alone(stream, taken)
+
+    def _is_held_alone(self, table: SourceTable) -> bool:
+        reading = self._settings.reading
+        return reading.finds_place and not reading.shows_one_moment(table)
+
+    def _read_alone(self, stream: StreamId, taken: _Taken) -> Iterator[_Step | None]:
+        session = self._settings.reading.text_session()
+        try:
+            waiting = _aside(lambda: self._hold(stream, taken, session))
+            while not waiting.done():
+                yield None
+            held = waiting.result()
+            self._tables = {**self._tables, **held.tables}
+            if stream in self._new:
+                self._states[stream] = self._anew(stream, held)
+                if self._held is None:
+                    yield (), True
+                yield from self._written_down([stream])
+            else:
+                yield from self._resume(stream, held)
+            yield from self._read(held, session)
+        finally:
+            session.close()
 
     def _written_down(self, streams: Collection[StreamId]) -> Iterator[_Step | None]:
+        """Have the target hold the points of these streams."""
         held = self._held
         if held is None or not streams:
             return
-        if any(str(stream) not in held() for stream in streams):
+        points = {str(stream): self._states[stream].point for stream in streams}
+
+        def is_held() -> bool:
+            loads = held()
+            return all(
+                name in loads and LoadState.from_json(loads[name]).point == at for name, at in points.items()
+            )
+
+        if not is_held():
             yield (), True
-        while any(str(stream) not in held() for stream in streams):
+        while not is_held():
             yield None
 
     def _resume(self, stream: StreamId, taken: _Taken) -> Iterator[_Step | None]:
@@ -377,7 +435,8 @@ class Loads:
             self.read_anew[stream] += 1
             _logger.info("a table is read anew", stream=str(stream))
 
-    def _read(self, taken: _Taken) -> Iterator[_Step | None]:
+    def _read(self, taken: _Taken, alone: TextSession | None = None) -> Iterator[_Step | None]:
+        """What is left of the tables, by several connections or by `alone`."""
         with self._settings.reading.session() as session:
             reads = [
                 read
@@ -390,7 +449,7 @@ class Loads:
                     self._settings,
                 )
             ]
-        readers = ChunkReaders(reads, taken.snapshot.name, self._settings)
+        readers = ChunkReaders(reads, taken.snapshot.name, self._settings, alone)
         try:
             for read in reads:
                 is_last = False
@@ -402,6 +461,8 @@ class Loads:
                 if read.after is None:
                     if read is reads[-1]:
                         readers.close()
+                        if alone is not None:
+                            alone.close()
                         self._capture.release_snapshot()
                     yield from self._level(read.stream)
         finally:
@@ -487,6 +548,23 @@ class Loads:
             return True
         lacking = lists.is_valid().to_numpy(zero_copy_only=False)
         return bool((lacking & (changes.op == UPDATE) & (changes.old_kind == _OLD_KEY)).any())
+
+
+_Made = TypeVar("_Made")
+
+
+def _aside(make: Callable[[], _Made]) -> Future[_Made]:
+    """In a thread of its own: a snapshot may have to wait for transactions that run."""
+    made: Future[_Made] = Future()
+
+    def run() -> None:
+        try:
+            made.set_result(make())
+        except BaseException as error:
+            made.set_exception(error)
+
+    threading.Thread(target=run, name="stream-load-snapshot", daemon=True).start()
+    return made
 
 
 def _between(start: Lsn, to: Lsn) -> Callable[[ChangeRows], ChangeRows | None]:

@@ -22,6 +22,7 @@ import pyarrow as pa
 from penstock.capture.transactions import INSERT, ChangeRows
 from penstock.core.errors import ConfigError
 from penstock.core.stream import MESSAGES, StreamId
+from penstock.sources.types import common_type
 from penstock.streams.events import CREATE, MESSAGE, Bytes, Events
 from penstock.streams.messages import EmittedRoute, message_events
 from penstock.streams.topics import filled, legal_topic, rendered, template_columns
@@ -161,8 +162,11 @@ for _value, _digit in enumerate(b"0123456789abcdef"):
 
 
 def _content(changes: ChangeRows, column: str) -> pa.BinaryArray:
-    values = changes.new(column)
-    if changes.version.columns[column].type_name == "bytea":
+    """As the column has it: bytes, or the text of anything else."""
+    values, kind = changes.new(column), common_type(changes.version.columns[column])
+    if kind.text is not None:
+        values = kind.text(values).values
+    if kind.name == "bytea":
         return bytes_of_hex(values)
     return pa.concat_arrays([values]).cast(pa.binary())
 

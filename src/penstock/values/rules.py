@@ -19,6 +19,7 @@ import pyarrow as pa
 from penstock.core.errors import ConfigError
 from penstock.core.held_as import HeldAs
 from penstock.core.schema import SourceColumn
+from penstock.values.common_types import CommonType
 from penstock.values.text_casts import Cast, CastResult, as_text, decimals, lists, times
 
 
@@ -69,6 +70,10 @@ class TypeRules:
 
     def can_be_held_as(self, column: SourceColumn, choice: HeldAs) -> bool:
         return choice.kind in {possible.partition("(")[0] for possible in self.possible_types(column)}
+
+    def common(self, column: SourceColumn) -> CommonType:
+        """Of a source that has the common names and texts itself."""
+        return CommonType(self.built_in_name(column), column.type_modifier)
 
     def _rule(self, column: SourceColumn) -> Rule:
         if column.held_as:

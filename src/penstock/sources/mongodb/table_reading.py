@@ -171,6 +171,9 @@ class MongoTextSession:
                 count = rows.count if kept is None else int(kept.true_count)
                 yield count, [filtered(rows.text(column), kept) for column in columns]
 
+    def hold(self, table: SourceTable) -> None:
+        """A snapshot has a name, and can be read under by all."""
+
     def cancel(self) -> None:
         """What it reads ends at its next batch."""
         self._client.close()

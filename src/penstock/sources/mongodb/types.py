@@ -34,6 +34,7 @@ from penstock.core.schema import SourceColumn
 from penstock.sources.mongodb.fields import DECIMAL_DIGITS, Column, Form
 from penstock.sources.types import CursorKind
 from penstock.values import text_casts
+from penstock.values.common_types import CommonType
 from penstock.values.rules import TEXT, Rule, TypeRules, always
 
 FAMILY = "mongodb"
@@ -161,6 +162,10 @@ _CURSOR_KINDS: dict[Form | Whole, CursorKind] = {
 
 
 class MongoTypes(TypeRules):
+    def common(self, column: SourceColumn) -> CommonType:
+        is_rest = content_of(column) is Whole.REST
+        return CommonType(column.type_name, column.type_modifier, is_rest=is_rest)
+
     def keeps_values(self, before: SourceColumn, now: SourceColumn) -> bool:
         """A column that widens holds its values in another type, or as another text."""
         return (before.type_oid, before.type_modifier) == (now.type_oid, now.type_modifier)

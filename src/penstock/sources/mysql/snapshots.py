@@ -99,7 +99,8 @@ def _require_transactions(connection: Connection, table: StreamId) -> None:
         raise SourceError(
             f"The engine {found[0][0]} has no snapshots: nobody could tell which changes a load has.",
             stream=str(table),
-            remedy="Give the table a transactional engine (InnoDB), or set `write: upsert` for the stream.",
+            remedy="Give the table a transactional engine (InnoDB), or set `write: upsert` for the stream; a "
+            "stream lane has `snapshot: never`.",
         )
 
 

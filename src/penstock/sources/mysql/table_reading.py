@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from penstock.core.cursor import Cursors
 from penstock.core.errors import TableChangedError
+from penstock.core.place import Place
 from penstock.core.schema import SourceColumn
 from penstock.core.stream import StreamId
 from penstock.core.where import Condition
@@ -33,6 +34,7 @@ from penstock.sources.mysql.catalog import MysqlTable, discover
 from penstock.sources.mysql.chunk_reading import NOTHING, MysqlChunk, kept
 from penstock.sources.mysql.connection import Connection, cancel, connect
 from penstock.sources.mysql.results import read_texts
+from penstock.sources.mysql.snapshots import begin_snapshot
 from penstock.sources.tables import SourceLeaf, SourceTable
 
 
@@ -115,7 +117,10 @@ class MysqlSession:
 
 
 class MysqlTextSession:
-    """Cost: as a chunk's, without the casts."""
+    """Chunks show the moment of their queries, or after `hold` all of them its own.
+
+    Cost: as a chunk's, without the casts.
+    """
 
     def __init__(self, url: str, connection: Connection) -> None:
         self._url = url
@@ -147,11 +152,15 @@ class MysqlTextSession:
         except TableChangedError as error:
             raise TableRewrittenError(stream) from error
 
+    def hold(self, table: SourceTable) -> Place:
+        return begin_snapshot(self._connection, self._url, table.stream)
+
     def cancel(self) -> None:
         cancel(self._connection, self._url)
 
     def close(self) -> None:
-        self._connection.close()
+        if self._connection.open:
+            self._connection.close()
 
 
 def _of_mysql(table: SourceTable) -> MysqlTable:

@@ -26,8 +26,10 @@ import pyarrow.compute as pc
 
 from penstock.core.held_as import DECIMAL_DIGITS_MAX
 from penstock.core.schema import SourceColumn
+from penstock.sources.mysql.common_types import common_type
 from penstock.sources.types import CursorKind
 from penstock.values import parse_time, text_casts
+from penstock.values.common_types import CommonType
 from penstock.values.rules import TEXT, Rule, TypeRules, always
 from penstock.values.text_casts import CastResult, array_over, string_buffers
 
@@ -144,6 +146,16 @@ _MEMBERS = re.compile(r"^(enum|set)\((.*)\)$", re.DOTALL)
 
 
 class MysqlTypes(TypeRules):
+    def common(self, column: SourceColumn) -> CommonType:
+        name = column.type_name
+        return common_type(
+            replace(column, held_as=""),
+            self.cast_text,
+            is_binary=name in BYTES,
+            is_text=name in TEXTS,
+            is_geometry=name in GEOMETRIES,
+        )
+
     def keeps_values(self, before: SourceColumn, now: SourceColumn) -> bool:
         if self.arrow_type(replace(before, held_as="")) != self.arrow_type(replace(now, held_as="")):
             return False

@@ -180,6 +180,9 @@ class PostgresTextSession:
                 raise TableRewrittenError(str(table.stream))
             self._connection.execute("COMMIT")
 
+    def hold(self, table: SourceTable) -> None:
+        """A snapshot has a name, and can be read under by all."""
+
     def cancel(self) -> None:
         with contextlib.suppress(psycopg.Error):
             self._connection.cancel_safe(timeout=_CANCEL_WITHIN_S)

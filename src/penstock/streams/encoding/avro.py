@@ -12,10 +12,11 @@ older and newer readers can read.
     date                         int, date
     timestamp, timestamptz       long, local-timestamp-micros and timestamp-micros
     bytea, uuid                  bytes; string, uuid
-    anything else                string, as Postgres prints it
+    uint8, year                  bytes, decimal(20,0), as a numeric; int
+    anything else                string, as the source prints it
 
-What these cannot hold is refused: NaN in a numeric(p,s), infinite dates and timestamps. A name with letters
-that Avro does not allow has underscores in their place.
+What these cannot hold is refused: NaN in a numeric(p,s), infinite dates and timestamps, days that are none. A
+name with letters that Avro does not allow has underscores in their place.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ from penstock.streams.encoding.layout import (
     Converter,
     Field,
     LayoutParts,
-    built_in,
+    as_printed,
+    common,
+    from_common,
 )
 from penstock.streams.encoding.modes import DecimalMode
 from penstock.streams.encoding.names import distinct_names, valid_name
@@ -86,12 +89,16 @@ class AvroFormat:
 
 
 def _avro_type(column: SourceColumn, decimals: DecimalMode) -> _AvroType:
-    arrow = arrow_type(replace(column, held_as=""))
+    arrow, kind = arrow_type(replace(column, held_as="")), common(column)
     if pa.types.is_decimal(arrow):
-        return _decimal(arrow, decimals)
-    if built_in(column) == "uuid":
-        return replace(_STRING, schema={"type": "string", "logicalType": "uuid"})
-    return _TYPES.get(arrow, _STRING)
+        found = _decimal(arrow, decimals)
+    elif kind.name == "uuid":
+        found = replace(_STRING, schema={"type": "string", "logicalType": "uuid"})
+    else:
+        found = _TYPES.get(arrow, _STRING)
+    if found.schema == "string":
+        return replace(found, convert=as_printed(kind))
+    return replace(found, convert=from_common(kind, found.convert))
 
 
 def _decimal(arrow: pa.DataType, decimals: DecimalMode) -> _AvroType:

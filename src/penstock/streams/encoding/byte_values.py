@@ -1,4 +1,5 @@
-"""Postgres' texts of decimals, bits, bytes and hstore, as Debezium's types have them, a column at a time."""
+"""Common texts of decimals, bits, bytes, geometries and hstore, as Debezium's types have them, a column at a
+time."""
 
 from __future__ import annotations
 
@@ -9,7 +10,10 @@ from penstock.streams.encoding import byte_kernels
 from penstock.streams.encoding.cells import cells_of, is_valid, packed
 from penstock.streams.encoding.layout import Converted
 from penstock.streams.events import Bytes
+from penstock.values import text_casts
 
+_INT64_MAX = str(2**63 - 1)
+_GEOMETRY = r"^SRID=(?P<srid>[0-9]+);(?P<wkb>[0-9a-f]+)$"
 _SPECIAL_DECIMALS = {"NaN": "NAN", "Infinity": "POSITIVE_INFINITY", "-Infinity": "NEGATIVE_INFINITY"}
 
 
@@ -59,3 +63,23 @@ def hstore_json(column: pa.StringArray) -> Converted:
 
 def plain_money(column: pa.StringArray) -> pa.StringArray:
     return pc.replace_substring_regex(column, "[$,]", "")
+
+
+def signed_integers(column: pa.StringArray) -> Converted:
+    """Integers of up to 20 digits without a sign, where 63 bits hold them."""
+    lengths, longest = pc.utf8_length(column), len(_INT64_MAX)
+    exceeds = pc.and_(pc.equal(lengths, longest), pc.greater(column, _INT64_MAX))
+    large = pc.fill_null(pc.or_(pc.greater(lengths, longest), exceeds), False)
+    bad = large.to_numpy(zero_copy_only=False)
+    return Converted(column, bad if bad.any() else None)
+
+
+def geometries(column: pa.StringArray) -> Converted:
+    """`SRID=4326;` and WKB in hexadecimal digits."""
+    found = pc.extract_regex(column, _GEOMETRY)
+    bad = is_valid(column) & ~is_valid(found)
+    srid, wkb = pc.struct_field(found, "srid"), pc.struct_field(found, "wkb")
+    encoded = base64_texts(text_casts.bare_hex(wkb, pa.binary()).values)
+    made = _joined(['{"wkb":"', encoded, '","srid":', srid, "}"], len(column))
+    values = pc.if_else(found.is_valid(), made, pa.scalar(None, pa.string()))
+    return Converted(values, bad if bad.any() else None)

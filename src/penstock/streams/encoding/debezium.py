@@ -1,15 +1,12 @@
-"""Debezium's JSON: what its Postgres connector writes, so that its consumers work unchanged.
+"""Debezium's JSON: what its connectors write, so that their consumers work unchanged.
 
 Key: a struct of the primary key's columns, `{"id":1}`. Value: `before`, `after`, `source`, `transaction`,
 `op`, `ts_ms`, `ts_us`, `ts_ns`. With `schemas` both are `{"schema":…,"payload":…}` (`schemas.enable`).
 
-`source` has all fields of the connector: version, connector, name, ts_ms, snapshot, db, sequence, ts_us,
-ts_ns, schema, table, txId, lsn, xmin. Where we differ, because we know more or less than it does:
-
-    lsn        the position of the transaction's commit, for all its changes
-    sequence   the same and the number of the change in its transaction, so it orders all events
-    snapshot   "true" for loaded rows, else "false"; never "last"
-    before     columns that the source did not tell are null, so all but the key are optional in schemas
+`source` has all fields of the connector for the source (`debezium_source`). In `before`, columns that the
+source did not tell are null, so all but the key are optional in schemas. Of MongoDB, a document is a row of
+the columns that its layout gives it, and not the text that the connector writes; there is no
+`updateDescription`.
 
 Where a key changes, the delete has the new one in its header `__debezium.newkey`, and the create the old one
 in `__debezium.oldkey`. A value that the source did not send stands as `__debezium_unavailable_value`, in the
@@ -23,9 +20,9 @@ from __future__ import annotations
 from json import dumps
 from typing import Any
 
-from penstock import __version__
 from penstock.capture.transactions import TableVersion
 from penstock.streams.encoding import event_kernels as kernels
+from penstock.streams.encoding.debezium_source import SOURCE_BLOCKS, SourceBlock, plain
 from penstock.streams.encoding.debezium_types import ConnectType, connect_type
 from penstock.streams.encoding.json_format import json_text
 from penstock.streams.encoding.layout import ColumnLayout, Field, LayoutParts
@@ -34,7 +31,6 @@ from penstock.streams.encoding.names import valid_name
 from penstock.streams.encoding.view import StreamView
 
 _KEY_HEADERS = ("__debezium.oldkey", "__debezium.newkey")
-_SNAPSHOTS = "true,first,first_in_data_collection,last_in_data_collection,last,false,incremental"
 
 
 class DebeziumFormat:
@@ -46,7 +42,8 @@ class DebeziumFormat:
         types = {name: self._type(name, version, view) for name in (*view.columns, *view.key)}
         rows = [_column(name, types[name]) for name in view.columns]
         keys = [_column(name, types[name]) for name in view.key]
-        fields = _fields(view)
+        source = SOURCE_BLOCKS[_family(version)]
+        fields = _fields(view, source)
         if not self._schemas:
             return LayoutParts(
                 fields,
@@ -58,7 +55,7 @@ class DebeziumFormat:
                 key_headers=_KEY_HEADERS,
             )
         wrapped = [
-            Field(kernels.NOTHING, lead=_head(_envelope_schema(view, types))),
+            Field(kernels.NOTHING, lead=_head(_envelope_schema(view, types, source))),
             *fields,
             Field(kernels.NOTHING, lead=b"}"),
         ]
@@ -80,6 +77,10 @@ class DebeziumFormat:
         return connect_type(version.columns.get(name), self._modes)
 
 
+def _family(version: TableVersion) -> str:
+    return next((column.family for column in version.columns.values()), "")
+
+
 def _column(name: str, kind: ConnectType) -> ColumnLayout:
     value = f",{json_text(name)}:".encode()
     return ColumnLayout(
@@ -87,21 +88,12 @@ def _column(name: str, kind: ConnectType) -> ColumnLayout:
     )
 
 
-def _fields(view: StreamView) -> list[Field]:
-    common = f'"version":{json_text(__version__)},"connector":"postgresql","name":{json_text(view.prefix)}'
-    table = f'"schema":{json_text(view.stream.namespace)},"table":{json_text(view.stream.name)}'
+def _fields(view: StreamView, source: SourceBlock) -> list[Field]:
     return [
         Field(kernels.BEFORE, lead=b'{"before":', absent=b"null"),
         Field(kernels.AFTER, lead=b',"after":', absent=b"null"),
-        Field(kernels.COMMIT_MS, kernels.DECIMAL, lead=f',"source":{{{common},"ts_ms":'.encode()),
-        Field(kernels.SNAPSHOT, lead=b',"snapshot":"'),
-        Field(kernels.TX, kernels.DECIMAL, f'","db":{json_text(view.database)},"sequence":"[\\"'.encode()),
-        Field(kernels.OP, kernels.DECIMAL, lead=b'\\",\\"'),
-        Field(kernels.COMMIT_US, kernels.DECIMAL, lead=b'\\"]","ts_us":'),
-        Field(kernels.COMMIT_NS, kernels.DECIMAL, lead=b',"ts_ns":'),
-        Field(kernels.XID_SHORT, kernels.DECIMAL, lead=f',{table},"txId":'.encode()),
-        Field(kernels.TX, kernels.DECIMAL, lead=b',"lsn":'),
-        Field(kernels.KIND, lead=b',"xmin":null},"transaction":null,"op":"'),
+        *source.fields(view),
+        Field(kernels.KIND, lead=b',"transaction":null,"op":"'),
         Field(kernels.NOW_MS, kernels.DECIMAL, lead=b'","ts_ms":'),
         Field(kernels.NOW_US, kernels.DECIMAL, lead=b',"ts_us":'),
         Field(kernels.NOW_NS, kernels.DECIMAL, lead=b',"ts_ns":'),
@@ -123,7 +115,7 @@ def _key_schema(view: StreamView, types: dict[str, ConnectType]) -> dict[str, An
     return {"type": "struct", "fields": fields, "optional": False, "name": _schema_name(view, "Key")}
 
 
-def _envelope_schema(view: StreamView, types: dict[str, ConnectType]) -> dict[str, Any]:
+def _envelope_schema(view: StreamView, types: dict[str, ConnectType], source: SourceBlock) -> dict[str, Any]:
     row = {
         "type": "struct",
         "fields": [
@@ -138,10 +130,10 @@ def _envelope_schema(view: StreamView, types: dict[str, ConnectType]) -> dict[st
         "fields": [
             row | {"field": "before"},
             row | {"field": "after"},
-            _SOURCE,
+            source.schema,
             _TRANSACTION,
-            _plain("string", "op"),
-            *(_plain("int64", name, optional=True) for name in ("ts_ms", "ts_us", "ts_ns")),
+            plain("string", "op"),
+            *(plain("int64", name, optional=True) for name in ("ts_ms", "ts_us", "ts_ns")),
         ],
         "optional": False,
         "name": _schema_name(view, "Envelope"),
@@ -154,7 +146,7 @@ def _type_schema(kind: ConnectType, *, optional: bool) -> dict[str, Any]:
     if kind.items is not None:
         schema["items"] = _type_schema(kind.items, optional=True)
     if kind.fields:
-        schema["fields"] = [_plain(literal, name, optional=may) for name, literal, may in kind.fields]
+        schema["fields"] = [plain(literal, name, optional=may) for name, literal, may in kind.fields]
     if kind.name:
         schema |= {"name": kind.name, "version": 1}
     if kind.parameters:
@@ -162,39 +154,12 @@ def _type_schema(kind: ConnectType, *, optional: bool) -> dict[str, Any]:
     return schema
 
 
-def _plain(literal: str, name: str, *, optional: bool = False) -> dict[str, Any]:
-    return {"type": literal, "optional": optional, "field": name}
-
-
-_SOURCE = {
-    "type": "struct",
-    "fields": [
-        *(_plain("string", name) for name in ("version", "connector", "name")),
-        _plain("int64", "ts_ms"),
-        _plain("string", "snapshot", optional=True)
-        | {
-            "name": "io.debezium.data.Enum",
-            "version": 1,
-            "parameters": {"allowed": _SNAPSHOTS},
-            "default": "false",
-        },
-        _plain("string", "db"),
-        _plain("string", "sequence", optional=True),
-        *(_plain("int64", name, optional=True) for name in ("ts_us", "ts_ns")),
-        *(_plain("string", name) for name in ("schema", "table")),
-        *(_plain("int64", name, optional=True) for name in ("txId", "lsn", "xmin")),
-    ],
-    "optional": False,
-    "name": "io.debezium.connector.postgresql.Source",
-    "version": 1,
-    "field": "source",
-}
 _TRANSACTION = {
     "type": "struct",
     "fields": [
-        _plain("string", "id"),
-        _plain("int64", "total_order"),
-        _plain("int64", "data_collection_order"),
+        plain("string", "id"),
+        plain("int64", "total_order"),
+        plain("int64", "data_collection_order"),
     ],
     "optional": True,
     "name": "event.block",

@@ -1,7 +1,7 @@
-"""What Debezium's Postgres connector makes of each type, by its own names for the modes.
+"""What Debezium's connectors make of each type, by its own names for the modes.
 
 A `ConnectType` is a type of Kafka Connect: the literal type, the semantic name, parameters; with it, how its
-values are written as JSON and what Postgres' texts are made into before.
+values are written as JSON and what common texts (`values.common_types`) are made into before.
 
     `decimals`            precise               string          double
     numeric(p,s), money   Decimal               string          float64
@@ -20,11 +20,16 @@ Debezium has for them, infinite dates the least and the greatest. What cannot be
 the infinities of a numeric with `precise`, an infinite interval, timestamps after the year 294246, arrays of
 several dimensions.
 
-Types that Debezium leaves out by default, such as composites and geometry, are the text that Postgres prints.
+Of MySQL: `year` is a Year, a time of any length (`duration`) a MicroTime, or by `connect` and `isostring` a
+time of day, where it is one; enum and set are Enum and EnumSet with their members, a geometry is a struct of
+WKB and reference system, an unsigned 64-bit integer an int64. Refused: one beyond that, days that are none.
+
+Types that Debezium leaves out by default, such as composites, are the text that the source prints.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -35,7 +40,7 @@ import pyarrow.compute as pc
 from penstock.core.schema import SourceColumn
 from penstock.streams.encoding import byte_kernels, byte_values, row_kernels, time_values
 from penstock.streams.encoding.cells import cells_of, is_valid, packed
-from penstock.streams.encoding.layout import Converted, Converter, built_in
+from penstock.streams.encoding.layout import Converted, Converter, common, from_common
 from penstock.streams.encoding.modes import Modes
 from penstock.streams.events import Bytes
 from penstock.values import parse_array, text_casts
@@ -43,6 +48,8 @@ from penstock.values import parse_array, text_casts
 PLACEHOLDER = "__debezium_unavailable_value"
 _MONEY_DIGITS = 2
 _FIELDS = (("scale", "int32", False), ("value", "bytes", False))
+_GEOMETRY_FIELDS = (("wkb", "bytes", False), ("srid", "int32", True))
+_MEMBER = re.compile(r"'((?:[^']|'')*)'")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +80,13 @@ _PLAIN: dict[str, ConnectType] = {
     "xml": replace(_STRING, name="io.debezium.data.Xml"),
     "uuid": replace(_STRING, name="io.debezium.data.Uuid"),
     "tsvector": replace(_STRING, name="io.debezium.data.TsVector"),
+    "year": ConnectType("int32", "io.debezium.time.Year"),
+    "geometry": ConnectType(
+        "struct",
+        "io.debezium.data.geometry.Geometry",
+        convert=byte_values.geometries,
+        fields=_GEOMETRY_FIELDS,
+    ),
 }
 _EXTENSIONS: dict[str, ConnectType] = {"ltree": replace(_STRING, name="io.debezium.data.Ltree")}
 
@@ -81,9 +95,15 @@ def connect_type(column: SourceColumn | None, modes: Modes) -> ConnectType:
     """None: a column that the row's version does not have."""
     if column is None:
         return _STRING
-    name = built_in(column)
+    kind = common(column)
     if column.element:
         return _array(_element_type(column, modes))
+    found = _connect_type(kind.name, replace(column, type_modifier=kind.modifier), modes)
+    return replace(found, convert=from_common(kind, found.convert))
+
+
+def _connect_type(name: str, column: SourceColumn, modes: Modes) -> ConnectType:
+    """`name` and the column's modifier are those of its common type."""
     if not name:
         if column.type_name == "hstore":
             return replace(_STRING, name="io.debezium.data.Json", convert=byte_values.hstore_json)
@@ -251,6 +271,24 @@ def _time_digits(column: SourceColumn) -> int:
     return column.type_modifier if 0 <= column.type_modifier <= 6 else 6
 
 
+def _unsigned(column: SourceColumn, modes: Modes) -> ConnectType:
+    return ConnectType("int64", convert=byte_values.signed_integers)
+
+
+def _members(column: SourceColumn, modes: Modes) -> ConnectType:
+    """`enum('a','b')`: its members as Debezium lists them."""
+    kind, _, listed = column.type_text.partition("(")
+    allowed = ",".join(member.replace("''", "'") for member in _MEMBER.findall(listed))
+    name = "io.debezium.data.Enum" if kind == "enum" else "io.debezium.data.EnumSet"
+    return replace(_STRING, name=name, parameters=(("allowed", allowed),))
+
+
+def _duration(column: SourceColumn, modes: Modes) -> ConnectType:
+    if modes.times in ("connect", "isostring"):
+        return _time(column, modes)
+    return ConnectType("int64", "io.debezium.time.MicroTime", convert=time_values.duration_numbers)
+
+
 def _array(element: ConnectType) -> ConnectType:
     placeholder = f"[{element.placeholder}]"
     if element.literal in ("int16", "int32", "int64") and not element.name:
@@ -283,6 +321,10 @@ def _text(letters: str) -> Bytes:
 
 
 _MAKERS: dict[str, Callable[[SourceColumn, Modes], ConnectType]] = {
+    "uint8": _unsigned,
+    "enum": _members,
+    "set": _members,
+    "duration": _duration,
     "numeric": _numeric,
     "money": _money,
     "bytea": _bytea,

@@ -2,7 +2,8 @@
 
 A format is a function of a table's version and a view (`Format`); it decides once per version, and the
 compiled loops do the rest. A column that has to be made into something else first (a time into a number, say)
-has a `Converter`: from Postgres' texts to what stands in the event, and which of them cannot be said.
+has a `Converter`: from the source's texts to what stands in the event, and which of them cannot be said.
+Formats are written for common types and texts (`values.common_types`): none of them knows the source.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ import pyarrow as pa
 
 from penstock.capture.transactions import TableVersion
 from penstock.core.schema import SourceColumn
-from penstock.sources.types import types_of
+from penstock.sources.types import common_type
 from penstock.streams.encoding import row_kernels
 from penstock.streams.encoding.view import StreamView
 from penstock.streams.events import Bytes, Int64s
+from penstock.values.common_types import CommonType
 
 Flags: TypeAlias = npt.NDArray[np.bool_]
 
@@ -170,6 +172,30 @@ def event_layout(parts: LayoutParts, view: StreamView) -> EventLayout:
     )
 
 
-def built_in(column: SourceColumn | None) -> str:
-    """The name of a type of the source's own; empty for others, whatever they are called."""
-    return "" if column is None else types_of(column).built_in_name(column)
+def common(column: SourceColumn | None) -> CommonType:
+    """None: a column that the row's version does not have."""
+    return CommonType("") if column is None else common_type(column)
+
+
+def as_printed(kind: CommonType) -> Converter | None:
+    """Common texts, whether or not they are values of the type; None: as they are."""
+    text = kind.text
+    return None if text is None else lambda texts: Converted(text(texts).values)
+
+
+def from_common(kind: CommonType, convert: Converter | None) -> Converter | None:
+    """`convert`, which is for common texts, for those of the source; what is no value is bad."""
+    text = kind.text
+    if text is None:
+        return convert
+
+    def converted(texts: pa.StringArray) -> Converted:
+        values, bad = text(texts)
+        if convert is None:
+            return Converted(values, bad)
+        made = convert(values)
+        if bad is None or made.bad is None:
+            return Converted(made.values, made.bad if bad is None else bad)
+        return Converted(made.values, made.bad | bad)
+
+    return converted

@@ -4,7 +4,8 @@ The value is a message `Envelope`, the first of its file: op, before and after (
 ts_ms. The key is a message `Key` of the primary key's columns. A column that is null is not there.
 
     bool, int2, int4, int8, float4, float8, bytea    bool, int32, int32, int64, float, double, bytes
-    anything else                                    string, as Postgres prints it
+    uint8, year                                      uint64, int32
+    anything else                                    string, as the source prints it
 
 So every value can be said, and nothing is refused.
 
@@ -17,15 +18,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
 from penstock.capture.transactions import TableVersion
+from penstock.core.schema import SourceColumn
 from penstock.streams.encoding import event_kernels as kernels
 from penstock.streams.encoding import row_kernels
 from penstock.streams.encoding.avro import byte_strings, fixed_floats
-from penstock.streams.encoding.layout import NOT_THERE, ColumnLayout, Converter, Field, LayoutParts, built_in
+from penstock.streams.encoding.layout import (
+    NOT_THERE,
+    ColumnLayout,
+    Converter,
+    Field,
+    LayoutParts,
+    as_printed,
+    common,
+    from_common,
+)
 from penstock.streams.encoding.names import valid_name
 from penstock.streams.encoding.registry import Registry
 from penstock.streams.encoding.view import StreamView
@@ -50,10 +61,20 @@ _TYPES = {
     "int2": _ProtobufType("int32", _VARINT, row_kernels.VARINT),
     "int4": _ProtobufType("int32", _VARINT, row_kernels.VARINT),
     "int8": _ProtobufType("int64", _VARINT, row_kernels.VARINT),
+    "uint8": _ProtobufType("uint64", _VARINT, row_kernels.VARINT),
+    "year": _ProtobufType("int32", _VARINT, row_kernels.VARINT),
     "float4": _ProtobufType("float", _FOUR_BYTES, row_kernels.RAW, fixed_floats(pa.float32())),
     "float8": _ProtobufType("double", _EIGHT_BYTES, row_kernels.RAW, fixed_floats(pa.float64())),
     "bytea": _ProtobufType("bytes", _SIZED, row_kernels.PREFIXED, byte_strings),
 }
+
+
+def _protobuf_type(column: SourceColumn) -> _ProtobufType:
+    kind = common(column)
+    found = _TYPES.get(kind.name)
+    if found is None:
+        return replace(_STRING, convert=as_printed(kind))
+    return replace(found, convert=from_common(kind, found.convert))
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +104,7 @@ class ProtobufFormat:
     def parts(self, version: TableVersion, view: StreamView) -> LayoutParts:
         masks = dict(view.masks)
         types = {
-            name: _STRING if name in masks else _TYPES.get(built_in(version.columns[name]), _STRING)
+            name: _STRING if name in masks else _protobuf_type(version.columns[name])
             for name in (*view.columns, *view.key)
             if name in version.columns
         }

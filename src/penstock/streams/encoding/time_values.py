@@ -1,4 +1,4 @@
-"""Postgres' texts of days, times and intervals, as Debezium's types have them, a column at a time.
+"""Common texts of days, times and intervals, as Debezium's types have them, a column at a time.
 
 Numbers are the text of a number; other values stand in quotes, ready for JSON.
 """
@@ -19,6 +19,10 @@ from penstock.values import parse_time, text_casts
 
 _INFINITE_US = {"infinity": 9223372036825200000, "-infinity": -9223372036832400000}
 _INFINITE_DAYS = {"infinity": 2147483647, "-infinity": -2147483648}
+_DURATION = (
+    r"^(?P<sign>-?)(?P<hours>[0-9]+):(?P<minutes>[0-9]{2}):(?P<seconds>[0-9]{2})"
+    r"(?:\.(?P<digits>[0-9]{1,6}))?$"
+)
 _MIDNIGHT_US = 86_400_000_000
 
 _Read: TypeAlias = tuple[Int64s, Flags]  # numbers, and which could not be read
@@ -66,6 +70,22 @@ def _clock_micros(column: pa.StringArray) -> _Read:
 def clock_numbers(column: pa.StringArray, unit: int) -> Converted:
     out, bad = _clock_micros(column)
     return _numbers(out // unit, bad, column)
+
+
+def duration_numbers(column: pa.StringArray) -> Converted:
+    """Microseconds of a time that may be negative, or longer than a day."""
+    found = pc.extract_regex(column, _DURATION)
+    bad = is_valid(column) & ~is_valid(found)
+    hours, minutes, seconds = (
+        pc.cast(pc.struct_field(found, name), pa.int64()) for name in ("hours", "minutes", "seconds")
+    )
+    digits = pc.utf8_rpad(pc.struct_field(found, "digits"), 6, "0")
+    fraction = pc.cast(pc.if_else(found.is_valid(), digits, pa.scalar(None, pa.string())), pa.int64())
+    whole = pc.add(pc.multiply(pc.add(pc.multiply(hours, 60), minutes), 60), seconds)
+    micros = pc.add(pc.multiply(whole, 1_000_000), fraction)
+    is_negative = pc.equal(pc.struct_field(found, "sign"), "-")
+    values = pc.if_else(is_negative, pc.negate(micros), micros)
+    return Converted(values.cast(pa.string()), bad if bad.any() else None)
 
 
 def instant_numbers(column: pa.StringArray, unit: int) -> Converted:
