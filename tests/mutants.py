@@ -49,8 +49,7 @@ MYSQL_SNAPSHOTS = (
     "tests/integration/test_mysql_snapshots.py::test_a_snapshot_shows_what_was_logged_before_its_place"
 )
 KINESIS_WOKEN = (
-    "tests/integration/test_kinesis_target.py::"
-    "test_a_leader_that_was_stopped_and_wakes_up_sends_nothing_more"
+    "tests/integration/test_kinesis_target.py::test_a_leader_that_was_stopped_and_wakes_up_sends_nothing_more"
 )
 STREAMS_KILLED = "tests/chaos/test_streams.py::test_killed_while_following_each_change_is_there_once"
 

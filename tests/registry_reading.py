@@ -27,7 +27,7 @@ def avro(registry: SchemaRegistry, record: bytes | None) -> Any:
 
 _MESSAGE = re.compile(r"message (\w+) \{\n(.*?)\}", re.DOTALL)
 _FIELD = re.compile(r"(optional |repeated |)(\w+) (\w+) = (\d+);")
-_SCALARS = ("double", "float", "int64", "int32", "bool", "string", "bytes")
+_SCALARS = ("double", "float", "int64", "uint64", "int32", "bool", "string", "bytes")
 
 
 def protobuf_class(schema: str) -> Any:

@@ -1,4 +1,4 @@
-"""Dead letters on real targets: what they refuse, what the format cannot say, and what people do with them."""
+"""Dead letters on real targets: what they refuse, what a format cannot say, and what people do with them."""
 
 from __future__ import annotations
 
