@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -31,6 +30,7 @@ from penstock.core.errors import DestinationError, SourceBusyError
 from penstock.core.position import Lsn
 from penstock.lake_process import LakeProcess
 from penstock.ledger.store import StateStore
+from penstock.log.manifest import newest_manifest
 from penstock.metrics import Metric, Sample
 from penstock.operations import streams as operations
 from tests.conftest import Database, wait_until
@@ -261,8 +261,14 @@ def test_a_commit_comes_by_size_long_before_its_time(tables: Database, make: Mak
         instance.wait(lambda: instance.pipeline.has_table("public.state"), "the load")
         shown = instance.pipeline.version("public.state")
         tables.execute("INSERT INTO state VALUES (100, 'little')")
-        lag = partial(instance.heard.value, metrics.STREAM_LAG_SECONDS, stream="public.state")
-        instance.wait(lambda: bool(lag()), "the change to wait in the log")
+        [(text,)] = tables.query("SELECT pg_current_wal_insert_lsn()::text")
+        written, log = Lsn.parse(text), instance.pipeline.state / "log"
+
+        def is_sealed() -> bool:
+            newest = newest_manifest(log)
+            return newest is not None and newest.end >= written
+
+        instance.wait(is_sealed, "the change to wait in the log")
         assert instance.pipeline.version("public.state") == shown, "too little, and the hour is not over"
         tables.execute(
             "INSERT INTO state SELECT n, string_agg(md5(n::text || m), '') FROM generate_series(101, 140) n, "

@@ -78,5 +78,5 @@ def test_no_more_connections_read_tables_at_once_than_the_limit(
                 "AND application_name LIKE 'penstock load %' AND state = 'active'"
             ).fetchall()
             seen.append(reading)
-    assert max(seen) == parallel, f"{len(seen)} looks"
+    assert 1 <= max(seen) <= parallel, f"{len(seen)} looks"
     pipeline.assert_same("public.state")

@@ -211,7 +211,7 @@ def test_a_lane_that_stands_still_for_three_timeouts_costs_no_connection_and_no_
     workload: Workload, pipeline: PipelineUnderTest, database: Database
 ) -> None:
     """Capture reads on and answers the server, however long the lane takes."""
-    instance = Instance(pipeline, "one", {"run": {"restarts_max": 0}})
+    instance = Instance(pipeline, "one")
     with instances(instance.start()), workload.start():
         instance.wait_until(lambda: instance.leading, "it to lead")
         wait_until_level(instance, pipeline)
