@@ -62,7 +62,7 @@ def test_the_newest_results_are_kept_and_no_values_with_them(tmp_path: Path) -> 
     for minute in range(60):
         stream = VerifiedStream("public.t", "equal", source_rows=minute)
         moment = f"2026-11-16T13:{minute:02d}:00+00:00"
-        reports.save(tmp_path, VerifyReport((stream,), moment, 1.0, shows_values=True))
+        reports.save(tmp_path, VerifyReport((stream,), moment, 1.0, shows_values=True, by_schedule=True))
     kept = sorted((tmp_path / "verify").glob("*.json"))
     assert len(kept) == reports.KEPT
     _, newest = next(reports.kept(tmp_path))
