@@ -1,7 +1,7 @@
 """Reads topics as a `read_committed` consumer does, from their beginnings to the ends that they have now.
 
 The client library gives an object for each record; at most `_AT_ONCE` of them are there at a time, and
-`_QUEUED_KIB` wait in the client. They become columns at once. Measured: 180,000 records a second.
+`_QUEUED_KIB` wait in the client. They become columns at once.
 
 An end is what the broker has, committed or not. A transaction that is decided is told to its partitions a
 moment later, so that records before an end may not be readable at once: they are waited for. One that nobody
