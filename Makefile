@@ -9,6 +9,8 @@
 #                      what `make test` left, and with SHARE=4 a fourth of what is left of MySQL and MongoDB
 #   make chaos         the whole matrix: at every failpoint several times, in every scenario, on both
 #   make soak          leader and standby under load while something breaks every while; SECONDS=1200
+#   make failover      a standby takes over within its seconds, with nothing else on the machine
+#   make idle          ten minutes without a change while another database is written to; SECONDS=600
 #   make mutants       plant known bugs; each must turn a test red; SHARE=8 an eighth of them, as in CI, where GREEN=known
 #                      spares the same tests without a bug
 #   make bench         ratios against pg_recvlogical, COPY and MERGE INTO; CHECK=1 fails below a bar
@@ -44,7 +46,7 @@ REST ?=
 GREEN ?=
 SECONDS ?= 1200
 
-.PHONY: help venv demo test slow iceberg unit integration lint format bench bench-peers chaos chaos-once soak mutants constraints clean
+.PHONY: help venv demo test slow iceberg unit integration lint format bench bench-peers chaos chaos-once soak failover idle mutants constraints clean
 
 help:
 	@sed -n 's/^#   make/make/p' Makefile
@@ -111,6 +113,13 @@ chaos: venv
 
 soak: venv
 	PENSTOCK_SOAK_S=$(SECONDS) $(BIN)/python -m pytest --numprocesses 0 -s tests/chaos/test_soak.py
+
+failover: venv
+	$(BIN)/python -m pytest --numprocesses 0 -s -m slow tests/integration/test_failover.py
+
+idle: SECONDS := 600
+idle: venv
+	PENSTOCK_IDLE_S=$(SECONDS) $(BIN)/python -m pytest --numprocesses 0 -s -m slow tests/integration/test_idle.py
 
 mutants: venv
 	SHARE=$(SHARE) GREEN=$(GREEN) $(BIN)/python -m tests.mutants

@@ -1,10 +1,11 @@
 """A leader and a standby of `penstock run`, under 2,000 changes a second, while something breaks every while.
 
 What breaks is drawn from the seed alone, which is printed: a run is repeated by `PENSTOCK_CHAOS_SEED`, but
-for what depends on the moment. At the end nothing breaks any more, the writers stop, and the source is told
-that it may forget everything: then every value of every table is compared, and append tables with the history
-that the source kept by itself. No change may be lost or doubled, no process may have outgrown its memory, and
-both instances must end in order.
+for what depends on the moment. Every kind comes once, then any; what found nobody to strike does not count.
+At the end nothing breaks any more, the writers stop, and the source is told that it may forget everything:
+then every value of every table is compared, and append tables with the history that the source kept by
+itself. No change may be lost or doubled, no process may have outgrown its memory, and both instances must end
+in order.
 
 The pipeline's directory lies on a file system of its own where one can be mounted, so that it can run full.
 """
@@ -19,6 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -40,11 +42,20 @@ from tests.running import (
 )
 
 _MIB = 1024 * 1024
-#: Of one process, at its highest: capture's promise, and what a process that only watches may need.
-MEMORY_BYTES_MAX: Mapping[str, int] = {"capture": 512 * _MIB, "supervisor": 200 * _MIB}
+#: Of one process, at its highest: capture's promise, what a process that only watches may need, and what
+#: those of the lake may for batches of this size.
+MEMORY_BYTES_MAX: Mapping[str, int] = {
+    "capture": 512 * _MIB,
+    "supervisor": 200 * _MIB,
+    "lake": 1024 * _MIB,
+    "worker": 1024 * _MIB,
+    "jvm": 2048 * _MIB,
+}
+_CHANGES_PER_S_MIN = 500  # of 2,000: a server that is away takes none
 _DISK = "4g"
 _LEVEL_TIMEOUT_S = 300.0
 _FAULTS_FROM_S = 60.0  # a run that long has one at least
+_EVERY_KIND_FROM_S = 600.0
 _SETTINGS: Mapping[str, Any] = {
     "log": {"retention": "0s", "seal_every": "1s"},
     "lanes": {"lake": {"every": "2s"}},
@@ -66,9 +77,17 @@ class Fault:
 def faults(seed: int) -> Iterator[Fault]:
     """The endless sequence of one seed."""
     drawn = random.Random(f"{seed}/faults")
-    while True:
-        (kind,) = drawn.choices(list(_KINDS), [kind.weight for kind in _KINDS.values()])
+    kinds, weights = list(_KINDS), [kind.weight for kind in _KINDS.values()]
+    for kind in chain(drawn.sample(kinds, len(kinds)), (drawn.choices(kinds, weights)[0] for _ in count())):
         yield Fault(drawn.uniform(10, 20), kind, random.Random(drawn.random()))
+
+
+@dataclass(frozen=True)
+class Struck:
+    """`what` happened; or that nobody was there whom it could happen to."""
+
+    what: str
+    hit: bool = True
 
 
 class Soak:
@@ -81,7 +100,7 @@ class Soak:
         self._destination = destination
         self._seed = seed
         self._began = time.monotonic()
-        self._struck = 0
+        self._struck: set[str] = set()
 
     def run(self, seconds: float) -> None:
         self.say(f"seed {self._seed}, {seconds:.0f} s, {self._destination} tables")
@@ -122,13 +141,16 @@ class Soak:
                 if time.monotonic() + fault.pause_s > end:
                     break
                 self.watch(fault.pause_s)
-                self.say(f"{fault.kind}: {_KINDS[fault.kind].strike(self, fault.chance)}")
-                self._struck += 1
+                struck = _KINDS[fault.kind].strike(self, fault.chance)
+                self.say(f"{fault.kind}: {struck.what}")
+                self._struck |= {fault.kind} if struck.hit else set()
             self.watch(max(end - time.monotonic(), 0))
         finally:
             self.writers.stop()
         assert self._struck or seconds < _FAULTS_FROM_S, "nothing broke"
-        assert self.writers.changes, "nothing was written"
+        possible = set(_KINDS) - (set() if self.has_disk else {"disk full"})
+        assert self._struck >= possible or seconds < _EVERY_KIND_FROM_S, f"only {self._struck} broke"
+        assert self.writers.changes > seconds * _CHANGES_PER_S_MIN, f"{self.writers.changes} changes"
 
     def watch(self, seconds: float) -> None:
         """Whoever was killed is started again, as a service manager would do it."""
@@ -180,66 +202,66 @@ class Soak:
 # -- what breaks ------------------------------------------------------------------------------------------
 
 
-def _kill(soak: Soak, chance: random.Random) -> str:
+def _kill(soak: Soak, chance: random.Random) -> Struck:
     """One process, of the leader more often than not."""
     role, of_leader, either = chance.choice(ROLES), chance.random() < 0.7, chance.choice(soak.pair)
     instance = (soak.leader() if of_leader else None) or either
     found = [process for process, its_role in instance.processes() if its_role == role]
     if not found:
-        return f"no {role} in {instance.name}"
+        return Struck(f"no {role} in {instance.name}", hit=False)
     with contextlib.suppress(psutil.NoSuchProcess):
         chance.choice(found).kill()
-    return f"{role} of {instance.name}"
+    return Struck(f"{role} of {instance.name}")
 
 
-def _freeze_leader(soak: Soak, chance: random.Random) -> str:
+def _freeze_leader(soak: Soak, chance: random.Random) -> Struck:
     """The whole instance stands still, then goes on as if nothing had happened."""
     leader = soak.leader()
     if leader is None:
-        return "nobody leads"
+        return Struck("nobody leads", hit=False)
     leader.send(signal.SIGSTOP)
     soak.watch(8)
     others = [instance.name for instance in soak.pair if instance is not leader and instance.leading]
     leader.send(signal.SIGCONT)
-    return f"{leader.name} for 8 s; led meanwhile by {', '.join(others) or 'nobody'}"
+    return Struck(f"{leader.name} for 8 s; led meanwhile by {', '.join(others) or 'nobody'}")
 
 
-def _restart_source(soak: Soak, chance: random.Random) -> str:
+def _restart_source(soak: Soak, chance: random.Random) -> Struck:
     crash = chance.random() < 0.5
     soak.server.kill() if crash else soak.server.stop()
     soak.watch(chance.choice((0, 0, 5)))
     soak.server.start()
-    return "immediately" if crash else "in order"
+    return Struck("immediately" if crash else "in order")
 
 
-def _cut_connections(soak: Soak, chance: random.Random) -> str:
+def _cut_connections(soak: Soak, chance: random.Random) -> Struck:
     with contextlib.suppress(psycopg.OperationalError):
-        return f"{terminate_backends(soak.server.url())} connections"
-    return "the source was away"
+        return Struck(f"{terminate_backends(soak.server.url())} connections")
+    return Struck("the source was away", hit=False)
 
 
-def _slow_lake(soak: Soak, chance: random.Random) -> str:
+def _slow_lake(soak: Soak, chance: random.Random) -> Struck:
     leader = soak.leader()
     if leader is None:
-        return "nobody leads"
+        return Struck("nobody leads", hit=False)
     leader.send(signal.SIGSTOP, "jvm")
     soak.watch(chance.choice((3, 6)))
     leader.send(signal.SIGCONT, "jvm")
-    return f"the JVM of {leader.name} for some seconds"
+    return Struck(f"the JVM of {leader.name} for some seconds")
 
 
-def _full_disk(soak: Soak, chance: random.Random) -> str:
+def _full_disk(soak: Soak, chance: random.Random) -> Struck:
     if not soak.has_disk:
-        return "left out: no file system of its own could be mounted here"
+        return Struck("left out: no file system of its own could be mounted here", hit=False)
     used = _fill(soak.directory)
     soak.watch(chance.choice((3, 8)))
     _resize(soak.directory, _DISK)
-    return f"at {used / _MIB:.0f} MiB, for some seconds"
+    return Struck(f"at {used / _MIB:.0f} MiB, for some seconds")
 
 
 @dataclass(frozen=True)
 class _Kind:
-    strike: Callable[[Soak, random.Random], str]
+    strike: Callable[[Soak, random.Random], Struck]
     weight: int
 
 

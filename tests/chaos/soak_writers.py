@@ -137,7 +137,7 @@ class SoakWriters:
     def _change_sets(self, chance: random.Random, connection: Connection) -> None:
         """One transaction, and a pause by its size."""
         began = time.monotonic()
-        changed = 0
+        changed, committed = 0, False
         try:
             with connection.transaction() as transaction:
                 for _ in range(chance.choice((1, 1, 2, 4))):
@@ -148,9 +148,10 @@ class SoakWriters:
                         raise psycopg.Rollback(savepoint)
                 if chance.random() < 0.05:
                     raise psycopg.Rollback(transaction)
+                committed = True
         except (errors.DeadlockDetected, errors.UniqueViolation, psycopg.Rollback):
             pass  # a rollback gets here when its connection was cut
-        self.changes += changed
+        self.changes += changed if committed else 0
         self._stopping.wait(max(changed * self._pace_s - (time.monotonic() - began), 0))
 
 

@@ -20,7 +20,7 @@ from tests.conftest import wait_until
 pytestmark = pytest.mark.chaos
 
 SECONDS = float(os.environ.get("PENSTOCK_SOAK_S", "0"))
-DESTINATION = os.environ.get("PENSTOCK_SOAK_DESTINATION", "parquet")
+DESTINATION = os.environ.get("PENSTOCK_SOAK_DESTINATION") or ("parquet", "iceberg")[SEED // 2 % 2]
 _KEEPS_A_DISK = """
 import pathlib, sys
 from tests.chaos.soak import own_disk
@@ -36,6 +36,7 @@ def test_what_breaks_is_told_by_the_seed() -> None:
 
     assert first(7) == first(7)
     assert first(7) != first(8)
+    assert len({kind for _, kind, _ in first(7)[:6]}) == 6, "each kind once"
 
 
 @pytest.mark.slow

@@ -25,7 +25,7 @@ from tests.serving import Answer, ShapeServer, followed, rows, synced
 pytestmark = pytest.mark.integration
 
 _MANY = 1000
-_STALLED = 20
+_STALLED, _PINNING = 20, 50
 _COLUMNS = ("id", "owner", "note")
 _WITHIN_S = 120.0
 #: The one that trouble comes to. It looks like no other, and is made, and rendered, first.
@@ -207,3 +207,51 @@ def test_the_slot_and_the_other_shapes_go_on(database: Database, tmp_path: Path,
             where = f"id = {number}"
             found = rows(synced(server, table="items", where=where)[1])
             assert list(found.values()) == selected(database, where)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("encoding", ["identity", "gzip"])
+def test_a_client_that_does_not_read_pins_two_mebibytes_at_most(
+    database: Database, tmp_path: Path, encoding: str
+) -> None:
+    """Of an answer of 32 MB; what the operating system has taken is not the process's."""
+    database.execute("CREATE TABLE large (id int PRIMARY KEY, note text)")
+    words = "(SELECT string_agg(md5(i || ' ' || j), '') FROM generate_series(1, 100) AS j)"
+    database.execute(f"INSERT INTO large SELECT i, {words} FROM generate_series(1, 10000) AS i")
+    environment = {"ELECTRIC_SHAPE_CHUNK_BYTES_THRESHOLD": str(64 << 20)}
+    accepted = {"accept-encoding": encoding}
+    asked = {"table": "large", "offset": "-1"}
+    with ShapeServer(database.url, tmp_path, environment=environment) as server, ExitStack() as stack:
+        server.wait_until_active()
+        synced(server, table="large")
+        whole = server.ask("GET", "/v1/shape", asked, headers=accepted)
+        assert len(whole.body) > 12 << 20
+        (process,) = server.running("shapes")
+        before = process.memory_info().rss
+        for _ in range(_PINNING):
+            client = stack.enter_context(socket.socket())
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.connect(("127.0.0.1", server.port))
+            request = f"GET /v1/shape?{urlencode(asked)} HTTP/1.1\r\nHost: shapes\r\n"
+            client.sendall(f"{request}Accept-Encoding: {encoding}\r\n\r\n".encode())
+        queues: list[list[int]] = []
+
+        def all_stalled() -> bool:
+            """Each has something to send, and none has moved for ten looks."""
+            queues.append(_unsent(server.port))
+            return len(queues[-1]) == _PINNING and queues[-10:] == [queues[-1]] * 10
+
+        wait_until(all_stalled, "all of them to stall", _WITHIN_S)
+        pinned = (process.memory_info().rss - before) / _PINNING
+    print(f"{encoding}: {pinned / 1024:,.0f} KiB for each client")
+    assert pinned < 2 << 20
+
+
+def _unsent(port: int) -> list[int]:
+    """Bytes that wait in the operating system to be sent from this port, of each connection that has some."""
+    lines = Path("/proc/net/tcp").read_text().splitlines()[1:]
+    found = (line.split() for line in lines)
+    waiting = [
+        int(fields[4].split(":")[0], 16) for fields in found if int(fields[1].split(":")[1], 16) == port
+    ]
+    return sorted(size for size in waiting if size)

@@ -12,6 +12,7 @@ from multiprocessing import get_context
 import typer
 
 from penstock.cli.settings import settings_of
+from penstock.core.errors import ConfigError
 
 _STREAM_KERNELS = ("event_kernels", "byte_kernels", "time_kernels")
 
@@ -20,12 +21,16 @@ def prepare(context: typer.Context) -> None:
     """Compile what is compiled once, and keep the classes that Spark loads at its start.
 
     For installers and container images: afterwards every start takes half as long. Nothing depends on it.
+    Where there is no Java, as shapes and streams need none, Spark's classes are left out.
     """
     from penstock.lake.class_archive import make_archive
 
     settings = settings_of(context)
     took: dict[str, float] = {}
     for name, work in (("compiled code", _compile), ("classes of Spark", make_archive)):
+        if work is make_archive and not _has_java():
+            settings.err.print(f"{name}: left out, there is no Java", markup=False, highlight=False)
+            continue
         began = time.monotonic()
         with settings.err.status(f"preparing: {name}"):
             work()
@@ -33,6 +38,16 @@ def prepare(context: typer.Context) -> None:
         settings.err.print(f"{name}: ready ({took[name]} s)", markup=False, highlight=False)
     if settings.json:
         settings.emit_json({"seconds": took})
+
+
+def _has_java() -> bool:
+    from penstock.lake.java import ensure_java
+
+    try:
+        ensure_java()
+    except ConfigError:
+        return False
+    return True
 
 
 def _compile() -> None:

@@ -86,9 +86,13 @@ class AnswerMaker:
         return Answer(200, tuple(headers), body)
 
     def not_modified(
-        self, shape: Shape, request: ShapeRequest, end: LogOffset, tag: bytes, *, post: bool
+        self, shape: Shape, request: ShapeRequest, end: LogOffset, tag: bytes, *, up_to_date: bool, post: bool
     ) -> Answer:
-        return Answer(304, tuple(self._headers(shape, request, end, tag, post=post)))
+        """What is not modified has data: what has none is true once only."""
+        headers = [*self._headers(shape, request, end, tag, post=post), (b"electric-has-data", b"true")]
+        if up_to_date:
+            headers.append((b"electric-up-to-date", b""))
+        return Answer(304, tuple(headers))
 
     def of_sse(self, shape: Shape, request: ShapeRequest, body: Stream) -> Answer:
         headers = (

@@ -21,7 +21,7 @@ class Delivery:
         self.maker = maker
         self.bodies = bodies
 
-    def not_modified(self, asked: Asked, shape: Shape, end: LogOffset) -> Answer | None:
+    def not_modified(self, asked: Asked, shape: Shape, end: LogOffset, *, up_to_date: bool) -> Answer | None:
         """If that is what the client has."""
         if asked.if_none_match is None:
             return None
@@ -30,7 +30,7 @@ class Delivery:
         )
         if tag is None:
             return None
-        return self.maker.not_modified(shape, asked.request, end, tag, post=asked.post)
+        return self.maker.not_modified(shape, asked.request, end, tag, up_to_date=up_to_date, post=asked.post)
 
     async def whole(
         self,
@@ -60,7 +60,7 @@ class Delivery:
         up_to_date: bool,
         has_data: bool = True,
     ) -> Answer:
-        known = self.not_modified(asked, shape, end)
+        known = self.not_modified(asked, shape, end, up_to_date=up_to_date)
         if known is not None:
             return known
         encoding = asked.encoding if len(body.raw) >= SMALL_BYTES else None

@@ -68,10 +68,10 @@ class LogServing:
     ) -> Answer:
         """From `start` to the end of its chunk, or to `last`."""
         end = min(shape.storage.get_chunk_end_log_offset(start) or last, last)
-        known = self._delivery.not_modified(asked, shape, end)
+        is_level = end >= last
+        known = self._delivery.not_modified(asked, shape, end, up_to_date=is_level)
         if known is not None:
             return known
-        is_level = end >= last
         seen = end.tx if asked.request.live else max(lsn, end.tx)
         closing = answers.up_to_date(seen) if is_level else None
         bodies = self._delivery.bodies

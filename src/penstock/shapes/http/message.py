@@ -15,7 +15,7 @@ from http import HTTPStatus
 Headers = tuple[tuple[bytes, bytes], ...]
 Pieces = AsyncGenerator[bytes, None]
 
-PIECE_BYTES_MAX = 256 * 1024
+PIECE_BYTES_MAX = 128 * 1024
 _WITHOUT_BODY = (204, 304)
 
 

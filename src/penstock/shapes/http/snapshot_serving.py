@@ -26,7 +26,7 @@ class SnapshotServing:
         if not await self._is_there(shape, number):
             return None
         end = LogOffset(0, number)
-        known = self._delivery.not_modified(asked, shape, end)
+        known = self._delivery.not_modified(asked, shape, end, up_to_date=False)
         if known is not None:
             return known
         bodies, key = self._delivery.bodies, (shape.handle, "chunk", number)

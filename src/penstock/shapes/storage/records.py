@@ -22,7 +22,7 @@ from penstock.shapes.storage import records_kernels as kernels
 from penstock.shapes.storage.items import Bytes, LogItems, ShapeItems
 
 SEPARATOR: Final = b",\n"
-BLOCK_BYTES_MAX: Final = 256 * 1024
+BLOCK_BYTES_MAX: Final = 128 * 1024
 BLOCK_ITEMS_MAX: Final = 500
 _LARGEST_OP = 2**63 - 1
 
