@@ -173,7 +173,8 @@ def assert_told(
     the lane had loaded the table: each change behind it must be told. `resumed`: the load was begun again, so
     changes of a key may stand before its loaded row, and a key may be loaded again; so it is when the table
     was truncated under its load. `by_pages`: not loads by key alone, so an update may have moved a row to
-    pages that a load which was begun again had read before; changes alone tell it then. `one_place`: a key stays in its partition (topics), as no shard promises.
+    pages that a load which was begun again had read before; changes alone tell it then. `one_place`: a key
+    stays in its partition (topics), as no shard promises.
     """
     own = [each for each in told if each.table == table]
     anew = resumed or any(each.op == "t" for each in own)

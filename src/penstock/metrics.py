@@ -100,7 +100,9 @@ ROUND_SECONDS = _counter("round_seconds", "Time spent in rounds.")
 ROUND_RETRIES = _counter("round_retries", "Times a lane began anew after an error.", "lane")
 
 VERIFY_DIFFERENCES = _gauge(
-    "verify_differences", "Rows that differed from the source, in the newest comparison.", "stream"
+    "verify_differences",
+    "Rows that are known to differ from the source, by the comparisons that were made.",
+    "stream",
 )
 VERIFY_NOT_COMPARED = _gauge(
     "verify_not_compared", "1 if the newest comparison could not compare the stream.", "stream"

@@ -201,10 +201,9 @@ class Pipeline:
         """`compared`: streams whose tables are worth comparing; all others are loaded anew."""
         with only_one(self.config.state):
             self._source.drop_hold()
-            store = StateStore(self.config.state)
-            document = pausing.to_be_compared(store.reset(), compared, "it goes on under a new slot")
-            if compared:
-                store.save(document)
+            StateStore(self.config.state).reset(
+                lambda emptied: pausing.to_be_compared(emptied, compared, "it goes on under a new slot")
+            )
             LaneRegistry(self.config.state / LANES_FILE).forget_positions()
             failpoints.reach("resync.ordered")
             for leftover in ("log", "load"):

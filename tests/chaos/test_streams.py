@@ -133,6 +133,8 @@ def test_killed_when_it_begins_anew_by_order_all_rows_are_there_again(
         lane.wait_for_writes()
         lane.instance.lane.start()
         lane.instance.lane.wait_until_running()
+        lane.pipeline.wait_until_level(lane.instance)  # so the load that goes on has its new snapshot,
+        lane.wait_for_writes()  # and what is written now comes behind it
         stream_source.workload.stop()
         try:
             lane.pipeline.wait_until_level(lane.instance)

@@ -218,3 +218,20 @@ def test_a_keepalive_moves_the_position(store: Store) -> None:
     with begun(store, lambda _: Sent()) as (publisher, _):
         publisher.publish(batch(200))
         wait_until(lambda: publisher.standing.position == Lsn(200), "the keepalive is noted")
+
+
+def test_what_was_refused_while_the_target_took_nothing_does_not_count(store: Store) -> None:
+    """A target that comes back bit by bit refuses some of them once more."""
+    calls = [0]
+
+    def answer(of: Events) -> Sent:
+        calls[0] += 1
+        away = 5 * RETRY.max_attempts - calls[0]
+        refused = range(0 if away > 0 else 1 if away == 0 else len(of), len(of))
+        return Sent(dict.fromkeys(refused, ("flaky", "said so")))
+
+    with begun(store, answer) as (publisher, _):
+        publisher.publish(batch(200, b"[1]", b"[2]", b"[3]"))
+        assert publisher.drain(30)
+        assert len(store.arrived) == 3
+        assert not store.dead()

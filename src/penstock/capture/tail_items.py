@@ -30,6 +30,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
+from penstock.core.errors import CaptureAwayError
 from penstock.core.position import Lsn
 from penstock.core.stream import StreamId
 
@@ -107,6 +108,11 @@ def item_of(batch: pa.RecordBatch, line: bytes) -> TailItem:
     fields = json.loads(line)
     if fields["kind"] == "log":
         return ReadLog(Lsn.parse(fields["to"]))
+    if fields["kind"] != "hello":
+        raise CaptureAwayError(
+            "Capture is of another version of Penstock than this lane.",
+            remedy="Restart the whole of `penstock run` after an upgrade.",
+        )
     return Origin(
         fields["system_id"], fields["timeline"], Lsn.parse(fields["epoch"]), Lsn.parse(fields["position"])
     )

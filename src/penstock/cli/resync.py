@@ -67,7 +67,7 @@ def _require_yes(pipeline: Pipeline, streams: list[str], *, diff: bool) -> None:
             f"This drops the slot and the change log, and {does}.",
             remedy="Name the streams that are meant, or add --yes for all of them.",
         )
-    if diff and pipeline.has_lost_slot():
+    if diff and pipeline.config.source.type == "postgres" and pipeline.has_lost_slot():
         raise ConfigError(
             "The slot is lost. Under a new one, streams that are not named here are loaded again.",
             remedy="Add --yes if that is what you want; `penstock resync --diff --yes` compares all of them.",

@@ -40,14 +40,14 @@ class _Ended:
         self.until = max(self.until, other.until)
         self.sessions |= other.sessions
 
-    def tidy(self, now: float) -> None:
+    def tidy(self, now: float, sessions_max: int | None) -> None:
         left = sorted(
             (expires, session)
             for session, expires in self.sessions.items()
             if expires > self.until and expires > now
         )
-        if len(left) > SESSIONS_MAX:
-            self.until = left[-SESSIONS_MAX - 1][0]
+        if sessions_max is not None and len(left) > sessions_max:
+            self.until = left[-sessions_max - 1][0]
         self.sessions = {session: expires for expires, session in left if expires > self.until}
 
     def to_json(self) -> dict[str, Any]:
@@ -105,8 +105,9 @@ class EndedSessions:
 
     def _write(self) -> None:
         now = self._clock()
-        for ended in self._people.values():
-            ended.tidy(now)
+        for person, ended in self._people.items():
+            # Those of anybody are an earlier version's, which had a bound of its own; none are added.
+            ended.tidy(now, None if person == _ANYBODY else SESSIONS_MAX)
         self._people = {
             person: ended
             for person, ended in self._people.items()

@@ -70,8 +70,8 @@ class Console:
         self._stop.set()
         self._thread.join()
         self._server.stop()
-        self._audit.close()
         self._history.close()
+        self._audit.close()
 
 
 def _tls(config: Config) -> ssl.SSLContext | None:

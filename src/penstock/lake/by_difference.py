@@ -31,6 +31,7 @@ from penstock.destinations.records import Marker
 from penstock.lake.apply import Outcome, StreamWork, merge
 from penstock.lake.comparing import BetterLoaded, Differing, HeldTable
 from penstock.lake.lane_state import LaneState
+from penstock.lake.leaves import leaf_marks
 from penstock.lake.light import Stages
 from penstock.lake.load import columns_of, settings_of
 from penstock.lake.repair import repaired
@@ -155,7 +156,16 @@ class ByDifference:
         stream, expected = record.stream, held.record.marker
         assert expected is not None, "a table that was loaded"
         thread_id = chunk_thread_id(stream, record.load_id, _WHOLE)
-        marker = Marker(record.generation, self._lane.settings.epoch, None, record.oldest_point, (thread_id,))
+        settings = self._lane.settings
+        marker = Marker(
+            record.generation,
+            settings.epoch,
+            None,
+            record.oldest_point,
+            (thread_id,),
+            leaves=leaf_marks(held.info) or None,
+            timeline=settings.timeline,
+        )
         for lookup in range(1, LOOKUPS_MAX + 1):
             work = self._work(held, record)
             outcome = self._made(work, found)

@@ -30,5 +30,7 @@ def with_marks(document: StateDocument, stream: StreamId, marks: Mapping[str, st
 
 
 def known_leaves(document: StateDocument, info: SourceTable) -> dict[str, str] | None:
+    if info.kind != "partitioned":
+        return None
     marks = document.draft().own(info.stream).get("leaves")
     return dict(marks) if isinstance(marks, dict) else None

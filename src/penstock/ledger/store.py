@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -39,6 +40,10 @@ class StateVersion:
     saved_at: datetime
     path: Path
     reason: str = ""
+
+
+def _as_it_is(document: StateDocument) -> StateDocument:
+    return document
 
 
 class StateStore:
@@ -101,14 +106,14 @@ class StateStore:
         newest = self._newest_good()
         return None if newest is None else self._read_version(newest).epoch
 
-    def reset(self) -> StateDocument:
-        """Save a state without any stream as the newest. The history stays.
+    def reset(self, changed: Callable[[StateDocument], StateDocument] = _as_it_is) -> StateDocument:
+        """Save a state without any stream, or what `changed` makes of it, as the newest. The history stays.
 
         It says that the tables are to be loaded anew: a state that was merely lost says no such thing.
         """
         newest = self._newest_good()
         source = "postgres" if newest is None else self._read_version(newest).source
-        return self.save(StateDocument.new(source=source).emptied().numbered(self._highest()))
+        return self.save(changed(StateDocument.new(source=source).emptied().numbered(self._highest())))
 
     def version(self, version: int) -> StateDocument:
         """An earlier one, as it was saved."""

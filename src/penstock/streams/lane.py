@@ -133,7 +133,7 @@ class StreamLane:
                     started.system_id,
                     started.timeline,
                     lease,
-                    self._tools.orders.read().is_open,
+                    self._tools.orders.read().resync == (),
                 )
             )
             failpoints.reach("streams.opened")

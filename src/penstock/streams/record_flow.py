@@ -5,8 +5,9 @@ number is marked and its room in the queue is given back. `reached` is what foll
 transaction before which nothing is under way.
 
 A record that fails for a reason of its own, as far as the target says, is a dead letter after a number of
-attempts; but only if the target has taken others since it first refused this one. A target that takes nothing
-at all is in trouble itself, whatever it says of each record, and is tried without end (correctness 50).
+attempts. Those count that were made when the target had taken others since it first refused this one: a
+target that takes nothing at all is in trouble itself, whatever it says of each record, and is tried without
+end (correctness 50).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 import structlog
 
 from penstock import failpoints
@@ -170,11 +172,13 @@ class RecordFlow:
         classes = {row: self._classify(*why) for row, why in answer.failed.items()}
         if ErrorClass.STALE in classes.values():
             raise StaleTermError("A later leader writes to the target.")
-        parcel = _refused(parcel, classes, taken_before)
+        takes_others = self._taken > np.where(parcel.refused_at < 0, taken_before, parcel.refused_at)
+        parcel = _refused(parcel, classes, takes_others, taken_before)
         fallen = {
             row: (*answer.failed[row], int(parcel.attempts[row]))
             for row, of in classes.items()
-            if of is ErrorClass.POISON or (of is ErrorClass.RECORD and self._is_exhausted(parcel, row))
+            if of is ErrorClass.POISON
+            or (of is ErrorClass.RECORD and takes_others[row] and self._is_exhausted(parcel, row))
         }
         again = np.array(sorted({*answer.missing.tolist(), *classes} - fallen.keys()), np.intp)
         if 2 * sum(of is ErrorClass.TARGET for of in classes.values()) > len(parcel):
@@ -187,8 +191,7 @@ class RecordFlow:
             self._again(parcel.take(again), now)
 
     def _is_exhausted(self, parcel: Parcel, row: int) -> bool:
-        takes_others = self._taken > parcel.refused_at[row]
-        return takes_others and self._retry.is_exhausted(int(parcel.attempts[row]))
+        return self._retry.is_exhausted(int(parcel.attempts[row]))
 
     def _refuse(self, parcel: Parcel, fallen: dict[int, Why]) -> None:
         if not fallen:
@@ -267,12 +270,15 @@ class RecordFlow:
         return gone
 
 
-def _refused(parcel: Parcel, classes: Mapping[int, ErrorClass], taken_before: int) -> Parcel:
-    """With one more attempt of each record that was refused for a reason of its own."""
+def _refused(
+    parcel: Parcel, classes: Mapping[int, ErrorClass], takes_others: npt.NDArray[np.bool_], taken_before: int
+) -> Parcel:
+    """With one more attempt of each record that was refused for a reason of its own, as far as one counts:
+    the first does, later ones if the target has taken others since that."""
     rows = [row for row, of in classes.items() if of in (ErrorClass.RECORD, ErrorClass.POISON)]
     if not rows:
         return parcel
     attempts, refused_at = parcel.attempts.copy(), parcel.refused_at.copy()
-    attempts[rows] += 1
+    attempts[rows] += (refused_at[rows] < 0) | takes_others[rows]
     refused_at[rows] = np.where(refused_at[rows] < 0, taken_before, refused_at[rows])
     return replace(parcel, attempts=attempts, refused_at=refused_at)

@@ -31,9 +31,12 @@ class Rewind:
 
 
 def note(directory: Path, to: Lsn, held: Lsn) -> None:
-    """Durable when it returns."""
+    """Durable when it returns. The same as the last one is no other: its term was begun again."""
+    known = read(directory)
+    if known and (known[-1].to, known[-1].held) == (to, held):
+        return
     at = datetime.now(UTC).isoformat(timespec="seconds")
-    kept = [*read(directory), Rewind(to, held, at)][-KEPT:]
+    kept = [*known, Rewind(to, held, at)][-KEPT:]
     rewinds = [{"to": str(each.to), "held": str(each.held), "at": each.at} for each in kept]
     document = {"format_version": _FORMAT_VERSION, "rewinds": rewinds}
     durable.replace(directory / _FILE, durable.to_json_bytes(document))

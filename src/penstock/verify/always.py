@@ -75,8 +75,9 @@ class Verifying:
                 options = VerifyOptions(sample=self._config.verify.sample)
                 listener = _Notes(self._note)
                 report = Verification(self._config, opened, self._spark, listener, options).run()
+            known = reports.known(self._config.state)  # by hand, too
+            self._known = reports.together(known, report.streams, is_whole=report.is_whole)
             reports.save(self._config.state, replace(report, by_schedule=True))
-            self._known = reports.together(self._known, report.streams, is_whole=report.is_whole)
             self._began_at_s = reports.began_at_s(report.began_at)
             for stream in report.streams:
                 if stream.verdict == "different":

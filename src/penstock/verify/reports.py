@@ -1,4 +1,5 @@
-"""Results of comparisons, kept in the state directory for people: the newest so many, without values.
+"""Results of comparisons, kept in the state directory for people: the newest so many of tables, and of each
+lane, without values.
 
 An instance that starts knows from them when the next comparison is due, and which differences are known.
 What somebody compares by hand puts no comparison off; a sample, or an earlier version of a table, that is
@@ -34,9 +35,14 @@ def save(state: Path, report: VerifyReport) -> Path:
         stream["differences"] = stream["differences"][:ROWS_KEPT]
         stream["left_out"] += len(more)
     durable.replace(path, durable.to_json_bytes(document))
-    for old in sorted(directory.glob("*.json"))[:-KEPT]:
+    for old in sorted(each for each in directory.glob("*.json") if _kind(each) == _kind(path))[:-KEPT]:
         old.unlink(missing_ok=True)
     return path
+
+
+def _kind(path: Path) -> str:
+    """What was compared: what follows the moment in a result's name."""
+    return path.stem.partition("Z")[2]
 
 
 def kept(state: Path, name: str | None = None) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -56,7 +62,8 @@ def kept(state: Path, name: str | None = None) -> Iterator[tuple[str, dict[str, 
 
 def last_began_s(state: Path) -> float | None:
     """When the newest comparison by schedule was begun, as seconds of the epoch; None if there was none."""
-    scheduled = (document for _, document in kept(state) if document.get("by_schedule"))
+    tables = (document for _, document in kept(state) if _is_of_tables(document))
+    scheduled = (document for document in tables if document.get("by_schedule", True))
     return next((began_at_s(document["began_at"]) for document in scheduled), None)
 
 

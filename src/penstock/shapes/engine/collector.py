@@ -139,6 +139,7 @@ class ShapeLogCollector:
         self._router.remove(shape.slot)
         self._slots.remove(consumer)
         self._filtered.pop(shape.slot, None)
+        self._broken.pop(shape.slot, None)
         self.delivery.forget(shape)
         table = shape.definition.table
         del self._streams[table][shape.slot]
@@ -227,9 +228,9 @@ class ShapeLogCollector:
         over = [part for each in waiting if (part := each.where(each.tx < position))]
         rest = [part for each in waiting if (part := each.where(each.tx >= position))]
         if over:
-            self.delivery.append_late(self._render_for(consumer, over))
+            self.delivery.append_late(self._unbroken(self._render_for(consumer, over)))
         if rest:
-            self.delivery.append(self._render_for(consumer, rest), is_last=False)
+            self.delivery.append(self._unbroken(self._render_for(consumer, rest)), is_last=False)
 
     def _render_for(self, consumer: Consumer, waiting: list[RoutedRows]) -> list[Chosen]:
         slot = consumer.shape.slot
@@ -372,7 +373,8 @@ class ShapeLogCollector:
         if not self._broken:
             return chosen
         for slot in self._broken:
-            self.delivery.forget(self._slots.consumers[slot].shape)
+            if slot in self._slots.consumers:  # it may have been dropped since
+                self.delivery.forget(self._slots.consumers[slot].shape)
         broken = np.fromiter(self._broken, np.int32)
         return [part.where(~np.isin(part.slots, broken)) for part in chosen]
 

@@ -106,11 +106,12 @@ def as_array(buffer: Bytes) -> npt.NDArray[np.uint8]:
 def _block(array: npt.NDArray[np.uint8], at: int, wanted: Range) -> tuple[int, int, bytes]:
     """The next block, as long as one holds something; a larger one for an item that is larger."""
     out = np.empty(min(BLOCK_BYTES_MAX, len(array) - at + len(SEPARATOR)), np.uint8)
+    items_max = BLOCK_ITEMS_MAX
     while True:
-        how, after, written = kernels.select_records(array, at, *wanted, out, BLOCK_ITEMS_MAX)
+        how, after, written = kernels.select_records(array, at, *wanted, out, items_max)
         if how != kernels.FULL or written:
             return how, after, out[:written].tobytes()
-        at, out = after, np.empty(2 * len(out) + BLOCK_BYTES_MAX, np.uint8)
+        at, out, items_max = after, np.empty(2 * len(out) + BLOCK_BYTES_MAX, np.uint8), 1
 
 
 def _number(op: float) -> int:

@@ -28,7 +28,9 @@ from penstock.streams.kinesis.errors import CallError
 from penstock.streams.kinesis.tail import patiently
 
 _FILE = "state_id"
-_DENIED = frozenset({"AccessDeniedException", "InvalidArgumentException"})
+_DENIED = frozenset(
+    {"AccessDeniedException", "InvalidArgumentException", "UnknownOperationException", "InvalidAction"}
+)
 _logger = structlog.get_logger("penstock.streams")
 
 
@@ -77,7 +79,7 @@ def tags(client: KinesisClient, stream: str) -> dict[str, str]:
 
 
 def is_denied(error: TargetError) -> bool:
-    """Whether this lane may not use tags, or the stream has as many as it can have."""
+    """Whether this lane may not use tags, the stream has as many as it can have, or the service has none."""
     return isinstance(error.__cause__, CallError) and error.__cause__.code in _DENIED
 
 
