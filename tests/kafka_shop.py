@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import yaml
 from confluent_kafka import Producer
 
-from penstock.config import Config
 from penstock.config.streams import KafkaLaneConfig
 from penstock.core.position import Lsn
 from penstock.core.verify_report import VerifiedStream, VerifyReport
@@ -21,32 +20,21 @@ from penstock.streams.settings import StreamSettings
 from tests.always import AlwaysOn
 from tests.conftest import WAIT_S, Database, wait_until
 from tests.kafka_server import KafkaServer, Record
-from tests.stream_lane import LaneThread, pipeline_file, stream_capture
+from tests.stream_lane import CapturedLane, pipeline_file, stream_capture
 
 
-class KafkaShop:
+class KafkaShop(CapturedLane):
     """`capture` is there while `captured` is."""
 
     def __init__(self, directory: Path, database: Database, kafka: KafkaServer, **section: Any) -> None:
         self.database = database
         self.kafka = kafka
-        self.path = pipeline_file(
-            directory, database, "kafka", {"bootstrap": kafka.bootstrap, "partitions": 3, **section}
-        )
-        self.config = Config.load(self.path)
-        self.capture: AlwaysOn | None = None
+        target = {"bootstrap": kafka.bootstrap, "partitions": 3, **section}
+        super().__init__(pipeline_file(directory, database, "kafka", target))
         self._copies = 0
 
-    @contextmanager
-    def captured(self, **changed: Any) -> Iterator[AlwaysOn]:
-        with stream_capture(self.config, self.database, **changed) as capture:
-            self.capture = capture
-            wait_until(lambda: "leading" in capture.states, "capture to lead", WAIT_S)
-            yield capture
-
-    def lane(self) -> LaneThread:
-        assert self.capture is not None
-        return LaneThread(self.path, self.capture.capture.address)
+    def captured(self, **changed: Any) -> AbstractContextManager[AlwaysOn]:
+        return self.captured_by(stream_capture(self.config, self.database, **changed))
 
     def topic(self, table: str = "orders") -> str:
         return f"slot_{self.database.name}.public.{table}"

@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -176,6 +178,31 @@ class LaneProcess:
         assert self.process.stdout is not None
         for line in self.process.stdout:
             self.said.append(json.loads(line))
+
+
+class CapturedLane:
+    """A pipeline file with one stream lane; `capture` is there while its capture runs."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config = Config.load(path)
+        self.capture: AlwaysOn | None = None
+
+    @contextmanager
+    def captured_by(self, always: AlwaysOn) -> Iterator[AlwaysOn]:
+        with always as capture:
+            self.capture = capture
+            # gRPC is slow to try a socket again that was not there.
+            wait_until(lambda: "leading" in capture.states, "capture to lead", WAIT_S)
+            yield capture
+
+    def lane(self) -> LaneThread:
+        assert self.capture is not None
+        return LaneThread(self.path, self.capture.capture.address)
+
+    def process(self, **environment: str) -> LaneProcess:
+        assert self.capture is not None
+        return LaneProcess(self.path, self.capture.capture.address, **environment)
 
 
 def events_of(path: Path) -> list[dict[str, Any]]:

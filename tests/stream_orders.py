@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,7 +24,7 @@ from tests.always import HEARTBEAT_S, AlwaysOn
 from tests.conftest import WAIT_S, wait_until
 from tests.mongo_server import MongoServer
 from tests.mysql_server import MysqlServer
-from tests.stream_lane import LaneProcess, LaneThread, events_of
+from tests.stream_lane import CapturedLane, events_of
 
 Rows = dict[int, str | None]
 
@@ -152,7 +152,7 @@ def stream_spec(config: Config) -> CaptureSpec:
     )
 
 
-class OrdersLane:
+class OrdersLane(CapturedLane):
     """A pipeline with one stream lane of the orders, and its capture."""
 
     def __init__(
@@ -165,7 +165,7 @@ class OrdersLane:
     ) -> None:
         self.orders = orders
         self.out = directory / "out.ndjson"
-        self.path = directory / "penstock.yaml"
+        path = directory / "penstock.yaml"
         target = {"path": str(self.out)} if lane == "file" else {}
         document = {
             "source": dict(orders.source),
@@ -174,26 +174,13 @@ class OrdersLane:
             "streams": list(streams or [orders.table]),
             "lanes": {lane: {**target, **(section or {})}},
         }
-        self.path.write_text(yaml.safe_dump(document))
-        self.config = Config.load(self.path)
+        path.write_text(yaml.safe_dump(document))
+        super().__init__(path)
         self.book = OrderBook(lane_directory(self.config.state, lane))
-        self.capture: AlwaysOn | None = None
         self._lane = lane
 
-    @contextmanager
-    def captured(self) -> Iterator[AlwaysOn]:
-        with AlwaysOn(stream_spec(self.config), self._lane) as capture:
-            self.capture = capture
-            wait_until(lambda: "leading" in capture.states, "capture to lead", WAIT_S)
-            yield capture
-
-    def lane(self) -> LaneThread:
-        assert self.capture is not None
-        return LaneThread(self.path, self.capture.capture.address)
-
-    def process(self, **environment: str) -> LaneProcess:
-        assert self.capture is not None
-        return LaneProcess(self.path, self.capture.capture.address, **environment)
+    def captured(self) -> AbstractContextManager[AlwaysOn]:
+        return self.captured_by(AlwaysOn(stream_spec(self.config), self._lane))
 
     def events(self) -> list[dict[str, Any]]:
         """What the file has of the orders, in order."""

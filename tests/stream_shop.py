@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
-from penstock.config import Config
 from penstock.streams.orders import OrderBook, lane_directory
 from tests.always import AlwaysOn
 from tests.conftest import WAIT_S, Database, wait_until
 from tests.stream_lane import (
-    LaneProcess,
-    LaneThread,
+    CapturedLane,
     events_of,
     pipeline_file,
     rows_of,
@@ -27,32 +25,17 @@ INSERT INTO orders SELECT i, 'placed', NULL FROM generate_series(1, 50) AS i;
 """
 
 
-class Shop:
+class Shop(CapturedLane):
     """A pipeline with a file lane, and its capture."""
 
     def __init__(self, directory: Path, database: Database, **section: Any) -> None:
         self.database = database
         self.out = directory / "out.ndjson"
-        self.path = pipeline_file(directory, database, "file", {"path": str(self.out), **section})
-        self.config = Config.load(self.path)
-        self.capture: AlwaysOn | None = None
+        super().__init__(pipeline_file(directory, database, "file", {"path": str(self.out), **section}))
         self.orders = OrderBook(lane_directory(self.config.state, "file"))
 
-    @contextmanager
-    def captured(self, **changed: Any) -> Iterator[AlwaysOn]:
-        with stream_capture(self.config, self.database, **changed) as capture:
-            self.capture = capture
-            # gRPC is slow to try a socket again that was not there.
-            wait_until(lambda: "leading" in capture.states, "capture to lead", WAIT_S)
-            yield capture
-
-    def lane(self) -> LaneThread:
-        assert self.capture is not None
-        return LaneThread(self.path, self.capture.capture.address)
-
-    def process(self, **environment: str) -> LaneProcess:
-        assert self.capture is not None
-        return LaneProcess(self.path, self.capture.capture.address, **environment)
+    def captured(self, **changed: Any) -> AbstractContextManager[AlwaysOn]:
+        return self.captured_by(stream_capture(self.config, self.database, **changed))
 
     def execute(self, statement: str) -> None:
         self.database.execute(statement)

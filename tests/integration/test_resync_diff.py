@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -15,7 +15,8 @@ from penstock.core.errors import ConfigError, PositionGoneError
 from penstock.core.report import StreamReport, SyncReport
 from penstock.sources.postgres.connection import connect
 from penstock.sources.postgres.embedded import EmbeddedPostgres
-from tests.conftest import Database, wait_until
+from tests.beside import WriterBeside
+from tests.conftest import Database
 from tests.pipelines import DESTINATIONS, PipelineUnderTest
 from tests.traps import STREAMS, MakePipeline, PauseAt, assert_exact
 
@@ -90,42 +91,18 @@ def test_after_a_lost_slot_only_the_rows_that_differ_are_written(
     pipeline.assert_same("public.items")
 
 
-class Writer:
+class Writer(WriterBeside):
     """Rows come, change, move and go, in transactions of several statements, until the block is left."""
 
-    def __init__(self, database: Database) -> None:
-        self.transactions = 0
-        self._database = database
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._write)
-
-    def __enter__(self) -> Writer:
-        self._thread.start()
-        self.wait_for_more(3)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def wait_for_more(self, count: int = 1) -> None:
-        wanted = self.transactions + count
-        wait_until(lambda: self.transactions >= wanted, "the writer to go on")
-
-    def _write(self) -> None:
-        with self._database.connect() as connection:
-            while not self._stop.is_set():
-                number = self.transactions + 1
-                low = 50_000 + number * 10
-                with connection.transaction():
-                    for statement in (
-                        f"INSERT INTO items SELECT i, 0, 'w', {LARGE} FROM generate_series({low}, {low}+9) i",
-                        f"UPDATE items SET n = n + 1 WHERE id % 97 = {number % 97}",
-                        f"DELETE FROM items WHERE id = {low - 5}",
-                        f"UPDATE items SET id = -id WHERE id = {low - 14}",
-                    ):
-                        connection.execute(statement.encode())
-                self.transactions = number
+    def write(self, connection: Any, number: int) -> None:
+        low = 50_000 + number * 10
+        for statement in (
+            f"INSERT INTO items SELECT i, 0, 'w', {LARGE} FROM generate_series({low}, {low}+9) i",
+            f"UPDATE items SET n = n + 1 WHERE id % 97 = {number % 97}",
+            f"DELETE FROM items WHERE id = {low - 5}",
+            f"UPDATE items SET id = -id WHERE id = {low - 14}",
+        ):
+            connection.execute(statement.encode())
 
 
 @pytest.mark.slow

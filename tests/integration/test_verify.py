@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import operator
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,8 @@ from penstock.core.position import Lsn
 from penstock.core.verify_report import VerifiedStream
 from penstock.log.reader import ChangeLog
 from penstock.log.retention import apply_retention
-from tests.conftest import Database, wait_until
+from tests.beside import WriterBeside
+from tests.conftest import Database
 from tests.pipelines import DESTINATIONS, PipelineUnderTest
 from tests.running import Instance, flushed_position, instances, is_acknowledged
 from tests.traps import MakePipeline
@@ -176,42 +176,16 @@ def test_every_planted_difference_is_found_and_named(database: Database, make: M
     assert verify(pipeline).verdict == "equal"
 
 
-class Writer:
+class Writer(WriterBeside):
     """Everything that can happen to rows, in transactions of several statements, until the block is left."""
 
-    def __init__(self, database: Database) -> None:
-        self.transactions = 0
-        self._database = database
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._write)
-
-    def __enter__(self) -> Writer:
-        self._thread.start()
-        self.wait_for_more(3)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def wait_for_more(self, count: int = 1) -> None:
-        wanted = self.transactions + count
-        wait_until(lambda: self.transactions >= wanted, "the writer to go on")
-
-    def _write(self) -> None:
-        with self._database.connect() as connection:
-            while not self._stop.is_set():
-                number = self.transactions + 1
-                low = 20_000 + number * 10
-                with connection.transaction():
-                    connection.execute(FILL.format(first=low, last=low + 9).encode())
-                    touched = f"id > 500 AND id % 97 = {number % 97}"
-                    connection.execute(
-                        f"UPDATE orders SET note = note || '.', rate = rate + 1 WHERE {touched}".encode()
-                    )
-                    connection.execute(f"DELETE FROM orders WHERE id = {low - 50}".encode())
-                    connection.execute(f"UPDATE orders SET id = -id WHERE id = {low - 91}".encode())
-                self.transactions = number
+    def write(self, connection: Any, number: int) -> None:
+        low = 20_000 + number * 10
+        connection.execute(FILL.format(first=low, last=low + 9).encode())
+        touched = f"id > 500 AND id % 97 = {number % 97}"
+        connection.execute(f"UPDATE orders SET note = note || '.', rate = rate + 1 WHERE {touched}".encode())
+        connection.execute(f"DELETE FROM orders WHERE id = {low - 50}".encode())
+        connection.execute(f"UPDATE orders SET id = -id WHERE id = {low - 91}".encode())
 
 
 @BOTH

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from importlib import import_module
 from importlib.util import find_spec
@@ -27,10 +28,12 @@ def prepare(context: typer.Context) -> None:
 
     settings = settings_of(context)
     took: dict[str, float] = {}
-    for name, work in (("compiled code", _compile), ("classes of Spark", make_archive)):
-        if work is make_archive and not _has_java():
-            settings.err.print(f"{name}: left out, there is no Java", markup=False, highlight=False)
-            continue
+    work_of: dict[str, Callable[[], object]] = {"compiled code": _compile}
+    if _has_java():
+        work_of["classes of Spark"] = make_archive
+    else:
+        settings.err.print("classes of Spark: left out, there is no Java", markup=False, highlight=False)
+    for name, work in work_of.items():
         began = time.monotonic()
         with settings.err.status(f"preparing: {name}"):
             work()

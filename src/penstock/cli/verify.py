@@ -11,27 +11,11 @@ from penstock.cli.failure import DIFFERENT, NOT_COMPARED
 from penstock.cli.progress import progress_listener
 from penstock.cli.settings import Settings, open_pipeline, settings_of
 from penstock.cli.tables import count, table
-from penstock.cli.verify_page import page
+from penstock.cli.verify_page import counts_of, page
 from penstock.config.values import share_of
 from penstock.core.errors import ConfigError, StorageError
-from penstock.core.verify_report import TABLES, Difference, VerifiedStream, VerifyReport
+from penstock.core.verify_report import Difference, VerifiedStream, VerifyReport
 
-_TABLE_COUNTS = {
-    "source rows": "source_rows",
-    "table rows": "table_rows",
-    "missing": "missing",
-    "extra": "extra",
-    "different": "different",
-}
-_LANE_COUNTS = {
-    "changes": "source_rows",
-    "records": "table_rows",
-    "missing": "missing",
-    "doubled": "doubled",
-    "out of order": "out_of_order",
-    "different": "different",
-    "extra": "extra",
-}
 _NOW, _ALL = "now", "100%"
 
 
@@ -174,11 +158,6 @@ def _show(settings: Settings, report: VerifyReport) -> None:
         _show_stream(settings, report, stream)
     part = "" if report.sample >= 1 else f" of {report.sample:.3g} of the keys"
     settings.note(f"Compared{part} in {report.seconds:.1f} s.")
-
-
-def counts_of(report: VerifyReport) -> dict[str, str]:
-    """The numbers that are told of a stream: what each is called, and the field that has it."""
-    return _TABLE_COUNTS if report.of == TABLES else _LANE_COUNTS
 
 
 def _show_stream(settings: Settings, report: VerifyReport, stream: VerifiedStream) -> None:

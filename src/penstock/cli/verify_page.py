@@ -26,15 +26,14 @@ td.value { font-family: ui-monospace, monospace; white-space: pre-wrap; overflow
 .quiet { color: var(--quiet); }
 """
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
-_TABLE_NUMBERS = {
+_TABLE_COUNTS = {
     "source rows": "source_rows",
     "table rows": "table_rows",
     "missing": "missing",
     "extra": "extra",
     "different": "different",
-    "dead letters": "dead_letters",
 }
-_LANE_NUMBERS = {
+_LANE_COUNTS = {
     "changes": "source_rows",
     "records": "table_rows",
     "missing": "missing",
@@ -42,8 +41,12 @@ _LANE_NUMBERS = {
     "out of order": "out_of_order",
     "different": "different",
     "extra": "extra",
-    "dead letters": "dead_letters",
 }
+
+
+def counts_of(report: VerifyReport) -> dict[str, str]:
+    """The numbers that are told of a stream: what each is called, and the field that has it."""
+    return _TABLE_COUNTS if report.of == TABLES else _LANE_COUNTS
 
 
 def page(report: VerifyReport) -> str:
@@ -59,7 +62,7 @@ def page(report: VerifyReport) -> str:
     body = [
         f'<h1 class="{"equal" if report.equal else "different"}">{escape(headline)}</h1>',
         f'<p class="quiet">Begun {escape(report.began_at)}, {report.seconds:.1f} s; {part} compared.</p>',
-        _summary(report.streams, _TABLE_NUMBERS if of_tables else _LANE_NUMBERS),
+        _summary(report.streams, {**counts_of(report), "dead letters": "dead_letters"}),
         *(_stream(each, shown=report.shows_values) for each in report.streams if each.differences),
     ]
     return (
