@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import pyspark
 import pytest
 
 from penstock.lake import class_archive
@@ -36,6 +39,29 @@ def _started(log: Path) -> dict[str, object]:
 
 def test_a_session_maps_the_archive(tmp_path: Path) -> None:
     archive = class_archive.make_archive()
+    said = _started(tmp_path / "spark.log")
+    assert said["answer"] == [2]
+    assert str(archive) in str(said["maps"])
+
+
+def test_spark_that_is_installed_anew_gets_an_archive_of_its_own_in_place_of_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Java maps no archive of jars with other times, though they are where they were."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    installed = tmp_path / "pyspark"
+    shutil.copytree(Path(pyspark.__file__).parent, installed, copy_function=os.link)
+    jars = installed / "jars"
+    shutil.rmtree(jars)
+    shutil.copytree(Path(pyspark.__file__).parent / "jars", jars, copy_function=shutil.copyfile)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setattr(pyspark, "__file__", str(installed / "__init__.py"))
+    before = class_archive.make_archive()
+    for jar in jars.glob("*.jar"):
+        os.utime(jar)
+    archive = class_archive.make_archive()
+    assert archive != before
+    assert list(archive.parent.iterdir()) == [archive]
     said = _started(tmp_path / "spark.log")
     assert said["answer"] == [2]
     assert str(archive) in str(said["maps"])

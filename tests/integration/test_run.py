@@ -213,9 +213,13 @@ def test_a_lane_that_stands_still_for_three_timeouts_costs_no_connection_and_no_
     """Capture reads on and answers the server, however long the lane takes."""
     instance = Instance(pipeline, "one")
     with instances(instance.start()), workload.start():
-        instance.wait_until(lambda: instance.leading, "it to lead")
+        instance.wait_until(lambda: instance.state_of("lake") == "running", "the lake lane to run")
+        instance.wait_until(
+            lambda: database.query(_SENDER, (pipeline.name,)) not in ([], [(None,)]), "capture to follow"
+        )
         wait_until_level(instance, pipeline)
         [(pid,)] = database.query(_SENDER, (pipeline.name,))
+        assert pid is not None
         [_] = instance.send(signal.SIGSTOP, "lake")
         [(since, held)] = database.query(
             "SELECT clock_timestamp(), confirmed_flush_lsn FROM pg_replication_slots WHERE slot_name = %s",

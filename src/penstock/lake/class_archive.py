@@ -3,9 +3,11 @@
 A Spark session starts by reading and checking some ten thousand classes from jars. Java can keep the result
 in a file (a dynamic CDS archive); a start then takes half the CPU: measured, 3.8 seconds instead of 6.9.
 
-The archive is for one Java and one Spark: both are in its name, and Java itself refuses one that does not fit
-and starts as if there were none. It is written beside its place and moved there whole, so nobody maps half of
-it. Without it everything works as well, only later: `make_archive` is for when something is installed.
+The archive is for one Java and one Spark, as they were installed: both are in its name, with the times of
+their files, by which Java refuses one that does not fit and starts as if there were none. Where Spark is
+installed anew, a new archive takes the place of the old one. It is written beside its place and moved there
+whole, so nobody maps half of it. Without it everything works as well, only later: `make_archive` is for when
+something is installed.
 """
 
 from __future__ import annotations
@@ -34,12 +36,15 @@ def archive_options() -> str:
 
 def archive_path() -> Path:
     """Where the archive of this Java and this Spark is, or would be."""
-    java = _java()
+    java, spark = _java(), Path(pyspark.__file__).parent
     found = java.stat()
-    of = f"{java}:{found.st_size}:{found.st_mtime_ns}:{pyspark.__version__}:{Path(pyspark.__file__).parent}"
     cache = os.environ.get("XDG_CACHE_HOME")
     directory = (Path(cache) if cache else Path.home() / ".cache") / "penstock" / "classes"
-    return directory / f"spark-{pyspark.__version__}-{hashlib.sha256(of.encode()).hexdigest()[:16]}.jsa"
+    jars = sorted(
+        (jar.name, jar.stat().st_size, jar.stat().st_mtime_ns) for jar in (spark / "jars").glob("*.jar")
+    )
+    installed = _digest((str(java), found.st_size, found.st_mtime_ns, jars))
+    return directory / f"spark-{pyspark.__version__}-{_digest(str(spark))}-{installed}.jsa"
 
 
 def make_archive() -> Path:
@@ -63,7 +68,14 @@ def make_archive() -> Path:
                 remedy="Look whether `java -version` says 17 or newer, and whether the disk is full.",
             )
         os.replace(fresh, archive)
+    for other in archive.parent.glob(f"{archive.stem.rpartition('-')[0]}-*.jsa"):
+        if other != archive:  # of the Spark that was here before; who has it mapped keeps it
+            other.unlink(missing_ok=True)
     return archive
+
+
+def _digest(of: object) -> str:
+    return hashlib.sha256(repr(of).encode()).hexdigest()[:12]
 
 
 def _java() -> Path:
