@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from confluent_kafka import Producer
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
 
 from penstock.config.streams import KafkaLaneConfig
 from penstock.core.position import Lsn
@@ -65,6 +66,13 @@ class KafkaShop(CapturedLane):
     def verify_orders(self, **asked: Any) -> VerifiedStream:
         [told] = self.verify("public.orders", **asked).streams
         return told
+
+    def delete_records(self, before: int) -> None:
+        """Of each partition of the orders, as retention does."""
+        admin = AdminClient({"bootstrap.servers": self.kafka.bootstrap})
+        cut = [TopicPartition(self.topic(), number, before) for number in range(3)]
+        for done in admin.delete_records(cut).values():
+            done.result(WAIT_S)
 
     def verify_copy(self, records: Sequence[Record], **asked: Any) -> VerifiedStream:
         """What is said of a topic with these records, in their order in each partition."""

@@ -67,7 +67,7 @@ def model(expected: list[Row], found: list[Row], rules: Rules) -> Counter[str]:
     for called, each in wanted.items():
         copies = there.get(called, [])
         if not copies:
-            bound = rules.gone_to.get((each["stream"], each["route"], each["place"]), -1)
+            bound = rules.gone_to.get((each["route"], each["place"]), -1)
             kind = "dead" if called in rules.letters else "gone" if each["tx"] <= bound else "missing"
             counts[kind] += 1
         sent = 1 + sum(rewind.to <= each["tx"] < rewind.held for rewind in rules.rewinds)
@@ -120,7 +120,7 @@ def test_a_bucket_shows_what_a_model_finds(seed: int) -> None:
     found = [{**each, "at": at} for at, each in enumerate(found)]
     letters = frozenset(name(each) for each in draw.sample(expected, 3))
     rewinds = [Rewind(Lsn(20), Lsn(30))] if draw.random() < 0.5 else []
-    gone = {(0, 0, 0): draw.randrange(20), (0, 0, -1): 9} if draw.random() < 0.5 else {}
+    gone = {(0, 0): draw.randrange(20), (0, -1): 9} if draw.random() < 0.5 else {}
     rules = whole(letters=letters, rewinds=rewinds, gone_to=gone)
     assert Counter(shown(judge(rows_of(expected), rows_of(found), rules))) == model(expected, found, rules)
 

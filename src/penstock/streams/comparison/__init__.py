@@ -23,10 +23,9 @@ Why there is no false alarm, whoever writes meanwhile:
    before, it is in the topic. So a letter excuses what is missing, and nothing else.
 3. *Records beyond T, and before A,* are nobody's business. Rows of loads are no changes: they are counted.
 4. *What was sent twice by order* (`rewinds`) may be there so often; it is written down before it is sent.
-5. *What Kafka has deleted* by age or size is a beginning of each partition. What is missing is gone, and not
-   missing, if it is not later than the first records that are left there. Of changes in a partition those
-   records are the later ones, but for replayed letters and producers that write side by side: so it is the
-   latest of the first so many. A compacted topic is not compared: any record of it may be gone.
+5. *What Kafka has deleted* by age or size is a beginning of each partition, and grows while it is read. What
+   is missing is gone, and not missing, if it is not later than the first changes that are left (`deleted`).
+   A compacted topic is not compared: any record of it may be gone.
 6. *The log may go* while it is read: then all of it is done again from where it begins by then.
 7. *The same bytes*: but for the time at which an event was made, which is left out on both sides
    (`encoding.sent_time`), encoding is a function of the log and of the lane's settings (`bulk`). Settings

@@ -26,15 +26,15 @@ LetterName = tuple[int, int, int, bool]  # stream, tx, op, whether it is a tombs
 class Rules:
     """What is compared, and what is excused.
 
-    `start` and `end`: of each stream's range, by its number. `gone_to`: of (stream, route, partition), up to
-    which tx records were deleted; -1 as a partition: anywhere in the topic.
+    `start` and `end`: of each stream's range, by its number. `gone_to`: of (route, partition), up to which tx
+    records were deleted; -1 as a partition: anywhere in the topic.
     """
 
     start: Int64s
     end: Int64s
     letters: Collection[LetterName] = frozenset()
     rewinds: Collection[Rewind] = ()
-    gone_to: Mapping[tuple[int, int, int], int] = field(default_factory=dict)
+    gone_to: Mapping[tuple[int, int], int] = field(default_factory=dict)
     keeps_order: bool = True
     keys_may_move: bool = False
 
@@ -113,9 +113,8 @@ def _excused(expected: Rows, lacking: Places, rules: Rules) -> tuple[Places, Pla
     is_gone = np.zeros(len(lacking), np.bool_)
     if rules.gone_to:
         bounds = np.full(len(lacking), -1, np.int64)
-        for (stream, route, place), bound in rules.gone_to.items():
-            where = (expected.stream[lacking] == stream) & (expected.route[lacking] == route)
-            where &= expected.place[lacking] == place
+        for (route, place), bound in rules.gone_to.items():
+            where = (expected.route[lacking] == route) & (expected.place[lacking] == place)
             bounds[where] = bound
         is_gone = ~is_dead & (expected.tx[lacking] <= bounds)
     return lacking[~is_dead & ~is_gone], lacking[is_gone], lacking[is_dead]

@@ -25,6 +25,7 @@ from penstock.core.verify_report import VerifiedStream, VerifyReport
 from penstock.ledger.run_file import read_running
 from penstock.log.reader import ChangeLog
 from penstock.streams import rewinds
+from penstock.streams.comparison.deleted import deleted_to
 from penstock.streams.comparison.judging import LetterName, Rules, judge
 from penstock.streams.comparison.logged import logged_events, rows_in_log
 from penstock.streams.comparison.ranges import NotComparable, Range, Wanted, begun_at, ranges_of
@@ -37,7 +38,7 @@ from penstock.streams.kafka import positions
 from penstock.streams.kafka.marks import Held
 from penstock.streams.kafka.partitions import partitions_of
 from penstock.streams.kafka.patience import Patience
-from penstock.streams.kafka.topic_reading import Extent, Records, TopicReader
+from penstock.streams.kafka.topic_reading import Records, TopicReader
 from penstock.streams.kafka.topics import Topics
 from penstock.streams.letter_file import LetterFile, dead_letters_path
 from penstock.streams.publisher import Standing
@@ -46,9 +47,8 @@ from penstock.streams.settings import StreamSettings
 
 _EVERYTHING = Wanted()
 TRIES_MAX = 3  # of a log whose beginning goes while it is read
-_HEAD = 100  # records at the beginning of a partition of which a part was deleted: what precedes them is gone
-_ALL_OF_IT = 2**63 - 1
-_LOOK_EVERY_S = 0.5
+_HEAD = 100  # changes at the beginning of a partition of which a part was deleted: what precedes them is gone
+_SEAL_S = 30.0  # how long capture may take until what the lane has sent is in files
 _NOBODY = "command line"  # as capture knows us; it never joins, so nothing is held for it
 
 
@@ -68,9 +68,8 @@ class _Seen:
     loaded: dict[str, int] = field(default_factory=dict)
     load_points: dict[str, Lsn] = field(default_factory=dict)
     first: dict[str, int] = field(default_factory=dict)
-    #: Of (stream, route, partition): how many of its first records were seen, and their latest tx.
-    heads: dict[tuple[int, int, int], tuple[int, int]] = field(default_factory=dict)
-    extents: dict[str, dict[int, Extent]] = field(default_factory=dict)
+    #: Of (route, partition): up to which tx its records may have been deleted.
+    gone_to: dict[tuple[int, int], int] = field(default_factory=dict)
     others: dict[str, int] = field(default_factory=dict)
 
 
@@ -111,6 +110,7 @@ class _Comparison:
         self._patience = Patience()
         self._followed: Mapping[StreamId, FollowedStream] = followed_streams(settings)
         self._head = max(_HEAD, section.queue.count if section.buckets > 1 else 0)
+        self._keys_may_move = section.on_partition_change == "accept"
         self._messages = {MESSAGES, *settings.outbox_tables}
         self.chosen = self._chosen()
 
@@ -121,7 +121,8 @@ class _Comparison:
         if held is None or standing is None:
             nothing = NotComparable("the lane has sent nothing yet")
             return [self.not_compared(stream, nothing) for stream in self.chosen]
-        _seal(self._settings.pipeline, standing.position)
+        if self._is_of_this_server(standing):
+            _seal(self._settings.pipeline, standing.position)
         ranges = self._ranges(standing)
         compared = {stream: each for stream, each in ranges.items() if isinstance(each, Range)}
         told: dict[StreamId, VerifiedStream] = {}
@@ -161,12 +162,16 @@ class _Comparison:
             return None
         return positions.read(self._section, identity, self._patience)
 
+    def _is_of_this_server(self, standing: Standing) -> bool:
+        newest = ChangeLog(self._settings.log_directory).newest()
+        return newest is None or newest.system_id == standing.system_id
+
     def _ranges(self, standing: Standing) -> dict[StreamId, Range | NotComparable]:
         log = ChangeLog(self._settings.log_directory)
         oldest, newest = log.start(), log.newest()
         if oldest is None or newest is None:
             return dict.fromkeys(self.chosen, NotComparable("the change log is empty"))
-        if newest.system_id != standing.system_id:
+        if not self._is_of_this_server(standing):
             other = NotComparable("what the lane has sent is of another server than the change log")
             return dict.fromkeys(self.chosen, other)
         return ranges_of(self.chosen, standing, oldest, newest.end, self._options.wanted)
@@ -202,9 +207,9 @@ class _Comparison:
             end=np.array([int(each.end) for each in ranges.values()], np.int64),
             letters=letters,
             rewinds=rewinds.read(self._settings.directory),
-            gone_to=self._gone_to(routes, streams, topics, seen),
+            gone_to=seen.gone_to,
             keeps_order=self._section.dead_letter.order == "block_key",
-            keys_may_move=self._section.on_partition_change == "accept",
+            keys_may_move=self._keys_may_move,
         )
         tally = Tally(len(streams), topics.names, self._options.limit)
         for bucket in range(expected.buckets):
@@ -263,8 +268,7 @@ class _Comparison:
         seen: _Seen,
     ) -> None:
         by_name = {str(stream): within for stream, within in ranges.items()}
-        seen.extents[topic] = reader.extents(topic)
-        for batch in reader.read(topic, seen.extents[topic]):
+        for batch in reader.read(topic, reader.extents(topic)):
             for records in batch:
                 within = by_name.get(records.stream)
                 if within is None:
@@ -272,7 +276,8 @@ class _Comparison:
                 if records.chunk:
                     _note_load(records, seen)
                     continue
-                self._note_head(records, streams[records.stream], route, seen)
+                first = int(records.tx.min())
+                seen.first[records.stream] = min(seen.first.get(records.stream, first), first)
                 rows = np.flatnonzero((records.tx >= int(within.start)) & (records.tx < int(within.end)))
                 side.add(
                     streams[records.stream],
@@ -285,6 +290,8 @@ class _Comparison:
                     records.partition[rows].astype(np.int32),
                     records.offset[rows],
                 )
+        deleted = deleted_to(reader, topic, self._head, keys_may_move=self._keys_may_move)
+        seen.gone_to.update({(route, partition): bound for partition, bound in deleted.items()})
 
     def _compared(self, stream: StreamId, values: pa.BinaryArray) -> pa.BinaryArray:
         """Messages are what applications wrote; events say when they were made, too."""
@@ -324,37 +331,6 @@ class _Comparison:
                 elif "compact" in (policy or ""):
                     reason = f"the topic {topic} is compacted: of a key, Kafka keeps the newest record alone"
                     found[stream] = NotComparable(reason, is_final=True)
-        return found
-
-    def _note_head(self, records: Records, stream: int, route: int, seen: _Seen) -> None:
-        first = int(records.tx.min())
-        seen.first[records.stream] = min(seen.first.get(records.stream, first), first)
-        for partition in np.unique(records.partition).tolist():
-            place = stream, route, partition
-            count, latest = seen.heads.get(place, (0, 0))
-            if count < self._head:
-                head = records.tx[records.partition == partition][: self._head - count]
-                seen.heads[place] = count + len(head), max(latest, int(head.max()))
-
-    def _gone_to(
-        self, routes: Mapping[StreamId, Sequence[str]], streams: Numbers, topics: Numbers, seen: _Seen
-    ) -> dict[tuple[int, int, int], int]:
-        found: dict[tuple[int, int, int], int] = {}
-        for stream, of in routes.items():
-            for topic in of:
-                extents, route, number = seen.extents[topic], topics[topic], streams[str(stream)]
-                bounds = {
-                    partition: _bound(seen, number, route, partition)
-                    for partition, extent in extents.items()
-                    if extent.low > 0
-                }
-                if not bounds:
-                    continue
-                anywhere = max(bounds.values())
-                if self._section.on_partition_change == "accept":
-                    bounds = dict.fromkeys(extents, anywhere)
-                for partition, bound in {**bounds, -1: anywhere}.items():
-                    found[number, route, partition] = bound
         return found
 
     # What is said
@@ -411,19 +387,6 @@ class _Comparison:
         return notes
 
 
-def _bound(seen: _Seen, stream: int, route: int, partition: int) -> int:
-    """Up to which tx records of the stream may have been deleted from a partition's beginning."""
-    own = seen.heads.get((stream, route, partition))
-    if own is not None:
-        return own[1]
-    of_others = [
-        latest
-        for (_, its_route, place), (_, latest) in seen.heads.items()
-        if (its_route, place) == (route, partition)
-    ]
-    return max(of_others, default=_ALL_OF_IT)
-
-
 def _note_load(records: Records, seen: _Seen) -> None:
     stream = records.stream
     seen.loaded[stream] = seen.loaded.get(stream, 0) + len(records.tx)
@@ -444,7 +407,10 @@ def _timed(stream: VerifiedStream, seconds: float) -> VerifiedStream:
 
 
 def _seal(config: Config, position: Lsn) -> None:
-    """Have the running instance's capture seal the log so far; without one, what is sealed is compared."""
+    """Have the running instance's capture seal the log so far.
+
+    Without one, or if it does not come there, what is sealed is compared.
+    """
     running = read_running(config.state)
     if running is None:
         return
@@ -460,5 +426,4 @@ def _seal(config: Config, position: Lsn) -> None:
         if hello.leading:
             capture.epoch = hello.epoch
             capture.read_to(position)
-            while capture.reached(_LOOK_EVERY_S) is None:
-                pass
+            capture.reached(_SEAL_S)

@@ -93,7 +93,9 @@ class TopicReader:
         left = {number: extent.high for number, extent in extents.items() if extent.high > extent.low}
         if not left:
             return
-        self._consumer.assign([TopicPartition(topic, number, extents[number].low) for number in left])
+        places = [TopicPartition(topic, number, extents[number].low) for number in left]
+        self._consumer.assign(places)
+        self._consumer.resume(places)  # they may have been read before
         heard_at, at_end = time.monotonic(), set[int]()
         while left:
             self._patience.go_on()
