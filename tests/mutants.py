@@ -5,8 +5,8 @@ the real ones. The run fails if a mutant survives, if the text to edit is no lon
 must be written anew, not dropped), or if the chosen tests are not green without any bug to begin with.
 
 `python -m tests.mutants NAME…` runs only those whose name contains one of the words; with SHARE=8 in the
-environment it runs an eighth of them, another one with each commit. GREEN=known: the tests have just been run
-without a bug, as in CI, and are not run so again.
+environment it runs an eighth of them, another one when code changes. GREEN=known: the tests have just been
+run without a bug, as in CI, and are not run so again.
 """
 
 from __future__ import annotations
