@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ import pytest
 from penstock.sources.postgres.embedded import EmbeddedPostgres
 from tests.conftest import Database, wait_until
 from tests.oracle_history import install_audit
-from tests.pipelines import PipelineUnderTest, streams_of
+from tests.pipelines import DESTINATIONS, PipelineUnderTest, streams_of
 from tests.running import Instance, flushed_position, instances, is_acknowledged, terminate_backends
 from tests.traps import MakePipeline
 from tests.workload import APPEND, UPSERT, Workload
@@ -33,8 +34,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 _BESIDE_OTHERS = 3 if "PYTEST_XDIST_WORKER" in os.environ else 1
 CAPTURES_WITHIN_S = 5.0 * _BESIDE_OTHERS
 COMMITS_WITHIN_S = {"cold": 30.0 * _BESIDE_OTHERS, "warm": 10.0 * _BESIDE_OTHERS}
+_LOADED_S = 300.0
 _LEVEL_S = 180.0
-Taken = list[tuple[str, str, str, float, float]]
+Taken = list[tuple[str, str, str, str, float, float]]
 _SETTINGS: dict[str, Any] = {
     "log": {"seal_every": "1s"},
     "lanes": {"lake": {"every": "1s"}},
@@ -47,14 +49,24 @@ def taken() -> Iterator[Taken]:
     """Seconds from the strike, printed as a table in the end."""
     rows: Taken = []
     yield rows
-    print("\n| leader | state | standby | sealed a step, s | committed, s |\n|---|---|---|---|---|")
-    for strike, state, standby, captured_s, committed_s in rows:
-        print(f"| {strike} | {state} | {standby} | {captured_s:.1f} | {committed_s:.1f} |")
+    print(
+        "\n| tables | leader | state | standby | sealed a step, s | committed, s |\n|---|---|---|---|---|---|"
+    )
+    for destination, strike, state, standby, captured_s, committed_s in rows:
+        print(f"| {destination} | {strike} | {state} | {standby} | {captured_s:.1f} | {committed_s:.1f} |")
 
 
-@pytest.mark.parametrize("standby", ["cold", "warm"])
-@pytest.mark.parametrize("state", ["shared", "own"])
-@pytest.mark.parametrize("strike", [signal.SIGKILL, signal.SIGSTOP], ids=lambda strike: strike.name)
+#: On Parquet every way, on Iceberg every two of them together.
+_WAYS = list(product([signal.SIGKILL, signal.SIGSTOP], ["shared", "own"], ["cold", "warm"]))
+_WAYS_OF_ICEBERG = [way for place, way in enumerate(_WAYS) if place in (0, 3, 5, 6)]
+
+
+@pytest.mark.parametrize(
+    ("make", "strike", "state", "standby"),
+    [*(("parquet", *way) for way in _WAYS), *(("iceberg", *way) for way in _WAYS_OF_ICEBERG)],
+    ids=lambda value: value.name if isinstance(value, signal.Signals) else value,
+    indirect=["make"],
+)
 def test_a_standby_takes_over_in_seconds_and_nothing_is_lost_or_doubled(
     make: MakePipeline,
     database: Database,
@@ -77,7 +89,8 @@ def test_a_standby_takes_over_in_seconds_and_nothing_is_lost_or_doubled(
         captured_s = time.monotonic() - struck
         b.wait_until(partial(_has_committed_since, pipeline, shown), "the standby to commit")
         committed_s = time.monotonic() - struck
-        taken.append((strike.name, state, standby, captured_s, committed_s))
+        tables = "Iceberg" if pipeline.on_iceberg else "Parquet"
+        taken.append((tables, strike.name, state, standby, captured_s, committed_s))
         if strike is signal.SIGSTOP:
             a.send(signal.SIGCONT)
             a.wait_until(lambda: a.role == "standby", "the woken leader to stand by")
@@ -105,6 +118,7 @@ def test_an_instance_whose_connections_are_cut_leads_again(make: MakePipeline, d
         assert a.stop() == 0, a.said()
 
 
+@pytest.mark.parametrize("make", list(DESTINATIONS), indirect=True)
 def test_leaders_that_change_places_again_and_again_leave_every_value_right(
     make: MakePipeline, database: Database
 ) -> None:
@@ -128,6 +142,7 @@ def test_leaders_that_change_places_again_and_again_leave_every_value_right(
         assert pair[0].stop() == 0, pair[0].said()
 
 
+@pytest.mark.parametrize("make", list(DESTINATIONS), indirect=True)
 def test_the_history_of_a_partitioned_table_goes_on_under_a_leader_with_a_state_of_its_own(
     make: MakePipeline, database: Database
 ) -> None:
@@ -218,7 +233,8 @@ def _lead_and_follow(instance: Instance, pipeline: PipelineUnderTest) -> None:
     """It leads, has loaded every table, and has made a round."""
     instance.start()
     instance.wait_until(lambda: instance.leading, "it to lead")
-    instance.wait_until(lambda: all(map(pipeline.has_table, (*UPSERT, *APPEND))), "the first load")
+    loaded = (*UPSERT, *APPEND)
+    instance.wait_until(lambda: all(map(pipeline.has_table, loaded)), "the first load", _LOADED_S)
     position = flushed_position(pipeline.url)
     instance.wait_until(lambda: is_acknowledged(pipeline.url, pipeline.name, position), "a round")
 

@@ -19,7 +19,7 @@ import pytest
 from penstock.sources.postgres.embedded import EmbeddedPostgres
 from tests.conftest import wait_until
 from tests.oracle import OPTIONS
-from tests.pipelines import PipelineUnderTest, streams_of
+from tests.pipelines import DESTINATIONS, PipelineUnderTest, streams_of
 from tests.traps import PauseAt, syncing
 from tests.workload import APPEND, UPSERT, Workload
 
@@ -103,13 +103,18 @@ def slot_creation_waits(url: str) -> bool:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("destination", list(DESTINATIONS))
 @pytest.mark.parametrize("method", ["key", "ctid"])
 def test_every_change_is_handed_over_once_while_everybody_writes(
-    server: EmbeddedPostgres, tmp_path: Path, pause_at: PauseAt, method: str
+    server: EmbeddedPostgres, tmp_path: Path, pause_at: PauseAt, method: str, destination: str
 ) -> None:
     url = server.url()
     workload = Workload(url, pause_s=0.15).setup(400)
-    settings = {"load": {"rows_per_chunk": 20, "method": method}}
+    settings = {
+        "load": {"rows_per_chunk": 20, "method": method},
+        "destination": DESTINATIONS[destination],
+    }
     pipeline = PipelineUnderTest(tmp_path / "pipeline", url, streams_of(UPSERT, APPEND), settings)
     with workload.start(WRITERS):
         _first_load_is_killed(pipeline, url)
