@@ -27,6 +27,7 @@ from tests.oracle import (
     Value,
     assert_equal_rows,
     columns_of,
+    destination_rows,
     primary_key,
     print_column,
     read_parquet,
@@ -157,14 +158,58 @@ def assert_is_history(
             problems.append(f"key {', '.join(map(str, key))}: {problem}")
     if one_moment:
         problems += _no_common_moment(audit, changes, in_load, in_changes)
-    if problems:
-        shown = "\n  ".join(problems[:EXAMPLES_MAX])
-        raise AssertionError(
-            f"{table}: {len(problems)} keys or transactions are not as they happened:\n  {shown}"
-        )
+    _assert_none(table, problems)
     replayed = Table(layout.columns, _replay(layout, loaded, changes), layout.key)
     assert_equal_rows(f"{table}, replayed,", source, replayed)
     return len(changes)
+
+
+def assert_changes_since(url: str, table: str, path: Path | str, before: int, begun: int) -> int:
+    """A table that was never loaded holds each change since it began once, in order per key.
+
+    None up to number `before` of the source's list is there, and each after `begun`; of those in between as
+    many as fit one moment, as of a load. Returns the number of changes.
+    """
+    layout, audit = audited(url, table)
+    loaded, changes = _appended(Path(path), layout)
+    assert not loaded, f"{table}: {len(loaded)} keys were loaded"
+    expected, found = layout.by_key(audit), layout.by_key(changes)
+    problems: list[str] = []
+    early: set[str] = set()
+    late: set[str] = set()
+    for key in sorted({*expected, *found}, key=str):
+        history, got = expected.get(key, []), found.get(key, [])
+        cut = max(len(history) - len(got), 0)
+        early.update(change.xid for change in history[:cut])
+        late.update(change.xid for change in history[cut:])
+        lost = sum(change.number > begun for change in history[:cut])
+        surplus = sum(change.number <= before for change in history[cut:])
+        problem = _different_changes(layout, history, got) or (
+            f"{lost} changes are missing, {surplus} are older than the table" if lost or surplus else ""
+        )
+        if problem:
+            problems.append(f"key {', '.join(map(str, key))}: {problem}")
+    problems += _no_common_moment(audit, changes, early, late)
+    _assert_none(table, problems)
+    return len(changes)
+
+
+def assert_rows_since(url: str, table: str, path: Path | str, before: int, begun: int) -> int:
+    """A table that was never loaded, and is kept up, holds the rows that were written since it began.
+
+    `before` and `begun` as in `assert_changes_since`. Returns the number of rows.
+    """
+    layout, audit = audited(url, table)
+    source, found = source_rows(url, table), destination_rows(path)
+    assert set(found.columns) == set(layout.columns), f"{table}: columns are {found.columns}"
+    held = destination_rows(path, layout.columns)
+    written = {change.number: layout.key_of(change.row) for change in audit if change.op in "iu"}
+    certain = {key for number, key in written.items() if number > begun}
+    possible = {key for number, key in written.items() if number > before}
+    there = {layout.key_of(row) for row in held.rows} & possible
+    expected = [row for row in source.rows if layout.key_of(row) in certain | there]
+    assert_equal_rows(table, Table(source.columns, expected, layout.key), held)
+    return len(held.rows)
 
 
 def audited(url: str, table: str) -> tuple[Layout, list[Change]]:
@@ -228,8 +273,28 @@ def _appended(path: Path, layout: Layout) -> tuple[dict[Row, list[Row]], list[Ch
     return loaded, changes
 
 
+def _assert_none(table: str, problems: list[str]) -> None:
+    if problems:
+        shown = "\n  ".join(problems[:EXAMPLES_MAX])
+        raise AssertionError(
+            f"{table}: {len(problems)} keys or transactions are not as they happened:\n  {shown}"
+        )
+
+
 def _difference(layout: Layout, history: list[Change], got: list[Change], loaded: list[Row]) -> str:
     """What is wrong with one key: `history` as it happened, `got` and `loaded` as the table has it."""
+    if problem := _different_changes(layout, history, got):
+        return problem
+    cut = len(history) - len(got)
+    last = history[cut - 1] if cut else None
+    at_load = [last.row] if last is not None and last.op in "iu" else []
+    if loaded != at_load:
+        return f"was loaded {len(loaded)} times, with {len(at_load)} expected, or with other values"
+    return ""
+
+
+def _different_changes(layout: Layout, history: list[Change], got: list[Change]) -> str:
+    """What is wrong with the changes of one key, the last of those that happened."""
     if len(got) > len(history):
         return f"has {len(got)} changes, but only {len(history)} were made"
     cut = len(history) - len(got)
@@ -244,10 +309,6 @@ def _difference(layout: Layout, history: list[Change], got: list[Change], loaded
             wrong = [name for name, a, b in pairs if a != b and name not in other.unchanged]
             if wrong:
                 return f"{where} has other values in {', '.join(wrong)}"
-    last = history[cut - 1] if cut else None
-    at_load = [last.row] if last is not None and last.op in "iu" else []
-    if loaded != at_load:
-        return f"was loaded {len(loaded)} times, with {len(at_load)} expected, or with other values"
     return ""
 
 

@@ -6,8 +6,9 @@ status and by the failpoint's own report. The writers go on. The next sync recov
 
 Places that following the log reaches are struck one after the other in one pipeline, so that each crash meets
 the traces of those before it; so are those that a full refresh reaches. Places that only a first load reaches
-get a pipeline of their own each. What is struck of that, and on which tables, is in `matrix`; the whole of
-it runs under two mixes of writes, with many places in pairs: killed, and killed again while recovering.
+get a pipeline of their own each. Beyond `short` pipelines that follow the log have filtered streams too, and
+streams of `strict_cdc` (`parts`). What is struck of that, and on which tables, is in `matrix`; all of it runs
+under two mixes of writes, with many places in pairs: killed, and killed again while recovering.
 """
 
 from __future__ import annotations
@@ -35,13 +36,17 @@ from tests.chaos.matrix import (
     SEED,
     pairs,
 )
+from tests.chaos.parts import STREAMS as PARTS
+from tests.chaos.parts import Parts
 from tests.conftest import wait_until
 from tests.pipelines import DESTINATIONS, PipelineUnderTest, streams_of
 from tests.workload import APPEND, UPSERT, Workload
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600)]
 
-FOLLOWED = streams_of(UPSERT, APPEND)
+#: Beside whole tables, where there is time for it: filtered ones, and some that begin without a load.
+WITH_PARTS = ASKED != "short"
+FOLLOWED = (PARTS if WITH_PARTS else []) + streams_of(UPSERT, APPEND)
 Pipelines = Chain[PipelineUnderTest]
 REFRESHED = [{"table": stream, "mode": "full_refresh"} for stream in (*UPSERT, *APPEND)]
 
@@ -52,6 +57,14 @@ class Source:
 
     url: str
     workload: Workload
+    parts: Parts
+
+    def is_about_to_follow(self, pipeline: PipelineUnderTest) -> None:
+        """Let the writers rest for as long as it takes to see how far they are."""
+        if WITH_PARTS:
+            self.workload.stop()
+            self.parts.is_about_to_begin(pipeline)
+            self.workload.start()
 
     def compare(self, pipeline: PipelineUnderTest) -> None:
         """Let the writers rest, catch up, and compare every value and every change."""
@@ -61,6 +74,8 @@ class Source:
             pipeline.assert_same(*UPSERT)
             if pipeline.streams == FOLLOWED:
                 pipeline.assert_history(*APPEND)
+                if WITH_PARTS:
+                    self.parts.compare(pipeline)
             else:
                 pipeline.assert_same(*APPEND)
         finally:
@@ -93,8 +108,11 @@ def source(request: pytest.FixtureRequest, server: EmbeddedPostgres) -> Iterator
     heavy = request.param == "append_heavy"
     with new_database(server) as database:
         workload = Workload(database.url, SEED, pause_s=0.04, append_heavy=heavy).setup(800)
+        parts = Parts(database.url)
+        if WITH_PARTS:
+            parts.setup()
         with workload.start():
-            yield Source(database.url, workload)
+            yield Source(database.url, workload, parts)
 
 
 @pytest.fixture(scope="module")
@@ -123,6 +141,7 @@ def _chain(source: Source, streams: list[Any], new_directory: Callable[[], Path]
     @contextmanager
     def caught_up(destination: str) -> Iterator[PipelineUnderTest]:
         pipeline = _pipeline(source, streams, new_directory(), destination)
+        source.is_about_to_follow(pipeline)
         pipeline.sync()
         source.compare(pipeline)
         yield pipeline
@@ -136,6 +155,7 @@ def _chain(source: Source, streams: list[Any], new_directory: Callable[[], Path]
 def loading(request: pytest.FixtureRequest, source: Source, tmp_path: Path) -> Iterator[PipelineUnderTest]:
     """A pipeline that has not begun."""
     pipeline = _pipeline(source, FOLLOWED, tmp_path, request.param)
+    source.is_about_to_follow(pipeline)
     yield pipeline
     pipeline.drop()
 
@@ -163,6 +183,9 @@ def test_killed_while_loading_it_ends_with_every_value_right(
     source: Source, loading: PipelineUnderTest, rule: str
 ) -> None:
     kill_and_recover(source, loading, rule)
+    if WITH_PARTS:  # what begins without a load has begun by now, and must hold everything from here on
+        source.wait_for_writes()
+        source.compare(loading)
 
 
 @pytest.mark.parametrize(("refreshing", "rule"), REFRESHING.cases(), indirect=["refreshing"])
@@ -211,5 +234,6 @@ def test_the_command_itself_recovers_and_leaves_nothing_running(
     source.wait_for_writes()
     ended = following.sync_apart()
     assert ended.status == 0, str(ended)
-    assert {stream["stream"] for stream in ended.answer["streams"]} == {*UPSERT, *APPEND}
+    followed = {each if isinstance(each, str) else each["table"] for each in FOLLOWED}
+    assert {stream["stream"] for stream in ended.answer["streams"]} == followed
     source.compare(following)
