@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Callable
+from contextlib import nullcontext
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,12 @@ import pytest
 
 from tests.conftest import Database
 from tests.oracle import assert_same, destination_rows, source_rows
-from tests.oracle_history import assert_append_is_history, install_audit
+from tests.oracle_history import (
+    assert_append_is_history,
+    assert_changes_since,
+    assert_rows_since,
+    install_audit,
+)
 
 # Half-way cases: the shortest text that reads back right is not the one Postgres prints.
 _TIES = [127203803355504990.0, 45664309410274304.0, 428865926699100030.0, 51801036059765456.0]
@@ -150,6 +156,55 @@ def test_it_sees_every_fault_in_a_history(
     assert assert_append_is_history(database.url, "public.t", good) == 6
     with pytest.raises(AssertionError):
         assert_append_is_history(database.url, "public.t", _write_history(tmp_path / "bad", spoil(_HISTORY)))
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        pytest.param(lambda rows: rows[1:], id="the first change is lost"),
+        pytest.param(lambda rows: rows[:-1], id="the last change is lost"),
+        pytest.param(lambda rows: [*rows[:3], *rows[4:]], id="half of a key change is lost"),
+        pytest.param(lambda rows: [*rows, {**rows[-1], "_tx": 50}], id="a change is doubled"),
+        pytest.param(_swap_last_two, id="two changes are swapped"),
+        pytest.param(lambda rows: [{**rows[0], "note": None}, *rows[1:]], id="a value is null"),
+        pytest.param(lambda rows: [{**_HISTORY[0], "_op": "i", "_tx": 5}, *rows], id="a change is too old"),
+        pytest.param(lambda rows: [_HISTORY[0], *rows], id="a row was loaded"),
+    ],
+)
+def test_it_sees_every_fault_in_changes_since_a_start(
+    database: Database, tmp_path: Path, spoil: Callable[[_Rows], _Rows]
+) -> None:
+    _make_history(database)
+    good = _write_history(tmp_path / "good", _HISTORY[1:])
+    bad = _write_history(tmp_path / "bad", spoil(_HISTORY[1:]))
+    assert assert_changes_since(database.url, "public.t", good, before=1, begun=1) == 6
+    assert assert_changes_since(database.url, "public.t", good, before=0, begun=3) == 6
+    with pytest.raises(AssertionError):
+        assert_changes_since(database.url, "public.t", bad, before=1, begun=1)
+
+
+@pytest.mark.parametrize(
+    ("before", "begun", "rows", "is_right"),
+    [
+        pytest.param(1, 1, [(1, "again"), (3, "b")], True, id="all that was written since"),
+        pytest.param(4, 4, [(1, "again")], True, id="what was not written since is not there"),
+        pytest.param(1, 4, [(1, "again")], True, id="it began later"),
+        pytest.param(1, 4, [(1, "again"), (3, "b")], True, id="it began sooner"),
+        pytest.param(1, 1, [(1, "again")], False, id="a row is lost"),
+        pytest.param(4, 4, [(1, "again"), (3, "b")], False, id="a row is too old"),
+        pytest.param(1, 1, [(1, "new"), (3, "b")], False, id="an old value"),
+        pytest.param(1, 1, [(1, "again"), (2, "b"), (3, "b")], False, id="a row that is gone"),
+        pytest.param(1, 1, [(1, "again"), (3, "b"), (3, "b")], False, id="a row is doubled"),
+    ],
+)
+def test_it_sees_every_fault_in_rows_since_a_start(
+    database: Database, tmp_path: Path, before: int, begun: int, rows: list[tuple[int, str]], is_right: bool
+) -> None:
+    _make_history(database)
+    ids, notes = pa.array([row[0] for row in rows], pa.int32()), pa.array([row[1] for row in rows])
+    path = _write(tmp_path / "t", {"id": ids, "note": notes})
+    with nullcontext() if is_right else pytest.raises(AssertionError):
+        assert assert_rows_since(database.url, "public.t", path, before, begun) == len(rows)
 
 
 def test_a_truncate_ends_the_history_of_every_key(database: Database, tmp_path: Path) -> None:
