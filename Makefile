@@ -106,7 +106,8 @@ bench-peers: $(PEERS_STAMP)
 
 chaos-once: venv
 	SHARE=$(SHARE) PENSTOCK_CHAOS=$(if $(REST),rest,once) $(PYTEST) tests/chaos \
-		tests/integration/test_compact.py::test_a_kill_while_a_table_is_looked_after_loses_nothing
+		tests/integration/test_compact.py::test_a_kill_while_a_table_is_looked_after_loses_nothing \
+		tests/integration/test_compact.py::test_compact_killed_at_any_step_while_changes_come_loses_nothing_and_is_done_again
 
 chaos: venv
 	PENSTOCK_CHAOS=full $(PYTEST) tests/chaos

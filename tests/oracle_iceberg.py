@@ -33,6 +33,15 @@ def iceberg_files(warehouse: Path, stream: str) -> set[str]:
         return {Path(path).name for path in table.inspect.files().column("file_path").to_pylist()}
 
 
+def iceberg_referenced(warehouse: Path, stream: str) -> set[Path]:
+    """Every file that any snapshot of the table needs: rows, deletes, manifests and lists of them."""
+    with _opened(warehouse, stream) as table:
+        found = {*table.inspect.all_files().column("file_path").to_pylist()}
+        found |= {*table.inspect.all_manifests().column("path").to_pylist()}
+        found |= {snapshot.manifest_list for snapshot in table.snapshots()}
+        return {Path(path.removeprefix("file:")) for path in found}
+
+
 @contextmanager
 def _opened(warehouse: Path, stream: str) -> Iterator[Table]:
     catalog = SqlCatalog(

@@ -17,10 +17,12 @@ from penstock.core.report import CompactedStream
 from penstock.destinations import iceberg_expiry
 from penstock.destinations.iceberg import IcebergTable
 from penstock.destinations.iceberg_health import Limits
+from penstock.failpoints import FAILPOINTS
 from penstock.lake import maintenance
 from penstock.lake.maintenance import Maintenance
 from penstock.pipeline import Pipeline
-from tests.conftest import Database
+from tests.beside import WriterBeside
+from tests.conftest import Database, wait_until
 from tests.iceberg import session, sqlite_destination
 from tests.integration import test_sync
 from tests.integration.test_iceberg_table import (
@@ -33,6 +35,7 @@ from tests.integration.test_iceberg_table import (
     write,
     write_deletes,
 )
+from tests.oracle_iceberg import iceberg_referenced, iceberg_rows
 from tests.pipelines import Notes, PipelineUnderTest
 from tests.traps import MakePipeline, of_parquet
 
@@ -45,6 +48,7 @@ LIMITS = Limits(
     snapshots_min=1,
     orphan_age_s=3 * 86400,
 )
+OF_COMPACTION = [name for name in FAILPOINTS if name.startswith("compact.")]
 KEPT = replace(LIMITS, snapshot_age_max_s=86400)
 
 
@@ -380,11 +384,13 @@ def test_by_schedule_one_pass_is_made_and_by_hand_as_many_as_it_takes(
 # By the command, on pipelines
 
 
-def worn_pipeline(database: Database, make: MakePipeline, **settings: Any) -> PipelineUnderTest:
+def worn_pipeline(
+    database: Database, make: MakePipeline, rounds: int = 6, /, **settings: Any
+) -> PipelineUnderTest:
     test_sync.orders(database, 200)
     pipeline = make(["public.orders"], **settings)
     pipeline.sync()
-    for number in range(6):
+    for number in range(rounds):
         database.execute(f"UPDATE orders SET note = 'changed' WHERE id % 20 = {number}")
         pipeline.sync()
     return pipeline
@@ -445,6 +451,91 @@ def test_a_kill_while_a_table_is_looked_after_loses_nothing(
     [status] = Pipeline.from_yaml(pipeline.file).status().streams
     assert status.health is not None
     assert status.health.data_files < 6
+
+
+class Ordering(WriterBeside):
+    """Orders come, change and go."""
+
+    def write(self, connection: Any, number: int) -> None:
+        connection.execute("INSERT INTO orders (id, note) VALUES (%s, 'beside')", (100_000 + number,))
+        connection.execute(f"UPDATE orders SET note = 'round {number}' WHERE id % 50 = {number % 50}")
+        connection.execute("DELETE FROM orders WHERE id = %s", (99_990 + number,))
+        time.sleep(0.1)
+
+
+def shown(pipeline: PipelineUnderTest) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = iceberg_rows(pipeline.warehouse, "public.orders").to_pylist()
+    return sorted(rows, key=lambda row: row["id"])
+
+
+def assert_every_file_is_there(pipeline: PipelineUnderTest) -> set[Path]:
+    referenced = iceberg_referenced(pipeline.warehouse, "public.orders")
+    missing = [path for path in referenced if not path.exists()]
+    assert not missing, f"{len(missing)} of {len(referenced)} files that snapshots need are gone: {missing}"
+    return referenced
+
+
+def age_all(pipeline: PipelineUnderTest) -> set[Path]:
+    """By their age all files may go, so that only what refers to them keeps them; the table's data files."""
+    files = {path for path in pipeline.warehouse.rglob("*") if path.is_file()}
+    for path in files:
+        age(path)
+    referenced = iceberg_referenced(pipeline.warehouse, "public.orders")
+    directories = {path.parent for path in referenced if path.suffix == ".parquet"}
+    return {path for path in files if path.parent in directories}
+
+
+def compact_killed(pipeline: PipelineUnderTest, place: str) -> None:
+    """At a failpoint; or when the first new file of rows is there, wherever that is on the way."""
+    command = ("compact", "public.orders")
+    before = age_all(pipeline)
+    if place in FAILPOINTS:
+        ended = pipeline.sync_apart(f"{place}=kill", command=command)
+        assert ended.killed, str(ended)
+        assert ended.struck == (f"{place}=kill",)
+        return
+    [directory] = {path.parent for path in before}
+    running = pipeline.start_sync(command=command)
+    wait_until(
+        lambda: running.process.poll() is not None or {*directory.glob("*.parquet")} > before,
+        "files to be merged",
+    )
+    running.process.kill()
+    assert running.wait().killed
+    pipeline.wait_until_nothing_runs()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", ["iceberg"], indirect=True)
+@pytest.mark.parametrize("place", ["a file is there", *OF_COMPACTION])
+def test_compact_killed_at_any_step_while_changes_come_loses_nothing_and_is_done_again(
+    database: Database, make: MakePipeline, place: str
+) -> None:
+    pipeline = worn_pipeline(database, make, 11 if place == "compact.manifests_merged" else 6, **EXPIRE_ALL)
+    with Ordering(database) as orders:
+        pipeline.sync()
+        before = shown(pipeline)
+        compact_killed(pipeline, place)
+        assert_every_file_is_there(pipeline)
+        assert shown(pipeline) == before
+        orders.wait_for_more(5)
+        pipeline.sync()
+    pipeline.sync()
+    pipeline.assert_same("public.orders")
+    assert_every_file_is_there(pipeline)
+    age_all(pipeline)
+    again = pipeline.sync_apart(command=("compact", "public.orders"))
+    assert again.status == 0, str(again)
+    [done] = again.answer["streams"]
+    assert done["after"]["snapshots"] <= 2, "the newest, and what the fence of a killed leader names"
+    referenced = assert_every_file_is_there(pipeline)
+    [directory] = {path.parent for path in referenced if path.suffix == ".parquet"}
+    left = {*directory.glob("*.parquet")} - referenced
+    assert not left, f"files of work that was cut short are there for good: {left}"
+    pipeline.assert_same("public.orders")
+    database.execute("UPDATE orders SET note = 'later' WHERE id % 3 = 0; DELETE FROM orders WHERE id % 7 = 0")
+    pipeline.sync()
+    pipeline.assert_same("public.orders")
 
 
 @pytest.mark.slow

@@ -155,9 +155,11 @@ class _Turn:
             self._note(f"merging {health.delete_files:,} files of deletes")
             with self._gives_way("merging files of deletes"):
                 self._merge_deletes(has_vectors=has_vectors)
+            failpoints.reach("compact.deletes_merged")
         if "manifests" in work:
             with self._gives_way("merging manifests"):
                 self._actions.rewriteManifests(self._opened()).execute()
+            failpoints.reach("compact.manifests_merged")
 
     def expire(self) -> int:
         now_ms = int(time.time() * _MILLISECONDS)
@@ -179,7 +181,9 @@ class _Turn:
         before_ms = int((time.time() - self._limits.orphan_age_s) * _MILLISECONDS)
         with self._gives_way("removing orphans"):
             action = self._actions.deleteOrphanFiles(self._opened()).olderThan(before_ms)
-            return int(self._with(action, {"stream-results": "true"}).execute().orphanFilesCount())
+            removed = int(self._with(action, {"stream-results": "true"}).execute().orphanFilesCount())
+        failpoints.reach("compact.orphans_removed")
+        return removed
 
     @staticmethod
     def _spark_reads(schema_json: str) -> bool:
