@@ -168,6 +168,22 @@ def test_changes_are_the_collections_over_restarts_transactions_and_the_largest_
     assert ChangeLog(spec.log_directory).files(StreamId(database.name, "others"), first, first).files == ()
 
 
+def test_an_update_that_sets_more_than_half_of_what_an_event_may_have_is_read(
+    database: Source, spec: CaptureSpec
+) -> None:
+    orders = database["orders"]
+    orders.insert_one({"_id": 1})
+    with started(spec) as capture:
+        capture.to_now()
+        orders.update_one({"_id": 1}, {"$set": {"blob": "x" * 9_000_000}})
+    with started(spec) as capture:  # it may be the first that a stream finds, too
+        capture.to_now()
+        orders.update_one({"_id": 1}, {"$set": {"blob": "y" * 9_000_000}})
+        capture.to_now()
+    assert [row["_op"] for row in changes(spec, "orders")] == ["u", "u"]
+    assert sorted(applied(changes(spec, "orders")).values()) == present(database, "orders")
+
+
 def captured_meanwhile(spec: CaptureSpec, database: Source, ids: range) -> None:
     with CaptureProcess(spec) as capture:
         capture.start()
