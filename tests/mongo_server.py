@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import subprocess
 import sys
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +111,26 @@ class MongoServer(AbstractContextManager["MongoServer"]):
     def restart(self) -> None:
         self.kill()
         self.start()
+
+    @contextmanager
+    def restored_after(self) -> Iterator[None]:
+        """As from a copy of its volume that is made now: behind the block it is as it was, and runs again."""
+        copy = self.directory / "copy"
+        self._stop()
+        shutil.copytree(self.directory / "data", copy)
+        self.start()
+        yield
+        self._stop()
+        shutil.rmtree(self.directory / "data")
+        copy.rename(self.directory / "data")
+        self.start()
+
+    def _stop(self) -> None:
+        """In order, so that all is in its files."""
+        assert self._process is not None
+        self._process.terminate()
+        self._process.wait()
+        self._process = None
 
     def drop_oplog_before(self, time: int) -> None:
         """As if it had become too large: entries of earlier cluster times are gone. It takes a server that

@@ -17,6 +17,7 @@ from bson import ObjectId
 from bson.decimal128 import Decimal128
 from bson.json_util import CANONICAL_JSON_OPTIONS, dumps, loads
 
+from penstock import durable
 from penstock.capture.client import CaptureProcess
 from penstock.capture.mongodb.lock import LeaseLock
 from penstock.capture.mongodb.monitor import OplogMonitor
@@ -29,6 +30,7 @@ from penstock.core.position import Lsn
 from penstock.core.resume_token import ResumeToken
 from penstock.core.stream import StreamId
 from penstock.log.columns import stored_name
+from penstock.log.manifest import manifest_path, newest_manifest
 from penstock.log.reader import ChangeLog, read_rows
 from penstock.log.writer import LogWriter
 from penstock.sources.base import LogHold
@@ -333,6 +335,40 @@ def test_what_the_oplog_dropped_is_gone_and_no_step_is_written(
         forgetting.close()
         with started(replace(own, log_directory=own.log_directory.with_name("anew"))) as capture:
             assert capture.to_now() > later
+
+
+@pytest.mark.parametrize(
+    "writes_on", [pytest.param(True, id="writes"), pytest.param(False, marks=pytest.mark.slow, id="silence")]
+)
+def test_a_cluster_that_was_restored_from_a_copy_is_not_read_on(
+    tmp_path_factory: pytest.TempPathFactory, spec: CaptureSpec, writes_on: bool
+) -> None:
+    with MongoServer(tmp_path_factory.mktemp("restored")) as server:
+        own = replace(spec, source=MongoSpec(server.url, "p", "shop"), streams=(StreamId("shop", "orders"),))
+        orders = server.client["shop"]["orders"]
+        with started(own) as capture:
+            orders.insert_one({"_id": 1})
+            capture.to_now()
+        with (
+            server.restored_after(),
+            started(own) as capture,
+        ):  # the copy has all that the log has: it goes on
+            orders.insert_many([{"_id": 2}, {"_id": 3}])
+            orders.delete_one({"_id": 1})
+            end = capture.to_now()
+        if writes_on:
+            orders.insert_one({"_id": 4})
+        for _ in range(2):  # however often
+            with pytest.raises(AnotherSourceError, match="put back"), started(own):
+                pass
+        assert ChangeLog(own.log_directory).end() == end
+        newest = newest_manifest(own.log_directory)
+        assert newest is not None
+        old = {name: value for name, value in newest.to_json().items() if name != "place"}
+        path = manifest_path(own.log_directory, newest.seq)
+        path.write_bytes(durable.to_json_bytes(old))  # as an earlier version wrote it
+        with started(own) as capture:
+            assert capture.to_now() > end
 
 
 def test_a_server_without_a_set_can_be_loaded_and_not_followed(

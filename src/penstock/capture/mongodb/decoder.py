@@ -8,18 +8,23 @@ changes: collections are selected as a whole.
 A collection that is dropped, or renamed away, is emptied: a truncate. One that takes a captured name by being
 renamed brings documents that no event tells; what is written then is a truncate under its new number, by
 which whoever follows knows to load it again.
+
+With a position goes the token of the last event that the log has. A cluster that does not have that event is
+not as the log says any more, however its times go on: one that was restored from a copy (`setup`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
+import bson
 import numpy as np
 
 from penstock.capture.log_reading import ChangeSink, Decoded, Truncation
 from penstock.capture.mongodb.collections import Collections
 from penstock.capture.mongodb.rows import change_rows
 from penstock.capture.mongodb.stream import EventBatch, size_of
+from penstock.core.place import Place
 from penstock.core.position import Lsn
 from penstock.core.stream import StreamId
 from penstock.sources.mongodb.events import Events, Operation
@@ -29,8 +34,12 @@ _NOWHERE = Lsn(0)
 
 
 class ChangeDecoder:
-    def __init__(self, collections: Collections) -> None:
+    """`last`: that of the last event which the log has. Tokens are of a stream of `database`, or of all."""
+
+    def __init__(self, collections: Collections, database: str = "", last: Place | None = None) -> None:
         self._collections = collections
+        self._database = database
+        self._last = last
         self._open: int | None = None
         #: of each collection the time of its last event, and how many of its events had that
         self._counted: dict[StreamId, tuple[int, int]] = {}
@@ -73,6 +82,8 @@ class ChangeDecoder:
         ended = self._ended(written, left_open)
         self._open = left_open
         self._write(events, first, last, log_end, sink)
+        if last > first:
+            self._last = Place(bson.decode(events.token(last - 1))["_data"], server=self._database)
         position = Lsn(int(ended[-1]) + 1) if len(ended) else _NOWHERE
         if last == events.rows and left_open is None:
             position = max(position, part.complete)
@@ -82,6 +93,7 @@ class ChangeDecoder:
             messages=int(np.count_nonzero(written >= log_end)),
             transactions=int(np.count_nonzero(ended >= log_end)),
             bytes=size_of(events.part(first, last)),
+            place=self._last,
         )
 
     def add(self, streams: Sequence[StreamId]) -> None:
@@ -95,7 +107,7 @@ class ChangeDecoder:
             return Decoded(None, _NOWHERE, 0, 0, 0)
         ended = self._open is not None and self._open >= log_end
         self._open = None
-        return Decoded(None, complete, 0, int(ended), 0)
+        return Decoded(None, complete, 0, int(ended), 0, self._last)
 
     def _ended(self, times: Ints, still_open: int | None) -> Ints:
         """The times of transactions that are over, if these come and `still_open` is not."""

@@ -45,7 +45,9 @@ class MongoLog:
                 lambda: connect(self.source.url, application_name="penstock catalog"),
                 self.source.layout,
                 None if path is None else RememberedFields(Path(path)),
-            )
+            ),
+            self.source.database,
+            None if self.newest is None else self.newest.place,
         )
 
     def stream(self) -> MongoStream:

@@ -3,6 +3,12 @@
 what the server is → the lease → which cluster it is → the pipeline's document → where to go on. The change
 log decides where: its end; else the pipeline's own document, or a lane that needs more. Whether the server
 still has everything from there on, it says itself when it is asked for the next change (correctness 55).
+
+A cluster that was put back to an earlier copy of its volumes, or that lost what a majority had, has its id
+and its document of the pipeline from the copy, and its times go on beyond ours: nothing of that tells. The
+last event that the log has does: a cluster that has it has all before it, and one that lost any has lost the
+last. So the server is asked for it. One that is older than the oplog tells nothing; but an oplog that ended
+before it, and went on after it, would not reach back to the log's end either, for which it is asked first.
 """
 
 from __future__ import annotations
@@ -17,11 +23,18 @@ from penstock.capture.source_spec import MongoSpec
 from penstock.capture.spec import CaptureSpec, Started
 from penstock.core.errors import AnotherSourceError, PositionGoneError, SourceError
 from penstock.core.position import Lsn
+from penstock.core.resume_token import ResumeToken
 from penstock.log.manifest import Manifest, newest_manifest
 from penstock.sources.mongodb.check import SERVER_VERSION_MIN
 from penstock.sources.mongodb.connection import Client, query_errors
 from penstock.sources.mongodb.control import Control
-from penstock.sources.mongodb.source import TIMELINE, read_version, require_kept, version_number
+from penstock.sources.mongodb.source import (
+    TIMELINE,
+    has_change_at,
+    read_version,
+    require_kept,
+    version_number,
+)
 
 _MONGOS = "isdbgrid"
 _RESYNC = "Run `penstock resync --yes` to load the tables again."
@@ -53,6 +66,8 @@ def set_up(
     read_from = _read_from(held, newest, wanted.lanes)
     if begun:
         require_kept(client, source.database, read_from)
+        if newest is not None:
+            _require_same_past(client, source.database, newest, epoch)
     published = control.select(source.name, wanted.streams)
     selection = Selection(wanted.streams, wanted.full_identity)
     started = Started(
@@ -66,6 +81,19 @@ def set_up(
         published=published,
     )
     return MongoLog(started, newest, read_from, source, selection, version, sharded)
+
+
+def _require_same_past(client: Client, database: str, newest: Manifest, epoch: Lsn) -> None:
+    last = newest.place
+    # A log that an earlier version wrote does not say it; a stream of one database has no events of others.
+    if last is None or last.server != database:
+        return
+    if epoch < newest.end or not has_change_at(client, database, ResumeToken(last.text).time):
+        raise AnotherSourceError(
+            "The cluster does not have the last change that the change log has: it was put back to an "
+            "earlier state, from a copy or a backup, or members were forced into losing changes.",
+            remedy=f"{_RESYNC} If the url leads to a copy by mistake, correct it.",
+        )
 
 
 def _require_changes(client: Client, version: tuple[int, int, int]) -> bool:

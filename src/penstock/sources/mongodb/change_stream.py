@@ -18,11 +18,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import bson
 from bson import Timestamp
 from bson.raw_bson import RawBSONDocument
 from pymongo.errors import ConnectionFailure, CursorNotFound, OperationFailure, PyMongoError
 
 from penstock.core.errors import PositionGoneError, SourceError
+from penstock.core.position import Lsn
+from penstock.core.resume_token import ResumeToken
 from penstock.sources.mongodb.events import Events, Fragments, read_events
 from penstock.sources.mongodb.replies import RawCursor, Reply, Source
 
@@ -37,8 +40,8 @@ _GONE = {
     47: "The server does not have a document as it was after a change, which is asked for.",
 }
 _TOO_LARGE = {10334, 17280}
-#: The server looks up the document after an update, and tells what was set besides: of one that sets more than
-#: half of what an event may have, both together are too large for it. Nobody reads the latter.
+#: The server looks up the document after an update, and tells what was set besides: of one that sets more
+#: than half of what an event may have, both together are too large for it. Nobody reads the latter.
 _LEFT_OUT = {"$project": {"updateDescription": 0}}
 
 
@@ -154,6 +157,10 @@ class ChangeStream:
                 if attempt == REOPENED_MAX or not is_resumable(error):
                     raise told(error) from error
         raise AssertionError
+
+
+def time_of(token: bytes) -> Lsn:
+    return ResumeToken(bson.decode(token)["_data"]).time
 
 
 def is_resumable(error: PyMongoError) -> bool:

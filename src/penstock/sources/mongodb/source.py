@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from time import monotonic
 
 from penstock.core.errors import PositionGoneError, SourceError
 from penstock.core.position import Lsn
@@ -18,7 +19,7 @@ from penstock.core.stream import StreamId
 from penstock.sources.base import Identity, LogHold, TableEnd
 from penstock.sources.finding import Finding, StreamNeed
 from penstock.sources.mongodb.catalog import CollectionInfo, discover
-from penstock.sources.mongodb.change_stream import ChangeStream, Place, StreamOptions
+from penstock.sources.mongodb.change_stream import ChangeStream, Place, StreamOptions, time_of
 from penstock.sources.mongodb.check import check
 from penstock.sources.mongodb.check_streams import Server, check_streams
 from penstock.sources.mongodb.connection import Client, cancel_queries, connect, query_errors
@@ -32,7 +33,9 @@ from penstock.sources.tables import SourceLeaf, SourceTable
 
 TIMELINE = 1
 _VERSION_PARTS = 100
-_AT_ONCE_MS = 1
+_AT_ONCE_MS, _WAIT_MS = 1, 200
+_PASSED_WITHIN_S = 60.0
+_NO_DOCUMENTS = {"$project": {"fullDocument": 0}}
 _SNAPSHOT_AGE_S = 120.0
 
 
@@ -154,6 +157,31 @@ def require_kept(client: Client, database: str, position: Lsn) -> None:
         log.open()
         if not log.read(_AT_ONCE_MS).rows:  # what came with its opening, for which it need not have looked
             log.read(_AT_ONCE_MS)
+
+
+def has_change_at(client: Client, database: str, time: Lsn) -> bool:
+    """Whether the server has a change of that cluster time, which no two of its transactions have; of one
+    that is older than the oplog, True.
+
+    What is read begins there, of any collection: so it comes first, or something later shows that it is not
+    there, an event or the token of a batch without any.
+    """
+    options = StreamOptions(whole_cluster=not database, batch_rows=1, pipeline=(_NO_DOCUMENTS,))
+    deadline = monotonic() + _PASSED_WITHIN_S
+    with closing(ChangeStream(client[database or "admin"], options, Place(at=int(time)))) as log:
+        try:
+            while monotonic() < deadline:
+                batch = log.read(_WAIT_MS)
+                if batch.rows:
+                    return int(batch.parts[0].times[0]) == int(time)
+                if batch.place.token is not None and time_of(batch.place.token) > time:
+                    return False
+        except PositionGoneError:
+            return True
+    raise SourceError(
+        "The change stream does not come past the last change that was read before.",
+        remedy="Run the same command again; look whether all members answer.",
+    )
 
 
 def read_version(client: Client) -> tuple[int, int, int]:

@@ -20,7 +20,7 @@ from penstock.core.errors import AnotherSourceError, PositionGoneError, SourceEr
 from penstock.core.position import Lsn
 from penstock.core.resume_token import ResumeToken
 from penstock.core.stream import StreamId
-from penstock.sources.mongodb.change_stream import ChangeBatch, ChangeStream, Place, StreamOptions
+from penstock.sources.mongodb.change_stream import ChangeBatch, ChangeStream, Place, StreamOptions, time_of
 from penstock.sources.mongodb.connection import Client, query_errors
 from penstock.sources.mongodb.control import position_now
 
@@ -81,8 +81,7 @@ def _next(changes: ChangeStream) -> ChangeBatch:
 
 
 def _time_of(batch: ChangeBatch) -> Lsn:
-    token = batch.place.token
-    return Lsn(0) if token is None else ResumeToken(bson.decode(token)["_data"]).time
+    return Lsn(0) if batch.place.token is None else time_of(batch.place.token)
 
 
 def _is_sharded(client: Client) -> bool:
