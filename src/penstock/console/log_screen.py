@@ -1,12 +1,10 @@
-"""The change log on the screen: its steps, the transactions of one, schemas that streams had, a key over
-time.
+"""The change log on the screen: its steps, the transactions of one, schemas that streams had.
 
-All that is read is bounded: a page of steps, a step's own rows, of a key the newest files up to
-`KEY_BYTES_MAX`. Steps that retention removes while they are read are passed over."""
+All that is kept is bounded: a page of steps, of a step the newest transactions. Steps that retention removes
+while they are read are passed over."""
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +16,16 @@ from penstock.log.manifest import Manifest, list_sequence, read_manifest
 
 STEPS_SHOWN = 50
 TRANSACTIONS_SHOWN = 200
-CHANGES_SHOWN = 200
 SCHEMA_STEPS_MAX = 5000
-KEY_BYTES_MAX = 512 << 20
-_ROWS_MAX = 500_000
-_OPERATIONS = {"i": "insert", "u": "update", "d": "delete", "t": "truncate", "r": "read"}
+OPERATIONS = {"i": "insert", "u": "update", "d": "delete", "t": "truncate", "r": "read"}
 
 
 def steps(log: Path, before: int = 0) -> dict[str, Any]:
     """The newest steps, or those before one."""
     numbers = list_sequence(log)
     wanted = [seq for seq in numbers if not before or seq < before][-STEPS_SHOWN:][::-1]
-    found = [_described(each) for seq in wanted if (each := _read(log, seq)) is not None]
-    oldest = _read(log, numbers[0]) if numbers else None
+    found = [_described(each) for seq in wanted if (each := read_step(log, seq)) is not None]
+    oldest = read_step(log, numbers[0]) if numbers else None
     return {
         "steps": found,
         "total": len(numbers),
@@ -41,7 +36,7 @@ def steps(log: Path, before: int = 0) -> dict[str, Any]:
 
 def step(log: Path, seq: int) -> dict[str, Any]:
     """One step: its tables, and its transactions."""
-    manifest = _read(log, seq)
+    manifest = read_step(log, seq)
     if manifest is None:
         raise ConfigError(f"The log has no step {seq} any more.", remedy="Look at the list of steps again.")
     tables = [
@@ -68,7 +63,7 @@ def schemas(log: Path, stream: StreamId) -> dict[str, Any]:
     seen: dict[str, dict[str, Any]] = {}
     before: TableSchema | None = None
     for seq in list_sequence(log)[-SCHEMA_STEPS_MAX:]:
-        manifest = _read(log, seq)
+        manifest = read_step(log, seq)
         table = None if manifest is None else manifest.table(stream)
         for file in () if manifest is None or table is None else table.files:
             if file.schema_id in seen:
@@ -86,125 +81,78 @@ def schemas(log: Path, stream: StreamId) -> dict[str, Any]:
     return {"stream": str(stream), "versions": list(seen.values())[::-1]}
 
 
-def changes_of_key(log: Path, stream: StreamId, key: str) -> dict[str, Any]:
-    """Every change of one row that the log still has, the newest first. `key`: its columns' text, by
-    commas.
-    """
-    import pyarrow.parquet as pq
-
-    from penstock.log import columns as log_columns
-    from penstock.log.reader import ChangeLog
-
-    reader = ChangeLog(log)
-    found: list[dict[str, Any]] = []
-    read, files_read = 0, 0
-    columns: tuple[str, ...] = ()
-    for seq in reversed(list_sequence(log)):
-        manifest = _read(log, seq)
-        table = None if manifest is None else manifest.table(stream)
-        of_step: list[dict[str, Any]] = []
-        for file in () if table is None else table.files:
-            schema = reader.schema(file.schema_id)
-            columns = schema.key
-            parts = key.split(",") if len(schema.key) > 1 else [key]
-            if len(parts) != len(schema.key):
-                raise ConfigError(
-                    f"The key has {len(schema.key)} columns: {', '.join(schema.key)}.",
-                    stream=str(stream),
-                    remedy="Give the text of each, in this order, with commas between them.",
-                )
-            pairs = zip(schema.key, parts, strict=True)
-            wanted = [(log_columns.stored_name(name), "=", part.strip()) for name, part in pairs]
-            try:
-                rows = pq.read_table(log / file.path, filters=wanted).slice(0, CHANGES_SHOWN)
-            except FileNotFoundError:
-                continue
-            read, files_read = read + file.bytes, files_read + 1
-            of_step += [_change(row, seq, schema) for row in rows.to_pylist()]
-        found += sorted(of_step, key=lambda each: (each["tx"], each["op_index"]), reverse=True)
-        if len(found) >= CHANGES_SHOWN or read >= KEY_BYTES_MAX:
-            break
-    shown = found[:CHANGES_SHOWN]
-    for newer, older in itertools.pairwise(shown):
-        newer["changed"] = [
-            name for name, value in newer["values"].items() if older["values"].get(name) != value
-        ]
-    return {
-        "stream": str(stream),
-        "key": list(columns),
-        "shown": shown,
-        "files_read": files_read,
-        "is_cut": len(found) > len(shown) or read >= KEY_BYTES_MAX,
-    }
-
-
-def _change(row: dict[str, Any], seq: int, schema: TableSchema) -> dict[str, Any]:
-    from penstock.log import columns as log_columns
-
-    unsent = set(row[log_columns.UNCHANGED] or ())
-    values = {
-        column.name: "(not sent: unchanged)"
-        if column.name in unsent
-        else row[log_columns.stored_name(column.name)]
-        for column in schema.columns
-    }
-    return {
-        "step": seq,
-        "tx": row[log_columns.TX],
-        "at": str(Lsn(row[log_columns.TX])),
-        "op_index": row[log_columns.OP_INDEX],
-        "operation": _OPERATIONS.get(row[log_columns.OP], row[log_columns.OP]),
-        "committed": row[log_columns.COMMIT_TS].isoformat(),
-        "xid": row[log_columns.XID],
-        "values": values,
-        "changed": [],
-    }
-
-
 def _transactions(log: Path, manifest: Manifest) -> tuple[list[dict[str, Any]], bool]:
-    """What each transaction did, by stream and operation."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+    """What each of the newest transactions did, by stream and operation, and whether there are more.
 
-    tables, rows = [], 0
-    is_cut = False
-    for table in manifest.tables:
-        for file in table.files:
-            if rows >= _ROWS_MAX:
-                is_cut = True
-                break
-            try:
-                part = pq.read_table(log / file.path, columns=["_tx", "_xid", "_commit_ts", "_op"])
-            except FileNotFoundError:
-                continue
-            rows += part.num_rows
-            names = pa.array([str(table.stream)] * part.num_rows, pa.string())
-            tables.append(part.append_column("stream", names))
-    if not tables:
-        return [], is_cut
-    grouped = (
-        pa.concat_tables(tables)
-        .group_by(["_tx", "_xid", "_commit_ts", "stream", "_op"])
-        .aggregate([([], "count_all")])
-        .sort_by([("_tx", "descending"), ("stream", "ascending"), ("_op", "ascending")])
-    )
+    All of the step's files are asked, and of each what is at least as new as the newest transactions found
+    so far: what is kept is small, and what is shown of a transaction is all that it did.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import pyarrow.dataset as ds
+
+    names = ["_tx", "_xid", "_commit_ts", "_op"]
+    kept: pa.Table | None = None
+    oldest: int | None = None
+    files = [(table.stream, file) for table in manifest.tables for file in table.files]
+    for stream, file in sorted(files, key=lambda each: each[1].last_tx, reverse=True):
+        if oldest is not None and file.last_tx < oldest:
+            break
+        wanted = None if oldest is None else pc.field("_tx") >= oldest
+        try:
+            dataset = ds.dataset(log / file.path, format="parquet")
+            for batch in dataset.to_batches(columns=names, filter=wanted, use_threads=False):
+                part = _counted(pa.Table.from_batches([batch]), str(stream))
+                kept = part if kept is None else _summed_up(pa.concat_tables([kept, part]))
+                kept, oldest = _newest(kept)
+        except FileNotFoundError:
+            continue
+    if kept is None:
+        return [], False
+    order = [("_tx", "descending"), ("stream", "ascending"), ("_op", "ascending")]
     found: dict[int, dict[str, Any]] = {}
-    for row in grouped.to_pylist():
-        if row["_tx"] not in found:
-            if len(found) >= TRANSACTIONS_SHOWN:
-                is_cut = True
-                break
-            found[row["_tx"]] = {
+    for row in kept.sort_by(order).to_pylist():
+        one = found.setdefault(
+            row["_tx"],
+            {
                 "at": str(Lsn(row["_tx"])),
                 "xid": row["_xid"],
                 "committed": row["_commit_ts"].isoformat(),
                 "did": [],
-            }
-        name = _OPERATIONS.get(row["_op"], row["_op"])
-        found[row["_tx"]]["did"].append(
-            {"stream": row["stream"], "operation": name, "rows": row["count_all"]}
+            },
         )
-    return list(found.values()), is_cut
+        name = OPERATIONS.get(row["_op"], row["_op"])
+        one["did"].append({"stream": row["stream"], "operation": name, "rows": row["rows"]})
+    return list(found.values())[:TRANSACTIONS_SHOWN], len(found) > TRANSACTIONS_SHOWN
+
+
+_BY = ["_tx", "_xid", "_commit_ts", "stream", "_op"]
+
+
+def _counted(rows: Any, stream: str) -> Any:
+    import pyarrow as pa
+
+    grouped = rows.group_by(["_tx", "_xid", "_commit_ts", "_op"]).aggregate([([], "count_all")])
+    named = grouped.append_column("stream", pa.repeat(pa.scalar(stream), grouped.num_rows))
+    return named.select([*_BY, "count_all"]).rename_columns([*_BY, "rows"])
+
+
+def _summed_up(parts: Any) -> Any:
+    grouped = parts.group_by(_BY).aggregate([("rows", "sum")])
+    return grouped.select([*_BY, "rows_sum"]).rename_columns([*_BY, "rows"])
+
+
+def _newest(parts: Any) -> tuple[Any, int | None]:
+    """Of the newest transactions, and one more, which tells that there are others; and the oldest of them,
+    once there are so many.
+    """
+    import pyarrow.compute as pc
+
+    numbers = pc.unique(parts.column("_tx")).sort("descending")
+    if len(numbers) <= TRANSACTIONS_SHOWN:
+        return parts, None
+    oldest = numbers[TRANSACTIONS_SHOWN].as_py()
+    return parts.filter(pc.field("_tx") >= oldest), oldest
 
 
 def _described(manifest: Manifest) -> dict[str, Any]:
@@ -226,7 +174,7 @@ def _summed(operations: list[dict[str, int]]) -> dict[str, int]:
     sums: dict[str, int] = {}
     for each in operations:
         for name, count in each.items():
-            sums[_OPERATIONS.get(name, name)] = sums.get(_OPERATIONS.get(name, name), 0) + count
+            sums[OPERATIONS.get(name, name)] = sums.get(OPERATIONS.get(name, name), 0) + count
     return sums
 
 
@@ -248,7 +196,7 @@ def _kind(column: Any) -> Any:
     return {name: fields[name] for name in fields if "type" in name}
 
 
-def _read(log: Path, seq: int) -> Manifest | None:
+def read_step(log: Path, seq: int) -> Manifest | None:
     try:
         return read_manifest(log, seq)
     except FileNotFoundError:

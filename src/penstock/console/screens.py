@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.config import Config
-from penstock.console import log_screen, state_screen, verify_screen
+from penstock.console import log_screen, row_history, state_screen, verify_screen
 from penstock.console.reading import NotReadError, Reading
 from penstock.core.errors import ConfigError, PenstockError
 from penstock.core.stream import StreamId
@@ -59,7 +59,7 @@ class Screens:
             "shapes": lambda _fields: self._shapes(values=True),
             "state": lambda _fields: state_screen.explained(self._config, values=True),
             "state.diff": lambda fields: self._state_difference(fields, values=True),
-            "log.key": lambda fields: log_screen.changes_of_key(
+            "log.key": lambda fields: row_history.changes_of_key(
                 self._log, _stream(fields), _text(fields, "key")
             ),
             "verify.rows": lambda fields: verify_screen.rows(
