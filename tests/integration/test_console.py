@@ -287,7 +287,7 @@ def _lanes(page: Browser) -> None:
 
 def _drop_lane(page: Browser) -> None:
     """A lane that is no longer configured holds the slot until somebody gives it up."""
-    page.see("The source forgets nothing yet: the archive lane has not said how far it is", ".holds")
+    page.see("The lane archive is not in the pipeline file and holds the slot until it is dropped", ".holds")
     page.go(screen="lanes")
     page.wait(selector='#lane-archive:has-text("left behind")')
     page.press_button("Drop", "#lane-archive")

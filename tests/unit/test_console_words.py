@@ -77,6 +77,60 @@ def test_what_holds_the_slot_is_named() -> None:
             "bad",
             "The kafka lane is paused since t (why).",
         ),
+        (
+            (status(), [], [lane("lake", 1 << 30), lane("kafka", 5, paused=True)]),
+            "bad",
+            "The kafka lane is paused.",
+        ),
+        (
+            (status(), [], [lane("lake", 1 << 30), lane("kafka", 0, state="parked", reason="no topic")]),
+            "bad",
+            "The kafka lane is parked (no topic).",
+        ),
+        (
+            (status(), [], [lane("lake"), lane("kafka", None, known=False, state="parked")]),
+            "bad",
+            "The kafka lane is parked.",
+        ),
+        (
+            (status(), [], [lane("lake"), lane("kafka", 0, state="starting")]),
+            "busy",
+            "kafka lane is starting",
+        ),
+        (
+            (status(), [paused], [lane("lake"), lane("kafka", 10)]),
+            "bad",
+            "The lake lane waits for public.orders, paused since",
+        ),
+        (
+            (
+                status(),
+                [stream("a.b", "paused", paused={"since": "", "reason": ""}), paused],
+                [lane("lake")],
+            ),
+            "bad",
+            "public.orders, paused since 2026-11-16T12:04:00Z (a migration), and for 1 more.",
+        ),
+        (
+            (status(), [stream("a.b", "paused", paused={"since": None, "reason": ""})], [lane("lake")]),
+            "bad",
+            "The lake lane waits for a.b, paused.",
+        ),
+        (
+            (status(), [], [lane("lake"), lane("kafka", 1 << 30, gaps=2)]),
+            "bad",
+            "Changes are missing in the kafka lane: 2 streams stand still",
+        ),
+        (
+            (status(), [stream("a.b", dead_letters=1)], [lane("lake"), lane("kafka", dead_letters=1000)]),
+            "busy",
+            "but 1,001 dead letters wait",
+        ),
+        (
+            (status(), [], [lane("lake"), lane("old", None, known=False, configured=False)]),
+            "bad",
+            "not in the pipeline file",
+        ),
         ((status(), [], [lane("lake"), lane("old", 5, configured=False)]), "bad", "not in the pipeline file"),
         ((status(), [], [lane("lake", known=False)]), "busy", "has not said how far it is"),
         (

@@ -1,11 +1,13 @@
 """What keeps the source from forgetting its log, in words: a function of values.
 
 The source may forget what every lane holds, so the slot stands where the slowest lane does; and a lane
-stands where its slowest stream does. Said as pieces of a sentence, so that the page can show times and
+stands where its slowest stream does. What does not go on until somebody acts is said before who is behind: it
+may be level today and hold all of tomorrow. Said as pieces of a sentence, so that the page can show times and
 names as such."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 Level = Literal["good", "busy", "bad"]
@@ -38,80 +40,136 @@ def what_holds(
 
 
 def _of_lanes(streams: list[dict[str, Any]], lanes: list[dict[str, Any]]) -> dict[str, Any]:
-    silent = [lane for lane in lanes if not lane["known"]]
-    if silent:
-        lane = silent[0]
-        return _said(
-            "busy",
-            _text("The source forgets nothing yet: the "),
-            {"lane": lane["lane"]},
-            _text(f" lane has not said how far it is{_why(lane)}."),
-        )
-    behind = [lane for lane in lanes if lane["lag_bytes"] is not None]
-    if not behind:
+    """What will not go on by itself comes first, however little it is behind yet; then who is behind."""
+    if not lanes:
         return _said("busy", _text("Nothing is known of the lanes yet."))
-    lane = max(behind, key=lambda each: each["lag_bytes"])
-    if not lane["configured"]:
-        return _said(
-            "bad",
-            _text("The lane "),
-            {"lane": lane["lane"]},
-            _text(" is not in the pipeline file and holds the slot until it is dropped."),
-        )
-    if lane["paused"]:
-        since = [{"time": lane["paused_since"]}] if lane["paused_since"] else []
-        reason = f" ({lane['paused_reason']})" if lane["paused_reason"] else ""
-        return _said(
-            "bad",
-            _text("The "),
-            {"lane": lane["lane"]},
-            _text(" lane is paused since "),
-            *since,
-            _text(f"{reason}."),
-        )
-    if lane["lane"] == "lake" and (said := _of_streams(streams)) is not None:
+    for is_so, words in _STANDING:
+        found = [lane for lane in lanes if is_so(lane)]
+        if found:
+            return words(max(found, key=_lag))
+    if (said := _of_paused(streams)) is not None:
         return said
-    state = lane.get("state") or ""
-    if state not in ("running", ""):
-        return _said("bad", _text("The "), {"lane": lane["lane"]}, _text(f" lane is {state}{_why(lane)}."))
-    if lane["lag_bytes"] > NEAR_BYTES or (lane["lag_seconds"] or 0) > NEAR_S:
-        return _said(
-            "busy",
-            _text("The "),
-            {"lane": lane["lane"]},
-            _text(" lane is the furthest behind, and catches up."),
-        )
+    lane = max(lanes, key=_lag)
+    if lane["lane"] == "lake" and (said := _of_loading(streams)) is not None:
+        return said
+    with_gaps = [lane for lane in lanes if lane.get("gaps")]
+    if with_gaps:
+        return _of_gaps(with_gaps[0])
+    if (lane["lag_bytes"] or 0) > NEAR_BYTES or (lane["lag_seconds"] or 0) > NEAR_S:
+        return _of_lane("busy", lane, " lane is the furthest behind, and catches up.")
+    letters = sum(each.get("dead_letters") or 0 for each in (*streams, *lanes))
+    if letters:
+        few = "1 dead letter waits" if letters == 1 else f"{letters:,} dead letters wait"
+        return _said("busy", _text(f"Nothing holds the slot back, but {few} for somebody to look at."))
     return _said("good", _text("Nothing holds the slot back: every lane is up to date."))
 
 
-def _of_streams(streams: list[dict[str, Any]]) -> dict[str, Any] | None:
+def _lag(lane: dict[str, Any]) -> float:
+    """A lane that has not said how far it is may be at the very beginning."""
+    return float("inf") if lane["lag_bytes"] is None else float(lane["lag_bytes"])
+
+
+def _is_down(lane: dict[str, Any]) -> bool:
+    return (lane.get("state") or "running") not in ("running", *_BEGINNING)
+
+
+def _of_left(lane: dict[str, Any]) -> dict[str, Any]:
+    return _said(
+        "bad",
+        _text("The lane "),
+        {"lane": lane["lane"]},
+        _text(" is not in the pipeline file and holds the slot until it is dropped."),
+    )
+
+
+def _of_paused_lane(lane: dict[str, Any]) -> dict[str, Any]:
+    reason = f" ({_one_line(lane['paused_reason'])})" if lane["paused_reason"] else ""
+    since = _since(lane["paused_since"])
+    return _said("bad", _text("The "), {"lane": lane["lane"]}, _text(" lane is paused"), *since, _end(reason))
+
+
+def _of_down(lane: dict[str, Any]) -> dict[str, Any]:
+    return _of_lane("bad", lane, f" lane is {lane['state']}{_why(lane)}.")
+
+
+def _of_beginning(lane: dict[str, Any]) -> dict[str, Any]:
+    return _of_lane("busy", lane, f" lane is {lane['state']}{_why(lane)}.")
+
+
+def _of_silent(lane: dict[str, Any]) -> dict[str, Any]:
+    return _said(
+        "busy",
+        _text("The source forgets nothing yet: the "),
+        {"lane": lane["lane"]},
+        _text(f" lane has not said how far it is{_why(lane)}."),
+    )
+
+
+#: States of a lane that end by themselves.
+_BEGINNING = ("starting", "waiting", "stopping")
+_STANDING: tuple[tuple[Callable[[dict[str, Any]], bool], Callable[[dict[str, Any]], dict[str, Any]]], ...] = (
+    (lambda lane: not lane["configured"], _of_left),
+    (lambda lane: bool(lane["paused"]), _of_paused_lane),
+    (_is_down, _of_down),
+    (lambda lane: not lane["known"], _of_silent),
+    (lambda lane: (lane.get("state") or "running") in _BEGINNING, _of_beginning),
+)
+
+
+def _of_gaps(lane: dict[str, Any]) -> dict[str, Any]:
+    few = "1 stream stands" if lane["gaps"] == 1 else f"{lane['gaps']:,} streams stand"
+    return _said(
+        "bad",
+        _text("Changes are missing in the "),
+        {"lane": lane["lane"]},
+        _text(f" lane: {few} still until loaded again."),
+    )
+
+
+def _of_lane(level: Level, lane: dict[str, Any], text: str) -> dict[str, Any]:
+    return _said(level, _text("The "), {"lane": lane["lane"]}, _text(text))
+
+
+def _of_paused(streams: list[dict[str, Any]]) -> dict[str, Any] | None:
     paused = [stream for stream in streams if stream["paused"] is not None]
-    if paused:
-        stream = min(paused, key=lambda each: str(each["paused"]["since"]))
-        others = f", and for {len(paused) - 1} more" if len(paused) > 1 else ""
-        reason = f" ({_one_line(stream['paused']['reason'])})" if stream["paused"]["reason"] else ""
-        return _said(
-            "bad",
-            _text("The "),
-            {"lane": "lake"},
-            _text(" lane waits for "),
-            {"stream": stream["stream"]},
-            _text(", paused since "),
-            {"time": stream["paused"]["since"]},
-            _text(f"{reason}{others}."),
-        )
+    if not paused:
+        return None
+    stream = min(paused, key=lambda each: str(each["paused"]["since"] or "~"))
+    others = f", and for {len(paused) - 1} more" if len(paused) > 1 else ""
+    reason = f" ({_one_line(stream['paused']['reason'])})" if stream["paused"]["reason"] else ""
+    return _said(
+        "bad",
+        _text("The "),
+        {"lane": "lake"},
+        _text(" lane waits for "),
+        {"stream": stream["stream"]},
+        _text(", paused"),
+        *_since(stream["paused"]["since"]),
+        _end(f"{reason}{others}"),
+    )
+
+
+def _of_loading(streams: list[dict[str, Any]]) -> dict[str, Any] | None:
     loading = [stream for stream in streams if stream["state"] == "loading"]
-    if loading:
-        others = f" and {len(loading) - 1} more" if len(loading) > 1 else ""
-        return _said(
-            "busy",
-            _text("The "),
-            {"lane": "lake"},
-            _text(" lane waits for the load of "),
-            {"stream": loading[0]["stream"]},
-            _text(f"{others}."),
-        )
-    return None
+    if not loading:
+        return None
+    others = f" and {len(loading) - 1} more" if len(loading) > 1 else ""
+    return _said(
+        "busy",
+        _text("The "),
+        {"lane": "lake"},
+        _text(" lane waits for the load of "),
+        {"stream": loading[0]["stream"]},
+        _end(others),
+    )
+
+
+def _since(moment: Any) -> list[Piece]:
+    return [_text(" since "), {"time": moment}] if moment else []
+
+
+def _end(text: str) -> Piece:
+    return _text(f"{text}.")
 
 
 def _why(lane: dict[str, Any]) -> str:

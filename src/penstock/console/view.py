@@ -37,8 +37,11 @@ def view_of(config: Config, found: Found, rates: Rates) -> dict[str, Any]:
     status = found.status
     streams = _streams(config, found, rates)
     lanes = _lanes(found, rates)
+    every = [*streams, *lanes]
+    fresh = _freshness(streams, lanes)
     return {
         "at": found.at,
+        "is_stale": False,
         "problem": found.problem,
         "instance": None if status is None else _instance(status),
         "source": _source(config, status),
@@ -53,10 +56,11 @@ def view_of(config: Config, found: Found, rates: Rates) -> dict[str, Any]:
             "streams": len(streams),
             "states": _counted(streams),
             "rows": sum(each["rows"] or 0 for each in streams),
-            "dead_letters": sum(each["dead_letters"] for each in streams),
+            "dead_letters": None if status is None else sum(each["dead_letters"] for each in every),
+            "differences": sum(each["differences"] for each in streams),
             "applied_rate": rates.total("applied"),
-            "freshness_p50": _percentile(streams, 0.5),
-            "freshness_p99": _percentile(streams, 0.99),
+            "freshness_p50": _percentile(fresh, 0.5),
+            "freshness_p99": _percentile(fresh, 0.99),
         },
     }
 
@@ -97,7 +101,14 @@ def _lanes(found: Found, rates: Rates) -> list[dict[str, Any]]:
         "freshness_s": None,
         "events": None,
     }
-    silent |= {"paused": False, "loading": 0, "gaps": 0, "configured": True}
+    silent |= {
+        "paused": False,
+        "loading": 0,
+        "gaps": 0,
+        "configured": True,
+        "dead_letters": 0,
+        "retries": None,
+    }
     every = [*said.values(), *({"lane": name, **silent} for name in waiting)]
     return [_lane(each, processes.get(each["lane"]), found, rates) for each in every]
 
@@ -110,6 +121,8 @@ def _lane(lane: dict[str, Any], process: dict[str, Any] | None, found: Found, ra
     told = orders is not None and orders.is_paused
     return {
         **lane,
+        "dead_letters": lane.get("dead_letters", 0),
+        "retries": lane.get("retries"),
         "kind": kind,
         "target": _STREAM_LANES.get(name, name) if kind == "stream" else None,
         "paused": bool(lane["paused"]) or told,
@@ -163,6 +176,7 @@ def _stream(
         "rows_applied": said.get("rows_applied", 0),
         "rate": rates.of("applied", name),
         "dead_letters": said.get("dead_letters", 0),
+        "differences": said.get("differences", 0),
         "paused": None
         if entry is None or entry.paused is None
         else {"since": entry.paused.since, "reason": entry.paused.reason},
@@ -208,6 +222,16 @@ def _counted(streams: list[dict[str, Any]]) -> dict[str, int]:
     return counts
 
 
-def _percentile(streams: list[dict[str, Any]], part: float) -> float | None:
-    found = sorted(each["freshness_s"] for each in streams if each["freshness_s"] is not None)
+def _freshness(streams: list[dict[str, Any]], lanes: list[dict[str, Any]]) -> list[float]:
+    """Of each table: that of its newest round, or how long a change waits by now, if that is longer. What a
+    lane that does not run said last is old; then how far it is behind counts for all its tables.
+    """
+    lake = next((lane for lane in lanes if lane["kind"] == "lake"), None)
+    behind = lake["lag_seconds"] if lake is not None and lake["state"] != "running" else None
+    found = ((each["freshness_s"], each["lag_s"], behind) for each in streams)
+    known = ([value for value in values if value is not None] for values in found)
+    return sorted(max(values) for values in known if values)
+
+
+def _percentile(found: list[float], part: float) -> float | None:
     return found[min(len(found) - 1, int(part * len(found)))] if found else None

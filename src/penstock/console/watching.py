@@ -2,7 +2,8 @@
 
 One thread asks, however many browsers look. What it finds is kept as one document; a browser is sent the
 whole of it first, and then what is new: streams that changed, and all that is not a stream. A browser that
-is slow misses moments, never the newest one."""
+is slow misses moments, never the newest one. When we cannot look, browsers are told that what they have is
+old."""
 
 from __future__ import annotations
 
@@ -53,17 +54,28 @@ class Watching:
             begun = time.monotonic()
             try:
                 view = self._look(ask=True)
-                with self._changed:
-                    self._view, self._serial = view, self._serial + 1
-                    self._changed.notify_all()
-                self._keep(view)
-            except Exception as error:  # a disk that is full for a while, a file in the midst of a change
+            except Exception as error:  # a disk that fails for a while, a file in the midst of a change
                 _logger.warning("nothing new to show", kind=type(error).__name__)
+                self._say_stale(type(error).__name__)
+            else:
+                self._show(view)
+                self._try_to_keep(view)
             if stop.wait(max(0.05, EVERY_S - (time.monotonic() - begun))):
                 break
         with self._changed:
             self._ended = True
             self._changed.notify_all()
+
+    def _show(self, view: dict[str, Any]) -> None:
+        with self._changed:
+            self._view, self._serial = view, self._serial + 1
+            self._changed.notify_all()
+
+    def _say_stale(self, why: str) -> None:
+        """What was seen last stays, and is said to be old; the words stay the same while it lasts."""
+        view = self.view
+        problem = f"The console cannot see the pipeline ({why}): what is shown is as it was seen last."
+        self._show(view | {"is_stale": True, "problem": problem})
 
     @property
     def view(self) -> dict[str, Any]:
@@ -116,6 +128,12 @@ class Watching:
             orders_waiting=waiting,
             problem=problem,
         )
+
+    def _try_to_keep(self, view: dict[str, Any]) -> None:
+        try:
+            self._keep(view)
+        except Exception as error:  # a disk that is full for a while: plots have a hole then
+            _logger.warning("history not kept", kind=type(error).__name__)
 
     def _keep(self, view: dict[str, Any]) -> None:
         now = time.time()

@@ -42,8 +42,9 @@ class LaneStatus:
 
     Of a stream lane, also: `freshness_s`, from commit at the source to the target having it; `events` sent
     since its process started; `paused`; `loading`, how many streams' rows are on their way; `gaps`, how many
-    stand still because changes are missing. `configured`: the run has a process for it; the source keeps what
-    any other one lacks, until it is dropped.
+    stand still because changes are missing; `dead_letters`, events that the target refused and those behind
+    them. `configured`: the run has a process for it; the source keeps what any other one lacks, until it is
+    dropped. `retries`: how often its process tried something again.
     """
 
     lane: str
@@ -56,6 +57,8 @@ class LaneStatus:
     loading: int = 0
     gaps: int = 0
     configured: bool = True
+    dead_letters: int = 0
+    retries: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +75,7 @@ class StreamFreshness:
     files: int | None = None
     load_rows: int | None = None  # while it is loaded: rows read
     load_rows_estimated: int | None = None
+    differences: int = 0  # rows that are known to differ from the source
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +145,10 @@ def lanes_of(view: SampleView, configured: Collection[str]) -> tuple[LaneStatus,
     events = view.by_label(metrics.STREAM_LANE_EVENTS)
     paused = view.by_label(metrics.STREAM_LANE_PAUSED)
     loading, gaps = view.by_label(metrics.STREAM_LANE_LOADING), view.by_label(metrics.STREAM_LANE_GAPS)
+    letters = view.by_label(metrics.STREAM_DEAD_LETTERS)
+    retries = view.by_label(metrics.ROUND_RETRIES)
+    for lane, count in view.by_label(metrics.STREAM_RETRIES).items():
+        retries[lane] = retries.get(lane, 0.0) + count
     return tuple(
         LaneStatus(
             lane,
@@ -153,6 +161,8 @@ def lanes_of(view: SampleView, configured: Collection[str]) -> tuple[LaneStatus,
             int(loading.get(lane, 0)),
             int(gaps.get(lane, 0)),
             lane in configured,
+            int(letters.get(lane, 0)),
+            _whole(retries.get(lane)),
         )
         for lane in sorted({*known, *in_bytes, *in_seconds})
     )
@@ -163,6 +173,7 @@ def streams_of(view: SampleView) -> tuple[StreamFreshness, ...]:
     applied, dead = view.by_label(metrics.ROWS_APPLIED), view.by_label(metrics.DEAD_LETTERS)
     rows, files = view.by_label(metrics.TABLE_ROWS), view.by_label(metrics.TABLE_FILES)
     read, estimated = view.by_label(metrics.LOAD_ROWS), view.by_label(metrics.LOAD_ROWS_ESTIMATED)
+    differences = view.by_label(metrics.VERIFY_DIFFERENCES)
     return tuple(
         StreamFreshness(
             stream,
@@ -174,6 +185,7 @@ def streams_of(view: SampleView) -> tuple[StreamFreshness, ...]:
             _whole(files.get(stream)),
             _whole(read.get(stream)),
             _whole(estimated.get(stream)),
+            int(differences.get(stream, 0)),
         )
         for stream in sorted({*fresh, *lag, *applied, *dead, *rows, *read})
     )

@@ -62,6 +62,7 @@ export function act(action, fields, { title, text, button, danger = false, ask =
 
 async function carryOut() {
   const asking = app.asking
+  if (!asking || asking.busy || (asking.ask?.needed && !asking.given.trim())) return
   asking.busy = true
   draw()
   const fields = { ...asking.fields }
@@ -71,7 +72,7 @@ async function carryOut() {
   } catch (error) {
     toast(error.message, true)
   }
-  close()
+  if (app.asking === asking) close()
   changed()
 }
 
@@ -133,13 +134,18 @@ export function go(to) {
 // What is new
 
 let source = null
+let listenedAt = 0
+const LOOK_EVERY_MS = 5000
+const SILENT_MS = 15000
 const recent = (app.recent = [])
 
 function listen() {
   source?.close()
+  listenedAt = Date.now()
   source = new EventSource('/api/events')
   source.addEventListener('view', (event) => {
     const news = JSON.parse(event.data)
+    const isNew = news.at !== app.view?.at
     if (news.streams) app.view = news
     else {
       const known = new Map(app.view.streams.map((each) => [each.stream, each]))
@@ -148,8 +154,11 @@ function listen() {
       const { changed: _changed, gone: _gone, ...others } = news
       app.view = { ...others, streams: [...known.values()].sort((a, b) => (a.stream < b.stream ? -1 : 1)) }
     }
-    app.live = true
-    app.heardAt = Date.now()
+    app.isCrowded = false
+    if (isNew || app.view.is_stale) {
+      app.live = !app.view.is_stale
+      app.heardAt = Date.now()
+    }
     recent.push(app.view)
     if (recent.length > 180) recent.shift()
     if (!document.hidden) draw()
@@ -157,9 +166,28 @@ function listen() {
   source.onerror = () => {
     app.live = false
     draw()
-    if (source.readyState === EventSource.CLOSED) get('session').then(() => setTimeout(listen, 2000), () => setTimeout(() => app.session && listen(), 3000))
+    if (source.readyState === EventSource.CLOSED) look()
   }
 }
+
+// Refused to listen: as many listen as may. What there is now is asked for instead, until there is room.
+async function look() {
+  try {
+    const view = await get('view')
+    app.isCrowded = true
+    app.view = view
+    app.heardAt = Date.now()
+  } catch { /* said by how old it is */ }
+  draw()
+  setTimeout(() => app.session && listen(), LOOK_EVERY_MS)
+}
+
+// A connection may be dead without an end: what says nothing for so long is taken for it.
+setInterval(() => {
+  if (!app.session || !app.heardAt || Date.now() - app.heardAt < SILENT_MS) return
+  if (app.live) { app.live = false; draw() }
+  if (source?.readyState === EventSource.OPEN && Date.now() - listenedAt > SILENT_MS) listen()
+}, 1000)
 
 // The page is loaded anew: nothing that was shown to one person is there for the next.
 function leave() {
@@ -205,14 +233,17 @@ function page() {
       headline(),
       h('div', { class: 'tools' },
         h('button', { class: 'quiet', title: 'Light or dark (t)', 'aria-label': 'Light or dark', onclick: theme }, '◐'),
-        h('span', { class: 'who', title: app.session.read_only ? 'This console only shows' : `You may ${app.session.role}` }, app.session.name, h('small', null, app.session.may_act ? 'act' : 'look')),
+        who(),
         h('button', { class: 'quiet', onclick: logout }, 'Log out'))),
     h('nav', { class: `screens ${app.menu ? 'open' : ''}`, key: 'nav', 'aria-label': 'Screens' },
       SCREENS.map(([name, title, , drawing], index) =>
         h('a', { key: name, href: `#/${name}`, class: name === screen && 'on', 'aria-current': name === screen && 'page', title: `${title} (${keyOf(index)})`, onclick: (event) => { event.preventDefault(); go(name) } },
-          h('svg', { viewBox: '0 0 20 20', 'aria-hidden': 'true' }, h('path', { d: drawing })), h('span', null, title), badge(name)))),
+          h('svg', { viewBox: '0 0 20 20', 'aria-hidden': 'true' }, h('path', { d: drawing })), h('span', null, title), badge(name))),
+      h('div', { class: 'leave', key: 'leave' }, who(), h('button', { class: 'quiet', onclick: logout }, 'Log out'))),
     h('main', { id: 'main', key: `main ${screen}`, tabindex: '-1', 'aria-label': current[1] },
-      !app.live && app.view && h('p', { class: 'stale', role: 'status' }, `The console is not heard of since ${clock(app.heardAt)}; what is shown may be old. Trying again…`),
+      !app.live && app.view && app.isCrowded && h('p', { class: 'stale', role: 'status' }, 'As many pages follow live as may; this one looks every few seconds until there is room.'),
+      app.view?.is_stale && h('p', { class: 'stale', role: 'status' }, `What is shown was seen at ${clock(app.view.at)}.`),
+      !app.live && app.view && !app.view.is_stale && !app.isCrowded && h('p', { class: 'stale', role: 'status' }, `The console is not heard of since ${clock(app.heardAt)}; what is shown may be old. Trying again…`),
       app.view?.problem && h('p', { class: 'problem', role: 'alert' }, app.view.problem),
       app.view ? current[2](app.view) : h('p', { class: 'boot' }, 'Waiting for the first numbers…')),
     h('div', { class: 'toasts', role: 'status', 'aria-live': 'polite', key: 'toasts' },
@@ -221,6 +252,8 @@ function page() {
   ]
 }
 
+const who = () => h('span', { class: 'who', title: app.session.read_only ? 'This console only shows' : `You may ${app.session.role}` }, app.session.name, h('small', null, app.session.may_act ? 'act' : 'look'))
+
 function headline() {
   const view = app.view
   if (!view) return h('p', { class: 'headline' })
@@ -228,7 +261,7 @@ function headline() {
   return h('p', { class: 'headline' },
     instance ? state(instance.role, instance.ready ? 'good' : 'bad') : state('not running', 'bad'),
     instance && h('span', { class: 'wide' }, instance.host),
-    h('span', { class: `pulse ${app.live ? '' : 'off'}`, title: app.live ? 'Live' : 'Not connected' }, app.live ? clock(view.at) : 'not connected'))
+    h('span', { class: `pulse ${app.live ? '' : 'off'}`, title: app.live ? 'Live' : app.view.is_stale || app.isCrowded ? 'Not live' : 'Not connected' }, app.live || app.view.is_stale || app.isCrowded ? clock(view.at) : 'not connected'))
 }
 
 function badge(name) {

@@ -2,25 +2,27 @@
 
 import { h } from './dom.js'
 import { app, load } from './app.js'
-import { bytes, count, moment, position, rate, short, span } from './format.js'
+import { bytes, clock, count, moment, position, rate, short, span } from './format.js'
 import { card, empty, levelOf, link, state, streamLink } from './parts.js'
 import { spark } from './chart.js'
 
 export function flow(view) {
   return [
     holds(view),
+    view.instance?.reasons?.length > 0 && h('ul', { class: 'reasons', key: 'reasons' }, view.instance.reasons.map((each) => h('li', { key: each }, String(each).split('\n')[0]))),
     tiles(view),
     card('From the source to every destination', { class: 'drawing', key: 'drawing' }, drawing(view)),
     h('div', { class: 'two', key: 'below' }, streamMap(view), processes(view)),
   ]
 }
 
+// What is said aloud has no "12 s ago" in it: it is said again when it becomes another sentence, not every second.
 function holds(view) {
   const marks = { good: '✓', busy: '…', bad: '!' }
-  return h('p', { class: `holds ${view.holds.level}`, role: 'status', key: 'holds' },
+  return [h('p', { class: 'unseen', role: 'status', key: 'holds said' }, view.holds.pieces.map((piece) => (piece.time ? clock(piece.time) : piece.stream ?? piece.lane ?? piece.text)).join('')), h('p', { class: `holds ${view.holds.level}`, key: 'holds' },
     h('i', { 'aria-hidden': 'true' }, h('b', null, marks[view.holds.level])),
     h('span', null, view.holds.pieces.map((piece) =>
-      piece.stream ? streamLink(piece.stream) : piece.lane ? link('lanes', piece.lane) : piece.time ? moment(piece.time) : piece.text)))
+      piece.stream ? streamLink(piece.stream) : piece.lane ? link('lanes', piece.lane) : piece.time ? moment(piece.time) : piece.text)))]
 }
 
 const seconds = () => Math.floor(Date.now() / 1000)
@@ -36,7 +38,8 @@ function tiles(view) {
     tile('Applied to tables', rate(view.totals.applied_rate, ' rows'), `${count(view.totals.rows)} rows in ${count(view.totals.streams)} tables`, series('applied_rate', (each) => each.totals.applied_rate), 'good'),
     tile('Freshness p99', span(view.totals.freshness_p99), `p50 ${span(view.totals.freshness_p50)} · commit to table`, series('freshness_p99', (each) => each.totals.freshness_p99), 'accent'),
     tile('Kept by the source', bytes(view.source.retained_wal_bytes), view.source.safe_wal_bytes !== null && view.source.safe_wal_bytes !== undefined ? `${bytes(view.source.safe_wal_bytes)} until the slot is lost` : 'log that the slot holds', series('retained_wal_bytes', (each) => each.source.retained_wal_bytes), view.source.wal_pressure ? 'bad' : 'accent'),
-    tile('Dead letters', count(view.totals.dead_letters), view.totals.dead_letters ? link('letters', 'Look at them') : 'none', [], view.totals.dead_letters ? 'bad' : 'good'))
+    tile('Dead letters', count(view.totals.dead_letters), view.totals.dead_letters ? link('letters', 'Look at them') : view.totals.dead_letters === 0 ? 'none' : 'not known while nothing runs', [], view.totals.dead_letters ? 'bad' : view.totals.dead_letters === 0 ? 'good' : 'idle'),
+    view.totals.differences > 0 && tile('Known differences', count(view.totals.differences), link('verify', 'Rows that are not as at the source'), [], 'bad'))
 }
 
 const tile = (name, value, more, series, level) =>
@@ -79,6 +82,8 @@ function laneRow(lane, view) {
     node(`lane-${lane.lane}`, link('lanes', `${lane.lane} lane`), level, [
       fact('behind', lane.known ? `${bytes(lane.lag_bytes)} · ${span(lane.lag_seconds)}` : 'not known yet'),
       lane.rate !== null && fact('writes', rate(lane.rate, lane.kind === 'stream' ? ' events' : ' rows')),
+      lane.dead_letters > 0 && fact('dead letters', link('letters', count(lane.dead_letters))),
+      lane.gaps > 0 && fact('with a gap', count(lane.gaps)),
     ], word, lane.paused ? lane.paused_reason : lane.reason),
     pipe(1, [flowing(lane)], 'one', 'to'),
     node(`to-${lane.lane}`, target, level === 'good' ? 'good' : 'idle', [
@@ -123,7 +128,7 @@ function streamMap(view) {
       : [
           h('p', { class: 'legend' }, states.map(([name, number]) => h('span', { key: name }, state(name), ` ${number}`))),
           h('div', { class: 'squares' }, view.streams.map((each) =>
-            h('a', { key: each.stream, class: `square ${levelOf(each.state)} ${each.dead_letters ? 'dead' : ''}`, href: `#/streams/${encodeURIComponent(each.stream)}`, title: `${each.stream}: ${each.state}${each.freshness_s !== null ? `, fresh to ${span(each.freshness_s)}` : ''}${each.dead_letters ? `, ${each.dead_letters} dead letters` : ''}`, 'aria-label': `${each.stream}: ${each.state}` }))),
+            h('a', { key: each.stream, class: `square ${levelOf(each.state)} ${each.dead_letters || each.differences ? 'dead' : ''}`, href: `#/streams/${encodeURIComponent(each.stream)}`, title: `${each.stream}: ${each.state}${each.freshness_s !== null ? `, fresh to ${span(each.freshness_s)}` : ''}${each.dead_letters ? `, ${each.dead_letters} dead letters` : ''}${each.differences ? `, ${each.differences} known differences` : ''}`, 'aria-label': `${each.stream}: ${each.state}${each.differences ? ', known differences' : ''}` }))),
         ])
 }
 

@@ -3,17 +3,18 @@
 import { h } from './dom.js'
 import { act, app, load } from './app.js'
 import { bytes, count, moment, position, rate, span } from './format.js'
-import { card, empty, levelOf, problem, state } from './parts.js'
+import { card, empty, levelOf, link, problem, state } from './parts.js'
 
 export function lanes(view) {
   const found = load('lanes', 'lanes', {}, { every: 5000 })
   const standing = new Map((found.value?.lanes ?? []).map((each) => [each.lane, each]))
   const known = new Set(view.lanes.map((each) => each.lane))
   const saved = [...standing.values()].filter((each) => !known.has(each.lane))
+  const wrong = found.error ?? found.value?.problem
   if (view.lanes.length === 0 && saved.length === 0)
-    return card('Lanes', null, found.value?.problem ? problem(found.value.problem) : empty('No lane has joined yet', 'A lane is on the list from its first start on; the source keeps what any of them lacks.'))
+    return card('Lanes', null, wrong ? problem(wrong) : !found.value ? h('p', { class: 'quiet' }, 'Reading…') : empty('No lane has joined yet', 'A lane is on the list from its first start on; the source keeps what any of them lacks.'))
   return [
-    found.value?.problem && problem(found.value.problem),
+    wrong && problem(wrong),
     h('div', { class: 'cards', key: 'cards' },
       view.lanes.map((lane) => one(lane, standing.get(lane.lane))),
       saved.map((lane) => one({ ...lane, kind: 'saved', known: lane.position !== '', paused: false, lag_seconds: null, rate: null, state: null }, lane))),
@@ -25,7 +26,7 @@ function one(lane, standing) {
   const level = lane.paused ? 'held' : !lane.configured ? 'bad' : lane.state ? levelOf(lane.state) : 'idle'
   return card(null, { key: lane.lane, class: `lane-card ${level}`, id: `lane-${lane.lane}` },
     h('header', { class: 'about-head' }, h('h2', null, `${lane.lane} lane`), state(word, level), buttons(lane)),
-    lane.paused && h('p', { class: 'notice' }, 'Paused since ', moment(lane.paused_since), lane.paused_reason && `: ${lane.paused_reason}`, '. Nothing of its changes is lost; the source keeps them.'),
+    lane.paused && h('p', { class: 'notice' }, 'Paused', lane.paused_since && [' since ', moment(lane.paused_since)], lane.paused_reason && `: ${lane.paused_reason}`, '. Nothing of its changes is lost; the source keeps them.'),
     !lane.configured && h('p', { class: 'notice' }, 'It is not in the pipeline file, and the source keeps all that it lacks until it is given up.'),
     lane.rewind_to && h('p', { class: 'notice' }, 'It is to send everything after ', position(lane.rewind_to), ' again.'),
     lane.resync && h('p', { class: 'notice' }, `It is to load ${lane.resync.join(', ') || 'all its streams'} again.`),
@@ -35,6 +36,8 @@ function one(lane, standing) {
       lane.rate !== null && pair('writes', rate(lane.rate, lane.kind === 'stream' ? ' events' : ' rows')),
       lane.kind === 'stream' && pair('events in this run', count(lane.events)), lane.kind === 'stream' && pair('freshness', span(lane.freshness_s)),
       lane.loading > 0 && pair('streams loading', count(lane.loading)), lane.gaps > 0 && pair('streams with a gap', count(lane.gaps)),
+      lane.dead_letters > 0 && pair('dead letters', link('letters', count(lane.dead_letters))),
+      lane.retries !== null && lane.retries !== undefined && pair('retries in this run', count(lane.retries)),
       lane.restarts !== null && lane.restarts !== undefined && pair('restarts', count(lane.restarts)), lane.memory_bytes && pair('memory', bytes(lane.memory_bytes)),
       lane.since && pair('in this state since', moment(lane.since)), standing?.since && pair('joined', moment(standing.since))))
 }

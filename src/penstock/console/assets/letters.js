@@ -15,7 +15,7 @@ export function letters(view) {
   const ofTables = view.streams.filter((each) => each.dead_letters)
   const ofLanes = found.value?.lanes ?? []
   if (ofTables.length === 0 && ofLanes.length === 0)
-    return card('Dead letters', null, found.error && problem(found.error), empty('None', 'Every row fits its table, and every event was taken.'))
+    return card('Dead letters', null, found.error ? problem(found.error) : !found.value ? h('p', { class: 'quiet' }, 'Reading…') : !view.instance ? empty('None of the stream lanes', 'What tables could not hold is known while an instance runs.') : empty('None', 'Every row fits its table, and every event was taken.'))
   return [
     found.error && problem(found.error),
     ofTables.length > 0 && card('Rows that a table could not hold', { key: 'tables' },
@@ -32,9 +32,29 @@ const ask = (lane, stream, letter) => app.session.may_act && h('span', { class: 
   h('button', { class: 'small', onclick: () => act('letters.replay', { lane, ...(letter ? { letter } : { stream }) }, { title: letter ? `Send letter ${letter} again?` : `Send the dead letters of ${stream} again?`, text: 'They are sent key by key, in their order. What is refused again stays.', button: 'Send again' }) }, 'Replay'),
   h('button', { class: 'small', onclick: () => act('letters.drop', { lane, ...(letter ? { letter } : { stream }) }, { title: letter ? `Give letter ${letter} up?` : `Give the dead letters of ${stream} up?`, text: 'The target never gets these events.', button: 'Give up', danger: true }) }, 'Drop'))
 
+// Letters by names: a lane numbers its own, a table's have their offset and which of those with it they are.
+function named(shown) {
+  const seen = new Map()
+  return shown.map((each) => {
+    const name = each.letter !== undefined ? String(each.letter) : `${each.offset} ${each.op} ${each['dead since']}`
+    seen.set(name, (seen.get(name) ?? 0) + 1)
+    return [`${name} ${seen.get(name)}`, each]
+  })
+}
+
+// The list is always the newest one; values that were asked for are put beside the letters that are still there.
+const withRevealed = (key, found) =>
+  named(found.value?.shown ?? []).map(([name, each]) => {
+    const asked = revealed[key]?.get(name)
+    return asked ? { ...each, key: asked.key, value: asked.value, row: asked.row, name, isAsked: true } : { ...each, name }
+  })
+
+const NOT_ASKED = () => h('em', null, 'hidden')
+
 async function reveal(key, of, fields) {
   try {
-    revealed[key] = await post('values', { of, fields })
+    const found = await post('values', { of, fields })
+    revealed[key] = new Map(named(found.shown).map(([name, each]) => [name, each]))
   } catch (error) {
     toast(error.message, true)
   }
@@ -48,7 +68,7 @@ const hidden = (key, of, fields) => app.session.may_act && (revealed[key]
 function ofTable(stream) {
   const key = `lake ${stream}`
   const found = load('letters of table', 'letters/lake', { stream })
-  const shown = (revealed[key] ?? found.value)?.shown ?? []
+  const shown = withRevealed(key, found)
   const withValues = !!revealed[key]
   return [
     h('p', { class: 'crumbs', key: 'crumbs' }, link('letters', 'Dead letters'), ' / ', h('b', null, stream)),
@@ -56,14 +76,14 @@ function ofTable(stream) {
       h('header', { class: 'about-head' }, h('h2', null, stream), h('span', { class: 'grow' }, found.value && `${count(found.value.dead_letters)} dead letters, the newest first`), hidden(key, 'letters.lake', { stream })),
       found.error ? problem(found.error) : !found.value ? h('p', { class: 'quiet' }, 'Reading…') : shown.length === 0 ? empty('None', 'There are no dead letters of this stream.')
       : table([{ name: 'op' }, { name: 'offset' }, { name: 'committed' }, { name: 'dead since' }, { name: 'why' }, ...(withValues ? [{ name: 'key' }, { name: 'row' }] : [])],
-          shown.map((each, index) => ({ key: `${each.offset} ${index}`, cells: [each.op, h('code', { class: 'nowrap' }, each.offset), moment(each.committed), moment(each['dead since']), each.why, ...(withValues ? [h('code', null, (each.key ?? []).join(', ')), values(each.row)] : [])] })))),
+          shown.map((each) => ({ key: each.name, cells: [each.op, h('code', { class: 'nowrap' }, each.offset), moment(each.committed), moment(each['dead since']), each.why, ...(withValues ? (each.isAsked ? [h('code', null, (each.key ?? []).join(', ')), values(each.row)] : [NOT_ASKED(), NOT_ASKED()]) : [])] })))),
   ]
 }
 
 function ofLane(lane, stream) {
   const key = `${lane} ${stream}`
   const found = load('letters of lane', 'letters/lane', { lane, stream }, { every: 5000 })
-  const shown = (revealed[key] ?? found.value)?.shown ?? []
+  const shown = withRevealed(key, found)
   const withValues = !!revealed[key]
   return [
     h('p', { class: 'crumbs', key: 'crumbs' }, link('letters', 'Dead letters'), ' / ', lane, ' / ', h('b', null, stream)),
@@ -71,7 +91,7 @@ function ofLane(lane, stream) {
       h('header', { class: 'about-head' }, h('h2', null, stream), h('span', { class: 'grow' }, found.value && `${count(found.value.dead_letters)} dead letters of the ${lane} lane, the newest first`), hidden(key, 'letters.lane', { lane, stream }), shown.length > 0 && ask(lane, stream)),
       found.error ? problem(found.error) : !found.value ? h('p', { class: 'quiet' }, 'Reading…') : shown.length === 0 ? empty('None', 'There are no dead letters of this stream.')
       : table([{ name: 'letter' }, { name: 'op' }, { name: 'offset' }, { name: 'dead since' }, { name: 'code' }, { name: 'why' }, { name: 'tries', right: true }, ...(withValues ? [{ name: 'key' }, { name: 'value' }] : []), { name: '' }],
-          shown.map((each) => ({ key: String(each.letter), cells: [count(each.letter), each.op, h('code', { class: 'nowrap' }, each.offset), moment(each['dead since']), position(each.code), each.why, count(each.attempts), ...(withValues ? [h('code', null, each.key ?? 'NULL'), h('code', { class: 'long' }, each.value ?? 'NULL')] : []), ask(lane, stream, String(each.letter))] })))),
+          shown.map((each) => ({ key: String(each.letter), cells: [count(each.letter), each.op, h('code', { class: 'nowrap' }, each.offset), moment(each['dead since']), position(each.code), each.why, count(each.attempts), ...(withValues ? (each.isAsked ? [h('code', null, each.key ?? 'NULL'), h('code', { class: 'long' }, each.value ?? 'NULL')] : [NOT_ASKED(), NOT_ASKED()]) : []), ask(lane, stream, String(each.letter))] })))),
   ]
 }
 

@@ -19,7 +19,7 @@ export function streams(view) {
   const found = view.streams.filter((each) => each.stream.includes(chosen.text.trim()) && (!chosen.state || each.state === chosen.state || (chosen.state === 'dead letters' && each.dead_letters)))
   const by = sorts[chosen.sort]
   found.sort((a, b) => (by(a) < by(b) ? -1 : by(a) > by(b) ? 1 : a.stream < b.stream ? -1 : 1) * (chosen.down ? -1 : 1))
-  const states = { ...view.totals.states, ...(view.totals.dead_letters ? { 'dead letters': view.streams.filter((each) => each.dead_letters).length } : {}) }
+  const states = { ...view.totals.states, ...(view.streams.some((each) => each.dead_letters) ? { 'dead letters': view.streams.filter((each) => each.dead_letters).length } : {}) }
   return [
     h('div', { class: 'filters', key: 'filters' },
       h('input', { type: 'search', placeholder: 'Filter by name  ( / )', 'aria-label': 'Filter by name', oninput: (event) => { chosen.text = event.target.value; draw() } }),
@@ -48,13 +48,15 @@ function row(each) {
     key: each.stream,
     cells: [
       h('span', { class: 'name' }, link(`streams/${encodeURIComponent(each.stream)}`, each.stream), h('small', null, `${each.mode}${each.write ? `, ${each.write}` : ''}`)),
-      [state(each.state), progress(each), each.paused && h('small', { class: 'why' }, 'since ', moment(each.paused.since, { brief: true }), each.paused.reason && `: ${each.paused.reason}`), each.ordered.map((order) => h('small', { class: 'why' }, `${order} is ordered`))],
+      [state(each.state), differs(each), progress(each), each.paused && h('small', { class: 'why' }, 'since ', moment(each.paused.since, { brief: true }), each.paused.reason && `: ${each.paused.reason}`), each.ordered.map((order) => h('small', { class: 'why' }, `${order} is ordered`))],
       count(each.rows), rate(each.rate), span(each.freshness_s), span(each.lag_s),
       each.dead_letters ? link(`letters/lake/${encodeURIComponent(each.stream)}`, count(each.dead_letters)) : '0',
       buttons(each),
     ],
   }
 }
+
+const differs = (each) => each.differences > 0 && h('span', { class: 'differs', title: 'Rows that are known to differ from the source' }, link('verify', `${count(each.differences)} differ`))
 
 function progress(each) {
   const going = each.load
@@ -87,7 +89,8 @@ function detail(view, name) {
   return [
     h('p', { class: 'crumbs', key: 'crumbs' }, link('streams', 'Streams'), ' / ', h('b', null, name)),
     card(null, { key: 'about', class: 'about' },
-      h('header', { class: 'about-head' }, h('h1', null, name), state(each.state), buttons(each)),
+      h('header', { class: 'about-head' }, h('h1', null, name), state(each.state), differs(each), buttons(each)),
+      each.differences > 0 && h('p', { class: 'notice' }, `At least ${count(each.differences)} rows are known to differ from the source. `, link('verify', 'The comparisons'), ' say which; ', h('code', null, `penstock verify ${name} --repair`), ' writes them anew.'),
       each.paused && h('p', { class: 'notice' }, 'Paused since ', moment(each.paused.since), each.paused.reason && `: ${each.paused.reason}`, '. Its changes are kept until it is resumed.'),
       each.reload && h('p', { class: 'notice' }, `It is loaded again: ${each.reload}.`),
       each.load && h('div', { class: 'notice' }, progress(each), h('small', null, [each.load.rows !== null && `${count(each.load.rows)} of about ${count(each.load.rows_estimated)} rows`, each.load.rate && rate(each.load.rate, ' rows'), each.load.chunks && `${each.load.chunks - each.load.chunks_left} of ${each.load.chunks} chunks committed`].filter(Boolean).join(' · '))),

@@ -1,0 +1,131 @@
+"""What the page shows of now: letters and retries of every lane, how fresh tables really are, and that it is
+old when the console cannot look."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock import metrics
+from penstock.config import Config
+from penstock.console.history import History
+from penstock.console.rates import Rates
+from penstock.console.view import Found, view_of
+from penstock.console.watching import Watching
+from penstock.ledger.state import StateDocument
+from penstock.metrics import Sample
+from penstock.supervisor.health import health
+from penstock.supervisor.status import ProcessStatus, run_status
+from tests.idle_pipeline import idle_pipeline
+
+pytestmark = pytest.mark.unit
+
+LANES: list[Sample] = [
+    (metric.name, {"lane": lane}, value)
+    for lane in ("lake", "kafka")
+    for metric, value in (
+        (metrics.LANE_KNOWN, 1.0),
+        (metrics.LANE_LAG_BYTES, 0.0),
+        (metrics.LANE_LAG_SECONDS, 7200.0),
+    )
+]
+
+
+def status(samples: list[Sample], lake: str = "running") -> dict[str, Any]:
+    processes = [
+        ProcessStatus(name, state, "", "then", 0, 0)
+        for name, state in (("capture", "leading"), ("lake", lake), ("kafka", "running"))
+    ]
+    found = run_status("here", 1, "then", processes, [*LANES, *samples], live=True, stopping=False)
+    return found.to_json() | {"health": health(found).to_json()}
+
+
+def view(tmp_path: Path, said: dict[str, Any] | None) -> dict[str, Any]:
+    config = Config.load(idle_pipeline(tmp_path))
+    return view_of(config, Found("now", said, StateDocument.new(), {}, {}), Rates())
+
+
+def test_what_a_target_refused_is_counted_beside_what_tables_could_not_hold(tmp_path: Path) -> None:
+    refused = {"lane": "kafka", "stream": "public.orders"}
+    found = view(
+        tmp_path,
+        status(
+            [
+                (metrics.STREAM_DEAD_LETTERS.name, {**refused, "code": "TOO_LARGE"}, 990.0),
+                (metrics.STREAM_DEAD_LETTERS.name, {**refused, "code": "BLOCKED"}, 10.0),
+                (metrics.DEAD_LETTERS.name, {"stream": "public.orders"}, 2.0),
+                (metrics.STREAM_RETRIES.name, {"lane": "kafka"}, 7.0),
+                (metrics.ROUND_RETRIES.name, {"lane": "lake"}, 3.0),
+                (metrics.VERIFY_DIFFERENCES.name, {"stream": "public.orders"}, 4.0),
+            ]
+        ),
+    )
+    lanes = {each["lane"]: each for each in found["lanes"]}
+    assert (lanes["kafka"]["dead_letters"], lanes["kafka"]["retries"]) == (1000, 7)
+    assert (lanes["lake"]["dead_letters"], lanes["lake"]["retries"]) == (0, 3)
+    assert found["totals"]["dead_letters"] == 1002
+    assert found["totals"]["differences"] == found["streams"][0]["differences"] == 4
+    assert found["instance"]["reasons"] == []
+
+
+def test_how_many_letters_there_are_is_not_known_while_nothing_runs(tmp_path: Path) -> None:
+    assert view(tmp_path, None)["totals"]["dead_letters"] is None
+
+
+def test_tables_that_stand_still_are_as_old_as_what_waits_for_them(tmp_path: Path) -> None:
+    fresh: list[Sample] = [(metrics.FRESHNESS_SECONDS.name, {"stream": "public.orders"}, 0.8)]
+    waits: Sample = (metrics.STREAM_LAG_SECONDS.name, {"stream": "public.orders"}, 5400.0)
+    assert view(tmp_path, status(fresh))["totals"]["freshness_p99"] == 0.8
+    assert view(tmp_path, status([*fresh, waits]))["totals"]["freshness_p99"] == 5400.0
+    parked = view(tmp_path, status(fresh, "parked"))
+    assert parked["totals"]["freshness_p99"] == 7200.0, "what a lane said before it ended is old"
+    assert "lake is parked" in parked["instance"]["reasons"][0]
+
+
+@pytest.fixture
+def history(tmp_path: Path) -> Iterator[History]:
+    found = History(tmp_path / "history.sqlite", 3600.0, 1 << 20)
+    yield found
+    found.close()
+
+
+def test_browsers_are_told_when_the_console_cannot_look(tmp_path: Path, history: History) -> None:
+    fails = threading.Event()
+
+    def ask() -> dict[str, Any] | None:
+        if fails.is_set():
+            raise OSError("no such luck")
+        return status([])
+
+    watching = Watching(Config.load(idle_pipeline(tmp_path)), history, ask)
+    stop = threading.Event()
+    thread = threading.Thread(target=watching.run, args=(stop,))
+    thread.start()
+    try:
+        events = _views(watching.events(lambda: True))
+        seen = next(each for each in events if each["instance"])
+        assert not seen["is_stale"]
+        fails.set()
+        stale = next(each for each in events if each["is_stale"])
+        assert "cannot see the pipeline (OSError)" in stale["problem"]
+        assert stale["instance"] is not None, "what was seen last stays"
+        again = next(each for each in events if each["is_stale"])
+        assert again["at"] == stale["at"], "and stays as old as it is"
+        fails.clear()
+        live = next(each for each in events if not each["is_stale"])
+        assert live["problem"] == ""
+        assert live["at"] > stale["at"]
+    finally:
+        stop.set()
+        thread.join()
+
+
+def _views(events: Iterator[bytes]) -> Iterator[dict[str, Any]]:
+    for event in events:
+        if event.startswith(b"event: view"):
+            yield json.loads(event.partition(b"data: ")[2])
