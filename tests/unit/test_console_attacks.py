@@ -588,6 +588,54 @@ def test_the_command_prints_the_link_to_the_console_that_runs(
         console.stop()
 
 
+def test_a_browser_is_started_with_a_code_that_lets_in_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Everybody on the machine can read the command line of a browser."""
+    opened: list[str] = []
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    console, client = served(tmp_path, access=[])
+    try:
+        with said_in(client.state, console.url), pytest.raises(SystemExit) as ended:
+            main(["-c", str(tmp_path / "penstock.yaml"), "--json", "console", "--open"])
+        assert not ended.value.code
+        token = console.link.partition("#token=")[2]
+        url, _, code = opened[0].partition("#code=")
+        assert url == f"{console.url}/"
+        assert token not in opened[0]
+        assert not [path for path in (client.state / "console").iterdir() if code in path.name]
+        assert client.ask("POST", "/api/login", {"token": code}).status == 401
+        got = client.ask("POST", "/api/login", {"code": code})
+        assert (got.status, got.json["role"]) == (200, "act")
+        assert client.ask("POST", "/api/login", {"code": code}).status == 401, "once"
+        for guess in ("", "../token", "x" * 5000):
+            assert client.ask("POST", "/api/login", {"code": guess}).status in (400, 401)
+    finally:
+        console.stop()
+
+
+def test_a_code_ends_by_itself_and_is_of_no_use_where_people_have_names(tmp_path: Path) -> None:
+    directory = tmp_path / "console"
+    settings = Config.load(pipeline_file(tmp_path, access=[])).console
+    late = access.Access(settings, directory, lambda: time.time() + access.CODE_S + 1)
+    assert late.by_code(access.one_time_code(directory), "a") is None
+    named = access.Access(Config.load(pipeline_file(tmp_path)).console, directory)
+    assert named.by_code(access.one_time_code(directory), "a") is None
+    assert not list(directory.glob("code-*")), "who tries one takes it away"
+
+
+def test_who_serves_others_without_tls_is_warned(tmp_path: Path) -> None:
+    for listen, is_warned in (("127.0.0.1:0", False), ("localhost:0", False), ("0.0.0.0:0", True)):
+        console, _client = served(tmp_path, listen=listen)
+        console.stop()
+        assert ("plain HTTP" in console.warning) is is_warned
+    write_certificates(tmp_path)
+    files = {"certificate": str(tmp_path / "server.crt"), "key": str(tmp_path / "server.key")}
+    console, _client = served(tmp_path, listen="0.0.0.0:0", **files)
+    console.stop()
+    assert console.warning == ""
+
+
 def test_an_address_that_others_reach_needs_somebody_who_may(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="access"):
         served(tmp_path, listen="0.0.0.0:0", access=[])
@@ -636,6 +684,25 @@ def test_events_come_to_who_is_known_and_end_with_the_session(client: Client) ->
     while answer.readline():
         pass
     connection.close()
+
+
+def test_who_finds_as_many_listening_as_may_is_told_so(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.console.http.EVENT_STREAMS_MAX", 1)
+    headers = client.login()
+    connection = http.client.HTTPConnection("127.0.0.1", client.port, timeout=120)
+    connection.request("GET", "/api/events", headers={"cookie": headers["cookie"]})
+    first = connection.getresponse()
+    assert first.readline().startswith(b"retry")
+    got = client.ask("GET", "/api/events", headers=headers)
+    assert got.status == 503
+    assert got.headers["retry-after"]
+    assert "As many pages" in got.json["error"]["message"]
+    assert client.ask("GET", "/api/view", headers=headers).status == 200, "it can still look"
+    first.close()
+    connection.close()
+    client.ask("POST", "/api/logout", {}, headers)
 
 
 def test_connections_that_do_nothing_keep_nobody_out_for_long(

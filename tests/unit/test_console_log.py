@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from penstock.console import log_screen, row_history
+from penstock.console import log_screen, row_history, shown_values
 from penstock.core.errors import ConfigError
 from penstock.core.position import Lsn
 from penstock.core.schema import SourceColumn, TableSchema
@@ -132,7 +132,7 @@ def test_exactly_as_many_changes_as_are_shown_leave_nothing_out(tmp_path: Path) 
 
 
 def test_a_key_of_several_columns_is_given_with_commas_and_long_values_are_cut(tmp_path: Path) -> None:
-    long = "x" * (row_history.VALUE_CHARACTERS_MAX + 5)
+    long = "x" * (shown_values.CHARACTERS_MAX + 5)
     log_of(
         tmp_path,
         [change(110, "i", ("1", "a", long)), change(120, "d", old=("1", "a", None))],

@@ -29,7 +29,7 @@ def console(
     If none runs on this machine, a console is served here until Ctrl-C, with what the state directory says.
     The link holds a token that lets whoever has it act, unless `console.access` says who may.
     """
-    from penstock.console.serving import Console, link_of_running
+    from penstock.console.serving import Console, link_of_running, link_to_open
     from penstock.supervisor.asking import running_status
 
     settings = settings_of(context)
@@ -48,7 +48,9 @@ def console(
     else:
         settings.out.print(link, markup=False, highlight=False, soft_wrap=True)
     if open_:
-        webbrowser.open(link)
+        webbrowser.open(link_to_open(config, link))
+    if served is not None and served.warning:
+        settings.note(served.warning)
     if served is not None:
         settings.note("Served until Ctrl-C.")
         with contextlib.suppress(KeyboardInterrupt):

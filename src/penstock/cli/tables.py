@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Iterable, Sequence
 
 from rich import box
@@ -14,13 +15,29 @@ _ABSENT = "–"
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[str] = ()) -> Table:
-    """Cells are shown as they are: a stream's name may look like markup. `right` columns hold numbers."""
+    """Cells are shown as they are, whatever they look like: names and reasons are the source's, and may hold
+    markup, or what a terminal takes for an order. `right` columns hold numbers.
+    """
     result = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
         result.add_column(column, justify="right" if column in right else "left", overflow="fold")
     for row in rows:
-        result.add_row(*(Text(cell) for cell in row))
+        result.add_row(*(Text(printable(cell)) for cell in row))
     return result
+
+
+def printable(text: str) -> str:
+    """With what is not seen, but for ends of lines, written out."""
+    return "".join(each if each == "\n" or not _is_unseen(each) else _escaped(each) for each in text)
+
+
+def _is_unseen(character: str) -> bool:
+    """Orders to a terminal, marks that turn the direction of text, halves of characters, other line ends."""
+    return unicodedata.category(character) in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape", "surrogatepass").decode()
 
 
 def count(number: int | None) -> str:

@@ -53,6 +53,8 @@ def main() -> int:
             channel.note(
                 f"The console is at {console.url}; `penstock console` prints the link that opens it."
             )
+            if console.warning:
+                channel.note(console.warning)
             channel.stop_asked.wait()
             channel.state("stopping")
         console.stop()

@@ -21,6 +21,7 @@ import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -38,6 +39,8 @@ _ADDRESSES_MAX = 1024
 _SECRET_BYTES = 32
 _LOCAL_NAME = "local"
 _PARTS = 4
+CODE_S = 60.0
+_CODE_PREFIX = "code-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +74,7 @@ class Access:
         self, config: ConsoleConfig, directory: Path, clock: Callable[[], float] = time.time
     ) -> None:
         self._clock = clock
+        self._directory = directory
         self._secret = _kept_secret(directory / "secret")
         self.own_token = None if config.access else _kept_secret(directory / "token").hex()
         self._credentials = [_credential(each.name, each.role, each) for each in config.access]
@@ -83,6 +87,23 @@ class Access:
 
     def by_token(self, token: str, address: str) -> Person | None:
         return self._known(address, _digest(token), None)
+
+    def by_code(self, code: str, address: str) -> Person | None:
+        """By a code of `one_time_code`, which nobody can use again then."""
+        path = self._directory / _code_name(code)
+        person = next((each.person for each in self._credentials if each.person.name == _LOCAL_NAME), None)
+        try:
+            made_at = path.stat().st_mtime
+            path.unlink()
+        except OSError:
+            person = None
+        else:
+            if self.own_token is None or self._clock() - made_at > CODE_S:
+                person = None
+        if person is None:
+            with self._lock:
+                self._failures.add(address, time.monotonic())
+        return person
 
     def by_password(self, name: str, password: str, address: str) -> Person | None:
         return self._known(address, _digest(password), name)
@@ -143,6 +164,25 @@ class Access:
     def _signature(self, said: str, name: str) -> str:
         shown = next((each.digest for each in self._credentials if each.person.name == name), b"")
         return hmac.new(self._secret, said.encode() + b"." + shown, "sha256").hexdigest()
+
+
+def one_time_code(directory: Path) -> str:
+    """For a link that others on the machine may see: whoever uses it first, within `CODE_S`, is let in.
+
+    Only its digest is written down, as the name of a file, so that the console of another process knows it.
+    """
+    for old in directory.glob(f"{_CODE_PREFIX}*"):
+        with suppress(OSError):
+            if time.time() - old.stat().st_mtime > CODE_S:
+                old.unlink()
+    code = secrets.token_urlsafe(24)
+    path = directory / _code_name(code)
+    path.touch(mode=0o600, exist_ok=False)
+    return code
+
+
+def _code_name(code: str) -> str:
+    return f"{_CODE_PREFIX}{_digest(code).hex()}"
 
 
 class _Failures:

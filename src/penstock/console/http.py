@@ -28,6 +28,7 @@ from typing import Any
 import structlog
 
 from penstock.console.paths import NoRouteError, Route, route_of
+from penstock.console.reading import RETRY_AFTER_S
 from penstock.core.errors import AddressError
 
 CONNECTIONS_MAX = 64
@@ -215,6 +216,13 @@ class _Handler(BaseHTTPRequestHandler):
         return True  # a page cannot have an address of ours as its own
 
     def _send(self, answer: Answer) -> None:
+        if (
+            answer.events is not None
+            and self.command != "HEAD"
+            and not self.server.stays(self.client_address)
+        ):
+            message = "As many pages follow live as may; come again when one is closed."
+            answer = answer_json({"error": {"message": message}}, 503, {"Retry-After": str(RETRY_AFTER_S)})
         self.send_response(answer.status)
         for name, value in {**_HEADERS, "Cache-Control": "no-store", **answer.headers}.items():
             self.send_header(name, value)
@@ -227,14 +235,10 @@ class _Handler(BaseHTTPRequestHandler):
             return
         if answer.events is None:
             self.wfile.write(answer.body)
-        elif self.server.stays(self.connection_key):
+        else:
             for piece in answer.events:
                 self.wfile.write(piece)
                 self.wfile.flush()
-
-    @property
-    def connection_key(self) -> Any:
-        return self.client_address
 
     def log_message(self, format: str, *args: Any) -> None:
         """Somebody looks every second: no news. What is done is in the audit log."""

@@ -39,6 +39,7 @@ from penstock.logs import log_unexpected
 
 _logger = structlog.get_logger("penstock.console")
 _CREDENTIAL_MAX = 4096
+VALUES_BYTES_MAX = 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +195,8 @@ class Routes:
         match _json_of(request):
             case {"token": str(token), **rest} if not rest and len(token) <= _CREDENTIAL_MAX:
                 person = self._access.by_token(token.strip(), request.address)
+            case {"code": str(code), **rest} if not rest and len(code) <= _CREDENTIAL_MAX:
+                person = self._access.by_code(code, request.address)
             case {"name": str(name), "password": str(password), **rest} if (
                 not rest and len(name) + len(password) <= _CREDENTIAL_MAX
             ):
@@ -322,7 +325,10 @@ class Routes:
         if "from" in fields:
             named["versions"] = f"{fields['from']}-{fields.get('to', '')}"
         self._audit.write(caller.person.name, request.address, f"show values: {name}", "asked", **named)
-        return answer_json(screen(fields))
+        answer = answer_json(screen(fields))
+        if len(answer.body) > VALUES_BYTES_MAX:
+            return refused(409, "These are more values than one page shows; ask for fewer.")
+        return answer
 
 
 def _shown(screen: Callable[[dict[str, str]], Any]) -> Handler:

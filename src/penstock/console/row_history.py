@@ -4,7 +4,7 @@ A row is found by its key as it is after a change and as it was before it: a del
 a change of the key has two. A truncate is a change of every row. What the source did not send again, because
 it did not change, is said to be so and never counts as changed.
 
-Bounds: the newest files up to `READ_BYTES_MAX`, of each the newest changes, of a value its beginning.
+Bounds: the newest files up to `READ_BYTES_MAX`, of each the newest changes; of values what one answer shows.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.console.log_screen import OPERATIONS, read_step
+from penstock.console.shown_values import ShownValues
 from penstock.core.errors import ConfigError
 from penstock.core.position import Lsn
 from penstock.core.schema import TableSchema
@@ -22,7 +23,6 @@ from penstock.log.manifest import list_sequence
 
 CHANGES_SHOWN = 200
 READ_BYTES_MAX = 512 << 20
-VALUE_CHARACTERS_MAX = 10_000
 UNSENT = "(not sent: unchanged)"
 _BATCH_ROWS = 4096
 _TRUNCATE, _DELETE = "t", "d"
@@ -56,6 +56,9 @@ def changes_of_key(log: Path, stream: StreamId, key: str) -> dict[str, Any]:
         found += sorted(of_step, key=lambda each: (each["tx"], each["op_index"]), reverse=True)
     shown = found[:CHANGES_SHOWN]
     _mark(shown)
+    values = ShownValues()
+    for each in shown:
+        each["values"] = {name: values.of(value) for name, value in each["values"].items()}
     return {
         "stream": str(stream),
         "key": list(columns),
@@ -105,14 +108,14 @@ def _change(row: dict[str, Any], seq: int, schema: TableSchema) -> dict[str, Any
     names = [(column.name, log_columns.stored_name(column.name)) for column in schema.columns]
     old = row[log_columns.OLD] or {}
     is_whole = row[log_columns.OLD_KIND] == "f"
-    before = {name: _brief(old[stored]) for name, stored in names if old.get(stored) is not None or is_whole}
+    before = {name: old[stored] for name, stored in names if old.get(stored) is not None or is_whole}
     unsent = set(row[log_columns.UNCHANGED] or ())
     if operation == _TRUNCATE:
         values: dict[str, Any] = {}
     elif operation == _DELETE:
         values = before
     else:
-        values = {name: UNSENT if name in unsent else _brief(row[stored]) for name, stored in names}
+        values = {name: UNSENT if name in unsent else row[stored] for name, stored in names}
     return {
         "step": seq,
         "tx": row[log_columns.TX],
@@ -144,9 +147,3 @@ def _mark(shown: list[dict[str, Any]]) -> None:
             known = base | values
         else:
             known = values
-
-
-def _brief(value: Any) -> Any:
-    if not isinstance(value, str) or len(value) <= VALUE_CHARACTERS_MAX:
-        return value
-    return f"{value[:VALUE_CHARACTERS_MAX]}… ({len(value) - VALUE_CHARACTERS_MAX:,} more characters)"

@@ -16,13 +16,14 @@ from typing import Any
 from penstock.config import Config
 from penstock.console import log_screen, row_history, state_screen, verify_screen
 from penstock.console.reading import NotReadError, Reading
+from penstock.console.table_letters import LETTERS_SHOWN, parquet_letters
 from penstock.core.errors import ConfigError, PenstockError
 from penstock.core.stream import StreamId
 from penstock.core.where.print_sql import without_literals
 from penstock.operations import lanes, letters, shapes
 from penstock.operations.streams import stream_id
 
-LETTERS_SHOWN = 100
+LETTER_BYTES_MAX = 16 << 10
 SHAPES_SHOWN = 2000
 _NAME_MAX = 300
 
@@ -92,7 +93,7 @@ class Screens:
         }
 
     def _lane_letters(self, fields: Fields, *, values: bool) -> dict[str, Any]:
-        lane, letter = _text(fields, "lane"), fields.get("letter")
+        lane, letter, skip = _text(fields, "lane"), fields.get("letter"), _number(fields, "skip", 0)
         total, shown = letters.shown(
             self._config,
             lane,
@@ -100,16 +101,28 @@ class Screens:
             values=values,
             limit=LETTERS_SHOWN,
             letter=None if letter is None else _number(fields, "letter"),
+            text=_filter(fields),
+            skip=skip,
+            bytes_max=LETTER_BYTES_MAX,
         )
-        return {"lane": lane, "dead_letters": total, "shown": shown}
+        return {"lane": lane, "dead_letters": total, "shown": shown, "more": skip + len(shown) < total}
 
     def _lake_letters(self, fields: Fields, *, values: bool) -> dict[str, Any]:
         stream = _stream(fields)
         if self._config.destination.type == "parquet":
-            return _parquet_letters(self._config.destination.directory, stream, values=values)
-        return self._by_command(
+            return parquet_letters(
+                self._config.destination.directory,
+                stream,
+                values=values,
+                text=_filter(fields),
+                skip=_number(fields, "skip", 0),
+            )
+        found = self._by_command(
             ["dlq", "show", "--limit", str(LETTERS_SHOWN), *(["--values"] * values)], stream
         )
+        text = _filter(fields).lower()
+        shown = [each for each in found.get("shown", []) if text in str(each.get("why", "")).lower()]
+        return found | {"shown": shown, "only_newest": LETTERS_SHOWN}
 
     def _by_command(self, arguments: list[str], stream: StreamId) -> dict[str, Any]:
         """In a process of its own: what reads Iceberg tables needs Java."""
@@ -145,50 +158,15 @@ def _command(config_path: Path, arguments: list[str]) -> list[str]:
     return [sys.executable, "-m", "penstock", "-c", str(config_path), "--json", *arguments]
 
 
-def _parquet_letters(directory: Path, stream: StreamId, *, values: bool) -> dict[str, Any]:
-    """The newest, from as many files as that takes."""
-    import pyarrow.parquet as pq
-
-    from penstock.destinations.parquet_layout import TableLayout
-
-    layout = TableLayout(directory, stream)
-    record = layout.newest_record()
-    names = () if record is None else record.dead_letters.files
-    found: list[dict[str, Any]] = []
-    for name in reversed(names):
-        with pq.ParquetFile(layout.dead_letters / name) as parquet:
-            for group in reversed(range(parquet.num_row_groups)):
-                rows = parquet.read_row_group(group)
-                room = LETTERS_SHOWN - len(found)
-                found += rows.slice(max(0, rows.num_rows - room)).to_pylist()[::-1]
-                if len(found) >= LETTERS_SHOWN:
-                    break
-        if len(found) >= LETTERS_SHOWN:
-            break
-    total = 0 if record is None else record.dead_letters.count
-    shown = [_letter(each, values=values) for each in found]
-    return {"stream": str(stream), "dead_letters": total, "shown": shown}
-
-
-def _letter(letter: dict[str, Any], *, values: bool) -> dict[str, Any]:
-    fields = {
-        "op": letter["_op"],
-        "offset": f"{letter['_tx']}_{letter['_op_index']}",
-        "committed": letter["_commit_ts"].isoformat() if letter["_commit_ts"] else None,
-        "dead since": letter["_dead_at"].isoformat() if letter["_dead_at"] else None,
-        "why": letter["_reason"] or ", ".join(letter["_bad_columns"] or ()),
-    }
-    if values:
-        fields["key"] = letter["_key"]
-        fields["row"] = {entry["column"]: entry["value"] for entry in letter["_row"]}
-    return fields
-
-
 def _text(fields: Fields, name: str) -> str:
     value = fields.get(name, "")
     if not 0 < len(value) <= _NAME_MAX:
         raise ConfigError(f"`{name}` is missing.")
     return value
+
+
+def _filter(fields: Fields) -> str:
+    return fields.get("text", "")[:_NAME_MAX].strip()
 
 
 def _stream(fields: Fields) -> StreamId:

@@ -4,6 +4,7 @@ console`).
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import os
 import socket
@@ -16,7 +17,7 @@ from typing import Any
 
 from penstock import durable
 from penstock.config import Config
-from penstock.console.access import Access
+from penstock.console.access import Access, one_time_code
 from penstock.console.assets import read_assets
 from penstock.console.audit import Audit
 from penstock.console.history import History
@@ -62,6 +63,7 @@ class Console:
             target=self._watching.run, args=(self._stop,), name="console-watch", daemon=True
         )
         self.url = self._server.url
+        self.warning = _warning(config)
         self.link = f"{self.url}/" if access.own_token is None else f"{self.url}/#token={access.own_token}"
         self._server.serve(routes.answer)
         self._thread.start()
@@ -72,6 +74,22 @@ class Console:
         self._server.stop()
         self._history.close()
         self._audit.close()
+
+
+def _warning(config: Config) -> str:
+    """Said at the start; empty, if there is nothing to say."""
+    settings = config.console
+    host = settings.listen.rpartition(":")[0].strip("[]")
+    try:
+        is_local = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        is_local = host == "localhost"
+    if is_local or settings.certificate is not None:
+        return ""
+    return (
+        f"The console at {settings.listen} is plain HTTP: who reads the network reads tokens, passwords and "
+        "values. Name `console.certificate` and `console.key`, or have a proxy before it speak TLS."
+    )
 
 
 def _tls(config: Config) -> ssl.SSLContext | None:
@@ -112,6 +130,14 @@ def link_of_running(config: Config) -> str | None:
     if config.console.access:
         return f"{said['url']}/"
     return f"{said['url']}/#token={Access(config.console, config.state / DIRECTORY).own_token}"
+
+
+def link_to_open(config: Config, link: str) -> str:
+    """The same place for the command line of a browser, which others on the machine can read: instead of the
+    token, which lets in for good, a code that does so once.
+    """
+    url, mark, _token = link.partition("#token=")
+    return f"{url}#code={one_time_code(config.state / DIRECTORY)}" if mark else link
 
 
 def _read(path: Path) -> dict[str, Any] | None:

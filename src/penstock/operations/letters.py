@@ -56,16 +56,32 @@ def summary(config: Config, lane: str) -> list[dict[str, Any]]:
 
 
 def shown(
-    config: Config, lane: str, stream: str | None, *, values: bool, limit: int, letter: int | None = None
+    config: Config,
+    lane: str,
+    stream: str | None,
+    *,
+    values: bool,
+    limit: int,
+    letter: int | None = None,
+    text: str = "",
+    skip: int = 0,
+    bytes_max: int | None = None,
 ) -> tuple[int, list[dict[str, Any]]]:
-    """How many there are, and the newest of them."""
+    """How many there are with `text` in their code or reason, and the newest of them after `skip`. Of a key
+    and of a value, `bytes_max` are given; those that nobody asked for are not read.
+    """
     with _letters_of(config, lane) as file:
         if file is None:
             return 0, []
         condition, parameters = _wanted(stream, letter)
-        newest = f"{condition} ORDER BY batch DESC, place DESC LIMIT {limit:d}"
-        letters = file.letters(newest, parameters)
-        return file.count(condition, parameters), [_described(each, values=values) for each in letters]
+        if text:
+            condition += " AND instr(lower(code || ' ' || reason), lower(?)) > 0"
+            parameters += (text,)
+        newest = f"{condition} ORDER BY batch DESC, place DESC LIMIT {limit:d} OFFSET {skip:d}"
+        read_max = 0 if not values else None if bytes_max is None else bytes_max + 1
+        letters = file.letters(newest, parameters, bytes_max=read_max)
+        shown = [_described(each, values=values, bytes_max=bytes_max) for each in letters]
+        return file.count(condition, parameters), shown
 
 
 def ask(
@@ -100,7 +116,7 @@ def _wanted(stream: str | None, letter: int | None) -> tuple[str, tuple[Any, ...
     return ("true", ()) if stream is None else ("stream = ?", (stream,))
 
 
-def _described(letter: Letter, *, values: bool) -> dict[str, Any]:
+def _described(letter: Letter, *, values: bool, bytes_max: int | None) -> dict[str, Any]:
     fields: dict[str, Any] = {
         "letter": letter.number,
         "stream": letter.stream,
@@ -113,12 +129,15 @@ def _described(letter: Letter, *, values: bool) -> dict[str, Any]:
         "attempts": letter.attempts,
     }
     if values:
-        fields |= {"key": _readable(letter.key), "value": _readable(letter.value)}
+        fields |= {"key": _readable(letter.key, bytes_max), "value": _readable(letter.value, bytes_max)}
     return fields
 
 
-def _readable(content: bytes | None) -> str | None:
-    return None if content is None else content.decode(errors="backslashreplace")
+def _readable(content: bytes | None, bytes_max: int | None) -> str | None:
+    if content is None:
+        return None
+    shown = content[:bytes_max].decode(errors="backslashreplace")
+    return shown if bytes_max is None or len(content) <= bytes_max else f"{shown}…"
 
 
 @contextmanager

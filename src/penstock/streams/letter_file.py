@@ -137,8 +137,16 @@ class LetterFile:
         with self._storage_errors():
             return self._connection.execute(query, parameters).fetchall()
 
-    def letters(self, condition: str, parameters: tuple[Any, ...] = ()) -> list[Letter]:
-        query = f"SELECT {Letter.COLUMNS} FROM letters WHERE {condition}"
+    def letters(
+        self, condition: str, parameters: tuple[Any, ...] = (), *, bytes_max: int | None = None
+    ) -> list[Letter]:
+        """`bytes_max`: of a key, and of a value, no more than so many; with 0 they are None, and not read."""
+        columns = Letter.COLUMNS
+        if bytes_max is not None:
+            part = f"substr({{0}}, 1, {bytes_max:d})" if bytes_max else "NULL"
+            own = f" {part.format('key')}, {part.format('value')},"
+            columns = columns.replace(" key, value,", own)
+        query = f"SELECT {columns} FROM letters WHERE {condition}"
         return [Letter(*row) for row in self.rows(query, parameters)]
 
     def count(self, condition: str, parameters: tuple[Any, ...] = ()) -> int:

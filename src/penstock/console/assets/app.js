@@ -197,11 +197,11 @@ function leave() {
 }
 
 async function begin() {
-  const found = /^#token=([^&]+)/.exec(location.hash)
+  const found = /^#(token|code)=([^&]+)/.exec(location.hash)
   if (found) {
     history.replaceState(null, '', '#/flow')
     try {
-      app.session = await post('login', { token: decodeURIComponent(found[1]) })
+      app.session = await post('login', { [found[1]]: decodeURIComponent(found[2]) })
     } catch (error) {
       app.login.error = error.message
     }
@@ -330,7 +330,7 @@ function choose(name) {
 }
 
 addEventListener('popstate', draw)
-addEventListener('hashchange', () => (location.hash.startsWith('#token=') ? begin() : draw()))
+addEventListener('hashchange', () => (/^#(token|code)=/.test(location.hash) ? begin() : draw()))
 addEventListener('visibilitychange', () => { if (!document.hidden) draw() })
 addEventListener('keydown', (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || /^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName) || !app.session || app.asking) return
