@@ -437,7 +437,7 @@ def _dead_postgres(page: Browser, server: EmbeddedPostgres) -> None:
     page.picture("flow-dead-postgres")
     server.start()
     page.wait(selector="#node-source.good")
-    page.wait(selector=".holds.good")
+    page.see("Nothing holds the slot back", ".holds")
 
 
 def _dead_console(page: Browser, instance: Instance) -> None:
