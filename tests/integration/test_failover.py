@@ -124,7 +124,9 @@ def test_a_leader_whose_network_falls_silent_is_followed_and_does_no_harm_when_i
             b.wait_until(partial(_has_sealed_since, b, known), "the standby to seal a step")
             captured_s = time.monotonic() - struck
             b.wait_until(partial(_has_committed_since, pipeline, shown), "the standby to commit")
-            taken.append(("silent network", state, "cold", captured_s, time.monotonic() - struck))
+            committed_s = time.monotonic() - struck
+            tables = "Iceberg" if pipeline.on_iceberg else "Parquet"
+            taken.append((tables, "silent network", state, "cold", captured_s, committed_s))
             a.wait_until(lambda: not a.leading, "the old leader to say that it no longer leads")
             network.restore()
             a.wait_until(lambda: a.role == "standby", "the old leader to stand by")
