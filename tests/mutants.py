@@ -352,8 +352,10 @@ MUTANTS = (
     Mutant(
         "streams: the position passes dead letters before they are on disk",
         "streams/commit_writer.py",
-        "                    self._write_letters()\n                    self._target.commit(standing)\n",
-        "                    self._target.commit(standing)\n                    self._write_letters()\n",
+        "                    self._write_letters()\n"
+        "                    self._target.commit(replace(standing, letters=self._letters.mark))\n",
+        "                    self._target.commit(replace(standing, letters=self._letters.mark))\n"
+        "                    self._write_letters()\n",
         (COMMIT_PUBLISHER,),
     ),
     Mutant(
