@@ -305,6 +305,34 @@ def test_both_tables_of_an_exchanged_partition_are_altered(shop: MysqlServer, tm
     ] == [1, 1, 0]
 
 
+def test_a_change_that_is_logged_as_a_statement_concerns_its_table_alone(
+    shop: MysqlServer, tmp_path: Path
+) -> None:
+    with CaptureProcess(spec(shop, tmp_path)) as capture:
+        began = capture.start().slot_position
+        with shop.connect("shop") as connection, connection.cursor() as cursor:
+            for statement in (
+                "SET SESSION binlog_format = STATEMENT",
+                "REPLACE INTO others VALUES (1)",
+                "INSERT INTO items VALUES (1)",
+                "UPDATE mysql.db SET Host = Host WHERE Host = 'nowhere'",
+            ):
+                cursor.execute(statement)
+            shop.execute("INSERT INTO shop.orders (id, note) VALUES (1, 'one')")
+            end = read_now(capture)
+            log = ChangeLog(tmp_path / "log")
+            altered = {
+                name: len(log.files(StreamId("shop", name), began, end).altered)
+                for name in ("orders", "items", "others")
+            }
+            assert altered == {"orders": 0, "items": 1, "others": 0}
+            assert brief(log_rows(tmp_path), "id", "note") == [("i", "1", "one")]
+            cursor.execute("CREATE TRIGGER t BEFORE INSERT ON others FOR EACH ROW DELETE FROM orders")
+            cursor.execute("INSERT INTO others VALUES (2)")
+        with pytest.raises(SourceError, match="triggers"):
+            read_now(capture)
+
+
 @pytest.mark.slow
 def test_transactions_of_lower_numbers_that_come_later_are_read(shop: MysqlServer, tmp_path: Path) -> None:
     if shop.kind is MYSQL:

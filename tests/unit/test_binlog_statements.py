@@ -64,8 +64,50 @@ def test_changes_of_rows_are_told_apart(text: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "target"),
+    [
+        ("INSERT INTO mysql.rds_heartbeat2(id, value) values (1,1700000000000) ON DUPLICATE KEY UPDATE value = 2",
+         "mysql.rds_heartbeat2"),
+        ("REPLACE INTO `percona`.`checksums` (db) SELECT /*checksum*/ 'shop', COUNT(*) FROM `shop`.`orders`",
+         "percona.checksums"),
+        ("DELETE FROM `shop`.`cache`", "shop.cache"),
+        ("delete from orders where id in (select id from items)", "shop.orders"),
+        ("DELETE LOW_PRIORITY QUICK IGNORE FROM quick LIMIT 5", "shop.quick"),
+        ("DELETE FROM orders o WHERE o.id = 1", "shop.orders"),
+        ("INSERT LOW_PRIORITY IGNORE orders VALUES (1)", "shop.orders"),
+        ("INSERT INTO quick VALUES (1)", "shop.quick"),
+        ("INSERT /*+ SET_VAR(a=1) */ INTO /* x */ other . `or``ders` SET a = 1", "other.or`ders"),
+        ("/*My application*/ UPDATE IGNORE \"orders\" AS o SET o.a = 1", "shop.orders"),
+        ("UPDATE t1 SET a = 1", "shop.t1"),
+        ("SET STATEMENT max_statement_time=1 FOR UPDATE orders SET a = 1", "shop.orders"),
+        ("LOAD DATA INFILE '../tmp/x' IGNORE INTO TABLE `orders` FIELDS TERMINATED BY ','", "shop.orders"),
+        ("/*!80000 INSERT INTO orders VALUES (1) */", "shop.orders"),
+        ("UPDATE orders, items SET orders.a = 1", ""),
+        ("UPDATE orders set1, items SET items.a = 1", ""),
+        ("UPDATE orders JOIN items USING (id) SET items.a = 1", ""),
+        ("DELETE orders FROM orders JOIN items USING (id)", ""),
+        ("DELETE FROM orders USING orders JOIN items", ""),
+        ("DELETE FROM orders, items USING orders JOIN items", ""),
+        ("DELETE FROM orders.* USING orders", ""),
+        ("WITH c AS (SELECT 1) DELETE FROM orders", ""),
+        ("CALL fill()", ""),
+        ("SELECT `shop`.`fill`()", ""),
+        ("LOAD DATA INFILE 'INTO TABLE items' INTO TABLE orders", ""),
+    ],
+)  # fmt: skip
+def test_the_one_table_whose_rows_a_statement_changes_is_named(text: str, target: str) -> None:
+    told = read_statement(Statement("shop", text))
+    assert (told.changes_rows, str(told.target or "")) == (True, target)
+
+
+def test_a_table_that_is_made_with_rows_of_a_statement_is_not_what_it_was() -> None:
+    assert _told("CREATE TABLE IF NOT EXISTS orders AS SELECT * FROM items") == ("", ["shop.orders"], False)
+
+
+@pytest.mark.parametrize(
     "text",
     [
+        "DELETE HISTORY FROM orders BEFORE SYSTEM_TIME '2026-01-01'",
         "CREATE TEMPORARY TABLE t (a INT)",
         "CREATE TABLE IF NOT EXISTS orders (id INT)",
         "DROP TEMPORARY TABLE IF EXISTS t",

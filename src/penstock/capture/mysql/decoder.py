@@ -13,8 +13,10 @@ the catalog asked anew.
 
 What cannot be told exactly ends the reading with an error before a row of it counts: transactions prepared in
 two phases (XA), whose rows would count or not by what comes later; rows of a transaction that was rolled
-back, which tables without transactions keep and others do not; changes that were logged as statements; and
-inserts that leave columns to their defaults (`binlog_row_image`).
+back, which tables without transactions keep and others do not; changes that were logged as statements of
+which it cannot be read whose rows they change, or that set off triggers; and inserts that leave columns to
+their defaults (`binlog_row_image`). A statement that changes rows of one table is as one that alters it if the
+table is kept, and nothing if it is not: one session, or a tool of the server's own, does not stop the others.
 
 The one transaction that a server may write over the 4 GiB that its places can say is refused too. Each event
 has four bytes for the place where it ends, so behind that they begin anew at 0, and may be beyond the place
@@ -59,6 +61,7 @@ from penstock.sources.mysql.binlog.packet_kernels import Ints
 from penstock.sources.mysql.binlog.packets import EventBatch
 from penstock.sources.mysql.binlog.rows import RowImages, decode_rows
 from penstock.sources.mysql.binlog.unwrapping import unwrap
+from penstock.sources.mysql.catalog import SYSTEM_DATABASES
 
 Flags = npt.NDArray[np.bool_]
 MAPS_MAX = 4096
@@ -232,7 +235,7 @@ class BinlogDecoder:
                 continue
             told = read_statement(rare.event)
             if told.changes_rows and new[rare.transaction]:
-                raise _logged_as_statement()
+                self._change_by_statement(told.target, rare, tx, sink)
             if told.takes_back and new[rare.transaction] and self._has_rows(found, rare.transaction):
                 raise _rolled_back()
             emptied = None if told.emptied is None else self._mapped.meant(told.emptied)
@@ -245,6 +248,20 @@ class BinlogDecoder:
                 begin = rare.changes_before
                 self._alter([self._mapped.meant(each) for each in told.changed], rare, tx, new, sink)
         self._write_changes(part, found, tx, new, begin, len(found.kind), sink)
+
+    def _change_by_statement(
+        self, target: StreamId | None, rare: RareEvent, tx: Ints, sink: ChangeSink
+    ) -> None:
+        """Of a table that is kept it must be loaded again, as when it is altered: no row tells of it."""
+        if target is None:
+            raise _logged_as_statement()
+        stream = self._mapped.meant(target)
+        if stream.namespace.lower() in SYSTEM_DATABASES:
+            return
+        if self._mapped.has_triggers(stream):
+            raise _logged_as_statement(str(stream))
+        if self._mapped.wants(stream):
+            sink.alter(stream, int(tx[rare.transaction]), 2 * rare.ordinal)
 
     def _write_truncate(
         self, stream: StreamId, rare: RareEvent, found: Scan, tx: Ints, new: Flags, sink: ChangeSink
@@ -359,9 +376,11 @@ def _rolled_back() -> SourceError:
     )
 
 
-def _logged_as_statement() -> SourceError:
+def _logged_as_statement(stream: str | None = None) -> SourceError:
+    of_triggers = " The table has triggers, which may have changed rows of others." if stream else ""
     return SourceError(
-        "The log has a change as the statement that made it, and not as rows.",
+        f"The log has a change as the statement that made it, and not as rows.{of_triggers}",
+        stream=stream,
         remedy="Set binlog_format = ROW at the server, let sessions begin anew, and run `penstock resync`.",
     )
 

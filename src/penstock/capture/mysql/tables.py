@@ -30,7 +30,7 @@ from penstock.sources.mysql.binlog.charsets import BINARY, read_collations, to_u
 from penstock.sources.mysql.binlog.packet_kernels import Ints
 from penstock.sources.mysql.binlog.rows import RowLayout
 from penstock.sources.mysql.binlog.table_map import Column, TableMap
-from penstock.sources.mysql.catalog import MysqlTable, discover
+from penstock.sources.mysql.catalog import MysqlTable, discover, has_triggers
 from penstock.sources.mysql.connection import Connection
 from penstock.sources.mysql.types import FAMILY, GEOMETRIES, decimal_modifier
 
@@ -153,6 +153,11 @@ class MappedTables:
         with closing(self._connect()) as connection:
             found = discover(connection, [stream])
         return CapturedTable(_unnumbered(found[0].schema), stream) if found else None
+
+    def has_triggers(self, stream: StreamId) -> bool:
+        """By which a change of its rows may be one of other tables' rows too; as far as the user may see."""
+        with closing(self._connect()) as connection:
+            return has_triggers(connection, stream)
 
     def _mapped(self, stream: StreamId, described: TableMap) -> MappedTable:
         if any(column.name is None for column in described.columns):

@@ -124,6 +124,10 @@ def discover(connection: Connection, patterns: Sequence[StreamId] | None = None)
     ]
 
 
+def has_triggers(connection: Connection, stream: StreamId) -> bool:
+    return queries.count_triggers(connection, stream.namespace, stream.name) > 0
+
+
 def _tables(connection: Connection, patterns: Sequence[StreamId] | None) -> list[Row]:
     if patterns is None:
         [(current,)] = rows(connection, "SELECT DATABASE()", doing="asking for the database")

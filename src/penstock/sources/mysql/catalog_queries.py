@@ -32,6 +32,9 @@ _CASCADES = """
         AND (UPDATE_RULE NOT IN ('RESTRICT', 'NO ACTION') OR DELETE_RULE NOT IN ('RESTRICT', 'NO ACTION'))
     ORDER BY CONSTRAINT_SCHEMA, TABLE_NAME, CONSTRAINT_NAME
 """
+_TRIGGERS = """
+    SELECT COUNT(*) FROM information_schema.TRIGGERS WHERE EVENT_OBJECT_SCHEMA = %s AND EVENT_OBJECT_TABLE = %s
+"""
 
 
 def tables(connection: Connection, databases: Sequence[str] | None) -> list[Row]:
@@ -61,6 +64,12 @@ def cascades(connection: Connection, databases: Sequence[str]) -> list[Row]:
     """Foreign keys that change rows of their own table."""
     names = ("database", "table", "name", "parent_database", "parent", "update", "delete")
     return _asked(connection, _CASCADES, names, databases, "CONSTRAINT_SCHEMA")
+
+
+def count_triggers(connection: Connection, database: str, table: str) -> int:
+    """Those that the user may see: for that it needs the privilege TRIGGER."""
+    [(count,)] = answer(connection, _TRIGGERS, (database, table), doing="reading the catalog")
+    return int(count)
 
 
 def _asked(
