@@ -66,7 +66,7 @@ def test_changes_of_rows_are_told_apart(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "target"),
     [
-        ("INSERT INTO mysql.rds_heartbeat2(id, value) values (1,1700000000000) ON DUPLICATE KEY UPDATE value = 2",
+        ("INSERT INTO mysql.rds_heartbeat2(id, value) values (1,17) ON DUPLICATE KEY UPDATE value = 2",
          "mysql.rds_heartbeat2"),
         ("REPLACE INTO `percona`.`checksums` (db) SELECT /*checksum*/ 'shop', COUNT(*) FROM `shop`.`orders`",
          "percona.checksums"),

@@ -40,6 +40,7 @@ class MysqlLog:
     gtid_set: str
     awaited: str = ""
     folds_names: bool = False
+    reloads: bool = True
 
     def decoder(self) -> BinlogDecoder:
         url = self.source.url
@@ -54,6 +55,7 @@ class MysqlLog:
             self.file,
             self.server,
             mariadb=self.flavor == "mariadb",
+            reloads=self.reloads,
         )
 
     def stream(self) -> MysqlStream:

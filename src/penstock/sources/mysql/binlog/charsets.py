@@ -40,6 +40,17 @@ _MULTI_BYTE = {
     "gbk": "gbk", "gb2312": "gb2312", "gb18030": "gb18030", "big5": "big5", "euckr": "cp949",
     "sjis": "shift_jis", "cp932": "cp932", "ujis": "euc_jp", "eucjpms": "euc_jp",
 }  # fmt: skip
+#: Collations of sets that a client may write statements in: numbers that are the same on all servers.
+_CLIENTS = {
+    "latin1": (5, 8, 15, 31, 47, 48, 49, 94), "latin2": (2, 9, 21, 27, 77), "latin5": (30, 78),
+    "latin7": (20, 41, 42, 79), "cp1250": (26, 34, 44, 66, 99), "cp1251": (14, 23, 50, 51, 52),
+    "cp1256": (57, 67), "cp1257": (29, 58, 59), "cp850": (4, 80), "cp852": (40, 81), "cp866": (36, 68),
+    "koi8r": (7, 74), "koi8u": (22, 75), "greek": (25, 70), "hebrew": (16, 71), "tis620": (18, 89),
+    "macroman": (39, 53), "macce": (38, 43), "gbk": (28, 87), "gb2312": (24, 86),
+    "gb18030": (248, 249, 250), "big5": (1, 84), "euckr": (19, 85), "sjis": (13, 88), "cp932": (95, 96),
+    "ujis": (12, 91), "eucjpms": (97, 98),
+}  # fmt: skip
+_CLIENT_CHARSETS = {number: charset for charset, numbers in _CLIENTS.items() for number in numbers}
 _REPLACEMENT = 0xFFFD
 
 
@@ -99,6 +110,11 @@ def _code_points(charset: str) -> Ints:
         elif charset == "latin1":  # what Windows leaves undefined, MySQL keeps as a control character
             points[byte] = byte
     return points
+
+
+def client_charset(collation: int) -> str:
+    """In which a statement is written; of those that are not known, as most are."""
+    return _CLIENT_CHARSETS.get(collation, "utf8mb4")
 
 
 def to_utf8(value: bytes, charset: str) -> bytes:
