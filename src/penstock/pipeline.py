@@ -248,7 +248,11 @@ class Pipeline:
         `sample`: the part of the keys that is compared. `limit`: how many differences of a stream are told
         one by one; `show_values`: with what both sides hold.
         """
-        require_postgres(self.config, "`penstock verify`")
+        if repair and self.config.source.type == "mongodb":
+            raise ConfigError(
+                "`penstock verify --repair` is not available yet for a source of type mongodb.",
+                remedy="Compare without --repair; `penstock resync STREAM` loads a table again that differs.",
+            )
         heard = Silence() if listener is None else listener
         options = VerifyOptions(
             tuple(map(operations.stream_id, streams)), sample, limit, show_values, _position(at)

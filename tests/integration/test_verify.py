@@ -27,6 +27,7 @@ from tests.conftest import Database
 from tests.pipelines import DESTINATIONS, PipelineUnderTest
 from tests.running import Instance, flushed_position, instances, is_acknowledged
 from tests.traps import MakePipeline
+from tests.verifiable import data_files, plant_in, with_column
 
 #: On both kinds of tables; Iceberg's cost Java's start.
 BOTH = pytest.mark.parametrize(
@@ -59,29 +60,10 @@ def verify(pipeline: PipelineUnderTest, stream: str = "public.orders", **options
     return found
 
 
-def data_files(pipeline: PipelineUnderTest, stream: str) -> list[Path]:
-    """What the table's rows are in, by the paths that readers use."""
-    if pipeline.on_iceberg:
-        found = sorted(pipeline.warehouse.glob(f"{stream.replace('.', '/')}/data/*.parquet"))
-        return [path for path in found if "file_path" not in pq.read_schema(path).names]  # no deletes
-    return sorted(Pipeline.from_yaml(pipeline.file).table(stream).path.glob("*.parquet"))
-
-
 def plant(pipeline: PipelineUnderTest, change: Callable[[pa.Table], pa.Table]) -> None:
     """Change the rows of a table behind everybody's back: in the longest of its files, in its place."""
     files = data_files(pipeline, "public.orders")
     plant_in(max(files, key=lambda path: pq.read_metadata(path).num_rows), change)
-
-
-def plant_in(path: Path, change: Callable[[pa.Table], pa.Table]) -> None:
-    changed = change(pq.ParquetFile(path).read())
-    with open(path, "wb") as sink:  # the same file under all its names
-        pq.write_table(changed, sink)
-
-
-def with_column(table: pa.Table, name: str, column: pa.Array) -> pa.Table:
-    place = table.column_names.index(name)
-    return table.set_column(place, table.schema.field(name), column)
 
 
 def flipped_bit(table: pa.Table) -> pa.Table:

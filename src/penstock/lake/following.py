@@ -28,6 +28,8 @@ from penstock.lake.work import MustReload, words_of
 from penstock.ledger import two_phase
 from penstock.ledger.load_record import LoadRecord
 from penstock.ledger.threads import cdc_thread_id
+from penstock.log.columns import TX
+from penstock.log.reader import read_rows
 
 ROUND_BYTES_MAX = 256 * 1024 * 1024
 EARLY_ROUND_BYTES = 16 * 1024 * 1024
@@ -162,9 +164,13 @@ class Following:
     def repair(self, position: Lsn, repairs: Repairs) -> list[StreamId]:
         """Put rows right that were found wrong at `position`, beyond which no table is; whose were.
 
-        A stream that does not share the global position by then is left as it is.
+        A stream that does not share the global position by then is left as it is, as are all if the log has a
+        change right before the position.
         """
         before = just_before(position)
+        nearby = self._lane.log.streams_with_changes(before, position).values()
+        if any(True for each in nearby for _ in read_rows(each.files, before, position, [TX])):
+            return []
         for end in self._batches(self._lane.ledger.document.lsn, before):
             self._global_round(end)
         start = self._lane.ledger.document.lsn

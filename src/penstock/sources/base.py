@@ -100,6 +100,20 @@ class ChunkReading(Protocol):
         """
 
 
+class HeldTable(Protocol):
+    """One moment of one table, which sessions of this process keep: its chunks are read nowhere else, as
+    often as they are asked for, by so many readers at a time as `readers` says."""
+
+    @property
+    def place(self) -> Place:
+        """Where in the source's log that moment is, for this table."""
+
+    @property
+    def readers(self) -> int: ...
+
+    def chunk(self, chunk: PlannedChunk) -> ChunkReading: ...
+
+
 class ReadingSession(Protocol):
     """One connection that plans, inside of a snapshot if it was opened under one."""
 
@@ -168,6 +182,10 @@ class TableReading(Protocol):
 
     def session(self, snapshot: str | None = None) -> AbstractContextManager[ReadingSession]: ...
 
+    def held(self, table: SourceTable, readers: int) -> AbstractContextManager[HeldTable]:
+        """One moment of a table for this process, at a source that `finds_place`; by no more sessions than
+        `readers`. `NoSnapshotError`: this table has none, or not for us."""
+
     def text_session(self) -> TextSession: ...
 
     def chunk(
@@ -188,6 +206,10 @@ class TableReading(Protocol):
     def method_for(self, table: SourceTable, wanted: ChunkMethod) -> ChunkMethod:
         """The wanted one if the table can be cut so."""
 
+    def bound_text(self, bound: str) -> str | None:
+        """A bound of chunks by `key`, as the log prints the value of the key's first column; None: it is of
+        several columns, or has no such text."""
+
     def watching(self) -> AbstractContextManager[Callable[[], Sequence[RunningRead]]]:
         """What is being read, whenever it is asked."""
 
@@ -203,6 +225,10 @@ class Source(Protocol):
     @property
     def snapshot_age_max_s(self) -> float | None:
         """How old a snapshot may get before loads leave it; None: as old as it likes."""
+
+    @property
+    def log_may_be_ahead(self) -> bool:
+        """Whether the log may have of a change a later state of its row than that which the change made."""
 
     def catalog(self, patterns: Sequence[StreamId] | None = None, *, at_replica: bool = False) -> Catalog:
         """Tables that match a pattern (None: all there are). A name that is not there brings in all, so

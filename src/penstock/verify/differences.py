@@ -38,7 +38,7 @@ from penstock.lake.repair import ChosenRows, Repair
 from penstock.sources.open import open_source
 from penstock.sources.types import cast_text
 from penstock.verify import drill
-from penstock.verify.comparison import Comparison, Cut, are_light, compare_with_source
+from penstock.verify.comparison import Comparison, Cut, Under, are_light, compare_with_source
 from penstock.verify.digest import BUCKETS_MAX, Buckets
 from penstock.verify.mending import repair_of
 from penstock.verify.outcome import BUCKETS_AT_ONCE_MAX, Digests, digest_all, open_keys, pick_differing
@@ -85,11 +85,9 @@ class Differences:
                         comparisons[stream] = compare_with_source(
                             held.info,
                             views[stream],
-                            reading,
+                            Under(reading, snapshot, reader=progress.reader(stream)),
                             Cut.of(session, reading, held.info, rows, 1.0),
-                            snapshot,
                             shares,
-                            reader=progress.reader(stream),
                             buckets_max=_buckets_max(shares),
                         )
                     except NotComparableError as error:

@@ -58,6 +58,11 @@ def run_and_repair(
         for stream, rows in now.items():
             listener.note(f"{stream}: {rows:,} rows were given what the source has for them.")
             repaired[stream] = repaired.get(stream, 0) + rows
+        for stream in verification.found.keys() - now.keys():
+            listener.note(
+                f"{stream} was not repaired: its table stands where the source's log ends, or behind others. "
+                "Run the same command again after a sync, when something was committed at the source."
+            )
         if not now:
             break
     else:

@@ -27,6 +27,7 @@ from penstock.lake.dead_letters import any_bad, without
 from penstock.lake.delete_task import deleted_positions
 from penstock.lake.target import DELETED_AT, Target
 from penstock.sources.base import ChunkReading
+from penstock.sources.pace import Pace
 from penstock.verify.sampling import KeyRanges
 from penstock.verify.sip_kernels import Flags
 
@@ -53,16 +54,20 @@ class SourceSide:
     target: Target
     columns: tuple[str, ...]  # by the names that the table has for them, those of the key first
     key_width: int
+    is_held: bool = False  # read by sessions of this process, and nowhere else
+    rows_per_second: float | None = None
 
     def __repr__(self) -> str:
         return f"SourceSide({self.target.schema.stream}, {len(self.chunks)} chunks)"
 
     def blocks(self) -> Iterator[Block]:
         place = {name: index for index, name in enumerate(self.target.names)}
+        pace = Pace(self.rows_per_second)
         for chunk, as_text in self.chunks:
             blocks = chunk.blocks(self.target.schema, self.target.condition, as_text=as_text)
             with closing(blocks):
                 for block in blocks:
+                    pace.read(block.rows)
                     columns = [block.values[place[name]] for name in self.columns]
                     if block.bad is None:
                         yield Block(columns, block.rows)
@@ -181,3 +186,8 @@ def _column(rows: pa.RecordBatch, name: str | None, kind: pa.DataType) -> pa.Arr
 
 
 Side = SourceSide | TableSide
+
+
+def is_held(side: Side) -> bool:
+    """Whether a side can be read in this process alone."""
+    return isinstance(side, SourceSide) and side.is_held

@@ -64,6 +64,11 @@ class MongoSource:
         """The server forgets its states after five minutes: loads leave them before."""
         return _SNAPSHOT_AGE_S
 
+    @property
+    def log_may_be_ahead(self) -> bool:
+        """Of an update there is the document as it is when the event is read."""
+        return True
+
     def catalog(
         self, patterns: Sequence[StreamId] | None = None, *, at_replica: bool = False
     ) -> MongoCatalog:

@@ -52,6 +52,10 @@ class MysqlSource:
     def database(self) -> str:
         return parse_url(self.url).database
 
+    @property
+    def log_may_be_ahead(self) -> bool:
+        return False
+
     def catalog(
         self, patterns: Sequence[StreamId] | None = None, *, at_replica: bool = False
     ) -> MysqlCatalog:

@@ -81,6 +81,10 @@ class PostgresSource:
     def database(self) -> str:
         return urlsplit(self.url).path.lstrip("/")
 
+    @property
+    def log_may_be_ahead(self) -> bool:
+        return False
+
     def catalog(
         self, patterns: Sequence[StreamId] | None = None, *, at_replica: bool = False
     ) -> PostgresCatalog:

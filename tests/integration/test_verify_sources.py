@@ -1,0 +1,357 @@
+"""`penstock verify` for MySQL, MariaDB and MongoDB: every planted difference is named, and nothing else is.
+
+What does not depend on the source, `test_verify` has for Postgres.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from penstock import Pipeline
+from penstock.core.errors import ConfigError
+from penstock.core.position import Lsn
+from penstock.core.verify_report import VerifiedStream
+from penstock.sources.mongodb import warming as mongo_warming
+from penstock.sources.mysql.binlog import warming as mysql_warming
+from penstock.verify.outcome import digest_all
+from penstock.verify.run import Verification
+from tests.mongo_server import MongoServer
+from tests.mongo_shop import new_shop
+from tests.mysql_server import MARIADB, MYSQL, MysqlServer
+from tests.pipelines import Notes, PipelineUnderTest
+from tests.running import Instance, instances
+from tests.verifiable import MongoOrders, MysqlOrders, Verifiable, another, data_files, plant_in, with_value
+
+pytestmark = pytest.mark.integration
+ROWS = 1000
+slow = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def mysql(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MysqlServer]:
+    with MysqlServer(tmp_path_factory.mktemp("mysql"), MYSQL) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def mariadb(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MysqlServer]:
+    with MysqlServer(tmp_path_factory.mktemp("mariadb"), MARIADB) as started:
+        yield started
+
+
+@pytest.fixture
+def orders(request: pytest.FixtureRequest) -> Iterator[Verifiable]:
+    """No test waits for a compiler."""
+    if not request.param.startswith("mongo"):
+        mysql_warming.warm_up()
+        yield MysqlOrders(request.getfixturevalue(request.param))
+        return
+    mongo_warming.warm_up()
+    mongo = request.getfixturevalue("mongo")
+    with new_shop(mongo) as shop:
+        yield MongoOrders(mongo, shop, request.param.partition("-")[2])
+
+
+EVERY = pytest.mark.parametrize(
+    "orders",
+    [
+        "mysql",
+        pytest.param("mariadb", marks=slow),
+        "mongo-document",
+        pytest.param("mongo-fields", marks=slow),
+    ],
+    indirect=True,
+)
+DESTINATION = pytest.mark.parametrize("destination", ["parquet", pytest.param("iceberg", marks=slow)])
+
+
+def verify(pipeline: PipelineUnderTest, **options: Any) -> VerifiedStream:
+    [found] = Pipeline.from_yaml(pipeline.file).verify(**options).streams
+    return found
+
+
+def longest(pipeline: PipelineUnderTest, stream: str) -> Path:
+    return max(data_files(pipeline, stream), key=lambda path: pq.read_metadata(path).num_rows)
+
+
+@slow
+@EVERY
+@DESTINATION
+def test_equal_tables_are_found_equal_also_when_changes_wait_in_the_log(
+    orders: Verifiable, destination: str, tmp_path: Path
+) -> None:
+    orders.fill(ROWS)
+    pipeline = orders.pipeline(tmp_path / "pipeline", destination)
+    pipeline.sync()
+    assert (found := verify(pipeline)).verdict == "equal", found
+    assert (found.source_rows, found.table_rows) == (ROWS, ROWS)
+    before = pipeline.version(orders.stream)
+    orders.change()
+    found = verify(pipeline)
+    assert found.verdict == "equal", found
+    assert found.source_rows == found.table_rows == orders.count() == ROWS * 9 // 10
+    assert found.position != found.table_position
+    assert pipeline.version(orders.stream) == before  # the log was applied for the comparison alone
+    pipeline.sync()
+    assert verify(pipeline).verdict == "equal"
+
+
+@EVERY
+@DESTINATION
+def test_every_planted_difference_is_found_and_named(
+    orders: Verifiable, destination: str, tmp_path: Path
+) -> None:
+    orders.fill(ROWS)
+    pipeline = orders.pipeline(tmp_path / "pipeline", destination)
+    pipeline.sync()
+    path = longest(pipeline, orders.stream)
+    table = pq.ParquetFile(path).read()
+    values = [name for name in table.column_names if name != orders.key]
+    rows = {name: _row_with(table, name, place) for place, name in enumerate(values)}
+
+    def damaged(whole: pa.Table) -> pa.Table:
+        for name, row in rows.items():
+            whole = with_value(whole, name, row, another(whole.column(name)[row]))
+        last = whole.num_rows - 1
+        extra = with_value(whole.slice(last), orders.key, 0, _new_key(whole, orders.key))
+        return pa.concat_tables([whole.slice(0, last), extra])  # the last one is missing, another there
+
+    plant_in(path, damaged)
+    found = verify(pipeline, limit=100, show_values=True)
+    assert (found.missing, found.extra, found.different) == (1, 1, len(set(rows.values()))), found
+    assert found.columns == dict.fromkeys(values, 1)
+    told = {each.key[orders.key]: each for each in found.differences}
+    keys = [str(key) for key in table.column(orders.key).to_pylist()]
+    for name, row in rows.items():
+        [column] = [each for each in told[keys[row]].columns if each.name == name]
+        assert column.source != column.table
+    assert told[keys[-1]].kind == "missing"
+    assert told[str(_new_key(table, orders.key))].kind == "extra"
+    if isinstance(orders, MongoOrders):
+        with pytest.raises(ConfigError, match="not available yet"):
+            verify(pipeline, repair=True)
+        return
+    assert isinstance(orders, MysqlOrders)
+    # At MySQL nothing is written for a comparison: the log ends where the table stands.
+    said = Notes()
+    report = Pipeline.from_yaml(pipeline.file).verify((), said, repair=True)
+    assert (report.equal, report.streams[0].repaired) == (False, 0)
+    assert "when something was committed" in " ".join(said)
+    orders.server.execute("UPDATE shop.orders SET name = 'new' WHERE id = 999")
+    report = Pipeline.from_yaml(pipeline.file).verify(repair=True)
+    assert report.equal, report
+    assert report.streams[0].repaired == len(set(rows.values())) + 2 - (keys[-1] == "999")
+    pipeline.sync()
+    assert verify(pipeline).verdict == "equal"
+
+
+def _row_with(table: pa.Table, name: str, first: int) -> int:
+    """The first row from there on that has a value, and is not the last."""
+    column = table.column(name)
+    return next(row for row in range(first, table.num_rows - 1) if column[row].is_valid)
+
+
+def _new_key(table: pa.Table, name: str) -> Any:
+    key = table.column(name)[0].as_py()
+    return "f" * len(key) if isinstance(key, str) else key + 999_999
+
+
+@EVERY
+@DESTINATION
+def test_writers_cause_no_false_alarm(orders: Verifiable, destination: str, tmp_path: Path) -> None:
+    orders.fill(ROWS)
+    pipeline = orders.pipeline(tmp_path / "pipeline", destination)
+    pipeline.sync()
+    with orders.writing() as wait_for_more:
+        for run in range(4):
+            found = verify(pipeline)
+            assert found.verdict == "equal", found
+            assert found.position != found.table_position
+            wait_for_more()
+            if run == 1:
+                pipeline.sync()
+    pipeline.sync()
+    found = verify(pipeline)
+    assert (found.verdict, found.source_rows) == ("equal", orders.count())
+
+
+@slow
+@EVERY
+def test_tables_are_compared_while_an_instance_keeps_them_up(orders: Verifiable, tmp_path: Path) -> None:
+    """By the instance itself and by the command beside it: no false alarm, and a true one is heard."""
+    orders.fill(ROWS)
+    often = {"lanes": {"lake": {"every": "1s"}}, "log": {"seal_every": "1s"}, "verify": {"every": "1s"}}
+    pipeline = orders.pipeline(tmp_path / "pipeline", "parquet", settings=often)
+    instance = Instance(pipeline, "one")
+    differences = f'penstock_verify_differences{{stream="{orders.stream}"}}'
+    with instances(instance):
+        instance.start()
+        not_compared = differences.replace("differences", "not_compared")
+        instance.wait_until(lambda: instance.metrics().get(not_compared) == 0, "a first comparison")
+        with orders.writing() as wait_for_more:
+            for _ in range(3):
+                report = Pipeline.from_yaml(instance.file).verify()
+                assert report.equal, report
+                assert report.complete, report
+                wait_for_more()
+        assert instance.metrics()[differences] == 0
+        assert instance.metrics()["penstock_verify_failures_total"] == 0
+        for path in data_files(pipeline, orders.stream):
+            plant_in(path, lambda table: table.slice(1))
+        instance.wait_until(lambda: instance.metrics()[differences] > 0, "the difference to be told")
+        assert instance.stop() == 0
+
+
+@slow
+@EVERY
+def test_a_part_of_the_rows_is_compared_with_the_same_part(orders: Verifiable, tmp_path: Path) -> None:
+    orders.fill(6 * ROWS)
+    pipeline = orders.pipeline(tmp_path / "pipeline", "parquet")
+    pipeline.sync()
+    found = verify(pipeline, sample=0.5)
+    assert found.verdict == "equal", found
+    assert 2 * ROWS < found.source_rows == found.table_rows < 4 * ROWS
+    for path in data_files(pipeline, orders.stream):
+        plant_in(path, lambda table: table.slice(0, 0))
+    found = verify(pipeline, sample=0.5)
+    assert found.missing == found.source_rows > 2 * ROWS
+
+
+@slow
+@EVERY
+def test_rows_that_are_kept_when_they_are_deleted_do_not_count(orders: Verifiable, tmp_path: Path) -> None:
+    orders.fill(ROWS)
+    pipeline = orders.pipeline(tmp_path / "pipeline", "parquet", deletes="soft")
+    pipeline.sync()
+    orders.change()
+    for _ in range(2):
+        found = verify(pipeline)
+        assert (found.verdict, found.source_rows) == ("equal", orders.count()), found
+        pipeline.sync()
+
+
+@slow
+@EVERY
+def test_an_append_table_is_compared_with_the_change_log(orders: Verifiable, tmp_path: Path) -> None:
+    orders.fill(100)
+    pipeline = orders.pipeline(tmp_path / "pipeline", "parquet", write="append")
+    pipeline.sync()
+    orders.change()
+    pipeline.sync()
+    found = verify(pipeline)
+    assert (found.verdict, found.against) == ("equal", "change log"), found
+    changes = found.table_rows
+    assert changes >= 30
+    path = min(data_files(pipeline, orders.stream), key=lambda each: pq.read_metadata(each).num_rows)
+    plant_in(path, lambda table: table.slice(1))
+    assert verify(pipeline).missing == 1
+
+
+MYSQLS = pytest.mark.parametrize("orders", ["mysql", pytest.param("mariadb", marks=slow)], indirect=True)
+
+
+@slow
+@MYSQLS
+def test_several_tables_of_which_one_has_no_snapshots_are_compared_and_that_one_is_told(
+    orders: MysqlOrders, tmp_path: Path
+) -> None:
+    orders.fill(ROWS)
+    orders.server.execute(
+        "CREATE TABLE shop.plain (id INT PRIMARY KEY, v INT) ENGINE = MyISAM",
+        "INSERT INTO shop.plain VALUES (1, 1)",
+        "CREATE TABLE shop.empty (id INT PRIMARY KEY)",
+        "CREATE TABLE shop.pairs (a VARCHAR(20), b DECIMAL(10,3), v INT, PRIMARY KEY (a, b))",
+        "INSERT INTO shop.pairs VALUES " + ", ".join(f"('ä{n % 7}', {n}, {n})" for n in range(100)),
+    )
+    pipeline = orders.pipeline(tmp_path / "pipeline", "parquet")
+    pipeline.streams[:] = [f"shop.{name}" for name in ("orders", "plain", "empty", "pairs")]
+    pipeline.write_file()
+    pipeline.sync()
+    orders.server.execute("UPDATE shop.pairs SET b = -b WHERE a = 'ä1'")
+    report = Pipeline.from_yaml(pipeline.file).verify()
+    found = {each.stream.partition(".")[2]: each for each in report.streams}
+    assert {name: each.verdict for name, each in found.items()} == {
+        "orders": "equal", "plain": "not compared", "empty": "equal", "pairs": "equal",
+    }  # fmt: skip
+    assert "MyISAM" in found["plain"].reason
+    assert "InnoDB" in found["plain"].reason
+    assert (found["pairs"].source_rows, found["empty"].source_rows) == (100, 0)
+
+
+@slow
+@MYSQLS
+def test_an_alter_does_not_wait_for_a_comparison_and_the_table_is_not_told_different(
+    orders: MysqlOrders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    orders.fill(ROWS)
+    pipeline = orders.pipeline(tmp_path / "pipeline", "parquet")
+    pipeline.sync()
+    whole = digest_all
+
+    def altered_after(*given: Any, **named: Any) -> Any:
+        """Both sides have been read once by then, under a snapshot that is still held."""
+        found = whole(*given, **named)
+        orders.server.execute("SET lock_wait_timeout = 5", "ALTER TABLE shop.orders ADD COLUMN later INT")
+        monkeypatch.undo()
+        return found
+
+    path = longest(pipeline, orders.stream)
+    plant_in(path, lambda table: table.slice(1))
+    monkeypatch.setattr("penstock.verify.run.digest_all", altered_after)
+    found = verify(pipeline)
+    assert found.verdict == "not compared", found
+    assert "loaded again" in found.reason
+
+
+@slow
+def test_rows_of_which_the_change_stream_is_ahead_are_no_difference(
+    mongo: MongoServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A document that changes again between the snapshot and the reading of its event."""
+    mongo_warming.warm_up()
+    with new_shop(mongo) as shop:
+        orders = MongoOrders(mongo, shop, "document")
+        orders.fill(100)
+        pipeline = orders.pipeline(tmp_path / "pipeline", "parquet")
+        pipeline.sync()
+        shop["orders"].update_one({"number": 7}, {"$set": {"name": "before"}})
+        whole = Verification._read_log_to
+        written: list[int] = []
+
+        def changed_first(verification: Verification, position: Lsn) -> None:
+            if not written:  # the snapshot is taken, and nobody has read the event yet
+                written.append(7)
+                shop["orders"].update_one({"number": 7}, {"$set": {"name": "after"}})
+            whole(verification, position)
+
+        monkeypatch.setattr(Verification, "_read_log_to", changed_first)
+        found = verify(pipeline)
+        assert (found.verdict, found.found) == ("equal", 0), found
+        assert any("1 rows changed meanwhile" in note for note in found.notes), found
+        # A difference beside it is told all the same.
+        plant_in(longest(pipeline, orders.stream), lambda table: table.slice(0, table.num_rows - 1))
+        written.clear()
+        found = verify(pipeline)
+        assert (found.verdict, found.missing, found.different) == ("different", 1, 0), found
+
+
+@slow
+def test_a_capped_collection_is_not_compared_and_the_others_are(mongo: MongoServer, tmp_path: Path) -> None:
+    mongo_warming.warm_up()
+    with new_shop(mongo) as shop:
+        orders = MongoOrders(mongo, shop, "document")
+        pipeline = orders.pipeline(tmp_path / "pipeline", "parquet")
+        pipeline.streams[:] = [f"{shop.name}.{name}" for name in ("orders", "words", "ring")]
+        pipeline.write_file()
+        pipeline.sync()
+        found = {each.stream: each for each in Pipeline.from_yaml(pipeline.file).verify().streams}
+        assert [each.verdict for each in found.values()] == ["equal", "equal", "not compared"]
+        ring = found[f"{shop.name}.ring"]
+        assert ring.why_not == "by its mode"
+        assert "capped collection" in ring.reason
