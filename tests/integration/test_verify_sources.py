@@ -58,16 +58,14 @@ def orders(request: pytest.FixtureRequest) -> Iterator[Verifiable]:
         yield MongoOrders(mongo, shop, request.param.partition("-")[2])
 
 
-EVERY = pytest.mark.parametrize(
-    "orders",
-    [
-        "mysql",
-        pytest.param("mariadb", marks=slow),
-        "mongo-document",
-        pytest.param("mongo-fields", marks=slow),
-    ],
-    indirect=True,
-)
+def of_sources(*quick: str) -> pytest.MarkDecorator:
+    """Every source; `make test` has those that are named."""
+    named = ("mysql", "mariadb", "mongo-document", "mongo-fields")
+    each = [pytest.param(name, marks=() if name in quick else slow) for name in named]
+    return pytest.mark.parametrize("orders", each, indirect=True)
+
+
+EVERY = of_sources()
 DESTINATION = pytest.mark.parametrize("destination", ["parquet", pytest.param("iceberg", marks=slow)])
 
 
@@ -102,7 +100,7 @@ def test_equal_tables_are_found_equal_also_when_changes_wait_in_the_log(
     assert verify(pipeline).verdict == "equal"
 
 
-@EVERY
+@of_sources("mysql")
 @DESTINATION
 def test_every_planted_difference_is_found_and_named(
     orders: Verifiable, destination: str, tmp_path: Path
@@ -162,7 +160,7 @@ def _new_key(table: pa.Table, name: str) -> Any:
     return "f" * len(key) if isinstance(key, str) else key + 999_999
 
 
-@EVERY
+@of_sources("mysql", "mongo-document")
 @DESTINATION
 def test_writers_cause_no_false_alarm(orders: Verifiable, destination: str, tmp_path: Path) -> None:
     orders.fill(ROWS)
