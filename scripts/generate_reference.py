@@ -302,7 +302,9 @@ _TYPES_LOADED = """
 _TYPES_BAD = """
 BC dates and years after 9999 are held exactly, though some readers cannot show them (Python's `datetime` ends
 at 9999). A domain is the type below it, with the domain's precision. A type that somebody made is text, also
-if it is called like a built-in one. Generated columns are not in the log, so they are in no table.
+if it is called like a built-in one. Stored generated columns are columns like
+others from Postgres 18 on; virtual ones, and before that stored ones too, are not in the log, so they are in
+no table ([more](../guides/schema.md#generated-columns)).
 """
 
 

@@ -93,10 +93,12 @@ def _list_of(names: Iterable[str]) -> sql.Composed:
 
 
 def columns_of(connection: psycopg.Connection[Any], relation: sql.Identifier) -> list[str]:
-    """All columns but generated ones, which logical replication does not send."""
+    """All columns but generated ones that logical replication does not send: virtual ones, and stored ones
+    before Postgres 18."""
     rows = connection.execute(
         "SELECT attname FROM pg_attribute WHERE attrelid = %s::regclass AND attnum > 0 "
-        "AND NOT attisdropped AND attgenerated = '' ORDER BY attnum",
+        "AND NOT attisdropped AND (attgenerated = '' OR "
+        "attgenerated = 's' AND current_setting('server_version_num')::int >= 180000) ORDER BY attnum",
         (relation.as_string(connection),),
     ).fetchall()
     return [name for (name,) in rows]

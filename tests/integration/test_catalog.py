@@ -7,6 +7,7 @@ import time
 import pytest
 
 from penstock.core.errors import SourceError
+from penstock.core.schema import TableSchema
 from penstock.core.stream import StreamId
 from penstock.sources.postgres import catalog
 from penstock.sources.postgres.catalog import RelationSchema, TableInfo, discover, relation_schema
@@ -72,13 +73,18 @@ def test_declared_types_are_those_a_relation_message_shows(database: Database) -
     assert found.declared_types == {"a": (domain, -1), "b": (1700, ((5 << 16) | 1) + 4)}
 
 
-def test_generated_columns_are_left_out_of_the_schema_and_listed(database: Database) -> None:
+def test_virtual_columns_are_left_out_of_the_schema_and_listed_and_stored_ones_are_told_apart(
+    database: Database,
+) -> None:
     database.execute(
-        "CREATE TABLE t (id int PRIMARY KEY, twice int GENERATED ALWAYS AS (id * 2) STORED, n int)"
+        "CREATE TABLE t (id int PRIMARY KEY, twice int GENERATED ALWAYS AS (id * 2) STORED, n int, "
+        "thrice int GENERATED ALWAYS AS (id * 3) VIRTUAL)"
     )
     table = tables(database)["public.t"]
-    assert table.schema.names == ("id", "n")
-    assert table.generated_columns == ("twice",)
+    assert table.schema.names == ("id", "twice", "n")
+    assert [column.name for column in table.schema.columns if column.generated] == ["twice"]
+    assert table.generated_columns == table.virtual_columns == ("thrice",)
+    assert TableSchema.from_json(table.schema.to_json()) == table.schema
 
 
 def test_the_value_old_rows_read_as_is_known_for_columns_added_with_a_default(database: Database) -> None:

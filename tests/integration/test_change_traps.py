@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
+
 import pyarrow.parquet as pq
 import pytest
 
-from tests.conftest import Database
+from penstock.sources.postgres import embedded_binaries
+from penstock.sources.postgres.embedded import EmbeddedPostgres
+from tests.conftest import Database, new_database
 from tests.pipelines import PipelineUnderTest
 from tests.traps import MakePipeline
+
+OLD_PROGRAMS = Path("/usr/lib/postgresql/15/bin")
 
 
 @pytest.mark.slow
@@ -127,16 +134,120 @@ def test_a_constant_default_that_was_changed_meanwhile_is_right_in_every_row(
     pipeline.assert_same("public.state")
 
 
-def test_generated_columns_are_left_out_of_load_and_log_alike(database: Database, make: MakePipeline) -> None:
+STORED = "w text GENERATED ALWAYS AS (v || '!') STORED"
+VIRTUAL = "x text GENERATED ALWAYS AS (v || '?') VIRTUAL"
+
+
+def make_generated(database: Database, *columns: str) -> None:
+    database.execute(f"CREATE TABLE state ({', '.join(('id int PRIMARY KEY', 'v text', *columns))})")
+    database.execute("INSERT INTO state (id, v) SELECT n, 'v' FROM generate_series(1, 10) n")
+
+
+def change_generated(database: Database, word: str) -> None:
+    database.execute(f"UPDATE state SET v = '{word}' WHERE id % 2 = 0; DELETE FROM state WHERE id % 7 = 6")
+    database.execute(f"INSERT INTO state (id, v) SELECT max(id) + 1, '{word}' FROM state")
+
+
+def test_stored_generated_columns_are_exact_in_load_and_log_and_virtual_ones_in_neither(
+    database: Database, make: MakePipeline
+) -> None:
+    make_generated(database, STORED, VIRTUAL)
+    # A key that is generated, and old rows that have generated columns: the application's statements go on.
+    database.execute("CREATE TABLE keyed (v int, k int GENERATED ALWAYS AS (v * 2) STORED PRIMARY KEY)")
     database.execute(
-        "CREATE TABLE state (id int PRIMARY KEY, v text, w text GENERATED ALWAYS AS (v || '!') STORED)"
+        "CREATE TABLE whole (id int PRIMARY KEY, v int, k int GENERATED ALWAYS AS (v * 2) STORED)"
     )
-    database.execute("INSERT INTO state SELECT n, 'v' FROM generate_series(1, 10) n")
+    database.execute("INSERT INTO keyed VALUES (1), (2), (3); INSERT INTO whole VALUES (1, 1), (2, 2)")
+    pipeline = make(["public.state", "public.keyed", {"table": "public.whole", "replica_identity": "full"}])
+    pipeline.sync()
+    assert_columns(pipeline, ["id", "v", "w"])
+    pipeline.assert_same("public.state", "public.keyed", "public.whole")
+    change_generated(database, "changed")
+    database.execute(
+        "UPDATE keyed SET v = v + 10; UPDATE whole SET v = v + 1; DELETE FROM whole WHERE id = 2"
+    )
+    pipeline.sync()
+    pipeline.assert_same("public.state", "public.keyed", "public.whole")
+    assert_columns(pipeline, ["id", "v", "w"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("write", ["before", "after"])
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "ALTER COLUMN w SET EXPRESSION AS (v || ' with another end')",
+        "ALTER COLUMN w DROP EXPRESSION",
+        "DROP COLUMN w",
+        f"DROP COLUMN w, ADD COLUMN {STORED}",
+        "ADD COLUMN more int GENERATED ALWAYS AS (length(v)) STORED",
+    ],
+)
+def test_generated_columns_that_are_altered_are_right_in_every_row(
+    database: Database, make: MakePipeline, statement: str, write: str
+) -> None:
+    """What older rows have in them was told by no event."""
+    make_generated(database, STORED)
     pipeline = make(["public.state"])
     pipeline.sync()
-    database.execute("UPDATE state SET v = 'w' WHERE id < 5; INSERT INTO state VALUES (11, 'x')")
+    if write == "before":
+        change_generated(database, "before")
+    database.execute(f"ALTER TABLE state {statement}")
+    if write == "after":
+        change_generated(database, "after")
+    pipeline.sync()
+    change_generated(database, "later")
     pipeline.sync()
     pipeline.assert_same("public.state")
+
+
+@pytest.mark.slow
+def test_a_publication_that_left_generated_columns_out_has_them_published_and_the_table_loaded_again(
+    database: Database, make: MakePipeline
+) -> None:
+    """As one that is older than the server, or than a version of Penstock that knew of this."""
+    make_generated(database, STORED)
+    database.execute("CREATE TABLE other (id int PRIMARY KEY); INSERT INTO other VALUES (1)")
+    pipeline = make(["public.state", "public.other"])
+    pipeline.sync()
+    database.execute(f"ALTER PUBLICATION {pipeline.name} SET (publish_generated_columns = none)")
+    change_generated(database, "left out")  # to the log without the column
+    pipeline.sync()
+    change_generated(database, "published")
+    pipeline.sync()
+    pipeline.assert_same("public.state", "public.other")
+    assert_columns(pipeline, ["id", "v", "w"])
+    assert any("column w is generated" in note for note in pipeline.notes), pipeline.notes
+
+
+@pytest.fixture
+def old(monkeypatch: pytest.MonkeyPatch) -> Iterator[Database]:
+    """Of a server that cannot publish generated columns."""
+    if not OLD_PROGRAMS.exists():
+        pytest.skip("needs Debian's postgresql-15")
+    server = EmbeddedPostgres()
+    with monkeypatch.context() as patched:
+        patched.setattr(embedded_binaries, "find_programs", lambda: OLD_PROGRAMS)
+        server.start()
+    try:
+        with new_database(server) as database:
+            yield database
+    finally:
+        server.close()
+
+
+@pytest.mark.slow
+def test_an_older_server_leaves_generated_columns_out_of_load_and_log_alike(
+    old: Database, make: MakePipeline
+) -> None:
+    make_generated(old, STORED)
+    old.execute("CREATE TABLE whole (LIKE state INCLUDING ALL); INSERT INTO whole (id, v) VALUES (1, 'a')")
+    pipeline = make(["public.state", {"table": "public.whole", "replica_identity": "full"}], url=old.url)
+    pipeline.sync()
+    change_generated(old, "changed")
+    old.execute("UPDATE whole SET v = 'b'")
+    pipeline.sync()
+    pipeline.assert_same("public.state", "public.whole")
     assert_columns(pipeline, ["id", "v"])
 
 

@@ -250,11 +250,23 @@ def test_columns_named_like_ours_are_an_error_until_renamed(database: Database) 
     assert not problems(run(database, renamed))
 
 
-def test_generated_columns_are_warned_about(database: Database) -> None:
-    database.execute("CREATE TABLE t (id int PRIMARY KEY, twice int GENERATED ALWAYS AS (id * 2) STORED)")
+def test_generated_columns_that_are_left_out_are_warned_about(database: Database) -> None:
+    database.execute("CREATE TABLE t (id int PRIMARY KEY, twice int GENERATED ALWAYS AS (id * 2) VIRTUAL)")
     findings = run(database, need("public.t"))
     assert "twice" in problems(findings, "warning")["generated columns"].message
     assert not problems(findings)
+    whole = problems(run(database, need("public.t", replica_identity="full")))
+    assert "virtual generated columns (twice)" in whole["replica identity"].message
+
+
+def test_a_publication_by_hand_must_publish_generated_columns(database: Database) -> None:
+    database.execute("CREATE TABLE t (id int PRIMARY KEY, twice int GENERATED ALWAYS AS (id * 2) STORED)")
+    database.execute("CREATE PUBLICATION penstock FOR TABLE t")
+    assert not problems(run(database, need("public.t")))  # the next sync does it
+    found = problems(run(database, need("public.t"), mode="manual"))
+    assert "publish_generated_columns = stored" in found["publication content"].remedy
+    database.execute("ALTER PUBLICATION penstock SET (publish_generated_columns = stored)")
+    assert not problems(run(database, need("public.t"), mode="manual"))
 
 
 def test_row_security_matters_only_to_roles_it_applies_to(database: Database) -> None:

@@ -300,7 +300,7 @@ def found(database: Database, **fields: Any) -> list[Finding]:
 def test_check_says_what_a_part_needs(database: Database) -> None:
     database.execute(
         "CREATE TABLE t (id int PRIMARY KEY, name text, n int, price numeric(20,6), code varchar(5), "
-        "twice int GENERATED ALWAYS AS (n * 2) STORED)"
+        "twice int GENERATED ALWAYS AS (n * 2) VIRTUAL)"
     )
 
     def says(expected: str, level: str = "error", **fields: Any) -> None:

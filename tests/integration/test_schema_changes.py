@@ -26,6 +26,7 @@ CHANGES = {
     "a column with a constant default": "ALTER TABLE state ADD c int NOT NULL DEFAULT 7",
     "a column with a volatile default": "ALTER TABLE state ADD c uuid DEFAULT gen_random_uuid()",
     "a column without default": "ALTER TABLE state ADD c text",
+    "a generated column": "ALTER TABLE state ADD g int GENERATED ALWAYS AS (n * 2) STORED",
     "a column dropped": "ALTER TABLE state DROP COLUMN n",
     "a column renamed": "ALTER TABLE state RENAME COLUMN n TO m",
     "a column dropped and added": "ALTER TABLE state DROP COLUMN n; ALTER TABLE state ADD n int DEFAULT 5",
@@ -40,7 +41,7 @@ CHANGES = {
 }
 #: These change nothing that the table holds, so nobody is asked.
 NO_CHANGES = {
-    "a generated column": "ALTER TABLE state ADD g int GENERATED ALWAYS AS (n * 2) STORED",
+    "a virtual column": "ALTER TABLE state ADD g int GENERATED ALWAYS AS (n * 2) VIRTUAL",
     "a wider type": "ALTER TABLE state ALTER v TYPE varchar(40)",
     "text instead of varchar": "ALTER TABLE state ALTER v TYPE text",
     "nullable": "ALTER TABLE state ALTER code DROP NOT NULL",

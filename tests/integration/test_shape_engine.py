@@ -146,6 +146,7 @@ def test_what_the_lane_holds_is_acknowledged(live: LiveLane, items: Table) -> No
         "ALTER TABLE {t} RENAME COLUMN note TO remark",
         "ALTER TABLE {t} ALTER COLUMN owner TYPE bigint",
         "ALTER TABLE {t} ADD COLUMN more text DEFAULT 'more'",
+        "ALTER TABLE {t} ADD COLUMN more int GENERATED ALWAYS AS (owner * 2) STORED",
         "ALTER TABLE {t} REPLICA IDENTITY DEFAULT; UPDATE {t} SET owner = 5",
     ],
 )
@@ -165,6 +166,25 @@ def test_a_shape_ends_with_a_change_that_it_cannot_follow(
     items.execute("INSERT INTO {t} (id) VALUES (3)")
     wait_until(lambda: items.key(3) in rows_of(again), "the new shape to follow the table")
     assert items.key(2) in rows_of(again)
+
+
+def test_stored_generated_columns_are_in_shapes_and_conditions(live: LiveLane, items: Table) -> None:
+    items.execute("ALTER TABLE {t} ADD COLUMN twice int GENERATED ALWAYS AS (owner * 2) STORED")
+    items.execute("INSERT INTO {t} SELECT n, n % 5, 'row ' || n FROM generate_series(1, 50) AS n")
+    columns = "id, owner, note, twice"
+    everything, some = live.ready(items.name), live.ready(items.name, where="twice > 4")
+    wait_until_equal(everything, items, columns=columns)
+
+    items.execute("UPDATE {t} SET owner = owner + 1 WHERE id % 3 = 0; DELETE FROM {t} WHERE id % 7 = 0")
+    items.execute("INSERT INTO {t} VALUES (100, 9, 'new')")
+
+    wait_until_equal(everything, items, columns=columns)
+    wait_until_equal(some, items, "twice > 4", columns)
+
+    items.execute("ALTER TABLE {t} ALTER COLUMN twice SET EXPRESSION AS (owner * 3)")
+    live.lane.engine.reconcile()
+    wait_until(lambda: everything.state == some.state == "gone", "shapes of the old values to end")
+    wait_until_equal(live.ready(items.name), items, columns=columns)
 
 
 def test_a_shape_ends_when_another_table_has_the_name(live: LiveLane, items: Table) -> None:

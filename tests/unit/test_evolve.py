@@ -38,6 +38,16 @@ def test_an_added_column_holds_its_constant_default_or_null_in_rows_that_are_the
     assert evolution.columns[3:] == (ColumnSource("c", None, "5"), ColumnSource("d", None, None))
 
 
+def test_an_added_generated_column_needs_a_new_load() -> None:
+    new = table(*BASE.columns, column("c", 4, generated=True))
+    for number in (0, 3):
+        evolution = plan_evolution(table(*BASE.columns[:2], column("b", number)), new)
+        assert evolution.kind == "resync"
+        assert "c is generated" in evolution.reason
+    ordinary = table(*BASE.columns, column("c", 4))
+    assert plan_evolution(new, ordinary).kind == "same", "DROP EXPRESSION"
+
+
 def test_a_column_that_was_altered_in_a_rewritten_table_needs_a_new_load() -> None:
     old = replace(table(ID, column("a", 2, version="7")), storage="before")
     new = replace(table(ID, column("a", 2, version="9")), storage="after")

@@ -112,6 +112,11 @@ def test_generated_columns_cannot_be_selected_and_must_be_left_out() -> None:
     assert shape(table, columns="id").columns == ("id",)
 
 
+def test_a_table_with_virtual_columns_has_no_shapes() -> None:
+    table = card(columns=(column("id"), column("double", generated=True, virtual=True)))
+    assert list(errors(table)) == list(errors(table, columns="id")) == ["table"]
+
+
 def test_queryable_columns_bound_the_columns_and_replace_them_where_there_are_none() -> None:
     assert shape(queryable_columns="id,value").columns == ("id", "value")
     assert shape(queryable_columns="id,value").identity == shape(columns="id,value").identity

@@ -92,6 +92,13 @@ def test_an_added_column_rotates_only_where_older_rows_have_a_value_in_it() -> N
         assert verdict(shape(), table(*BEFORE.columns, added)) == "rotate"
 
 
+def test_another_expression_of_a_generated_column_gave_rows_other_values() -> None:
+    before = table(*BEFORE.columns, column("c", has_default=True, expression="a || b"))
+    now = table(*BEFORE.columns, column("c", has_default=True, expression="b || a"))
+    assert verdict(shape(before), now) == "rotate"
+    assert verdict(shape(before, columns="id,a"), now) == "refresh"
+
+
 def test_an_added_column_of_a_table_without_a_key_is_part_of_every_key() -> None:
     keyless = replace(BEFORE, key=())
     now = replace(keyless, columns=(*keyless.columns, column("c")))

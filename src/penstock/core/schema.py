@@ -43,10 +43,17 @@ class SourceColumn:
     held_as: str = ""
     # The kind of source whose type this is (`source.type`); empty: Postgres, the first there was.
     family: str = ""
+    # Computed by the source from other columns of the row, and stored.
+    generated: bool = False
 
     def to_json(self) -> dict[str, Any]:
         # What was added to the format later is left out while it says nothing: ids stay what they were.
-        added = {"element": self.element, "held_as": self.held_as, "family": self.family}
+        added = {
+            "element": self.element,
+            "held_as": self.held_as,
+            "family": self.family,
+            "generated": self.generated,
+        }
         return {
             "name": self.name,
             "type_oid": self.type_oid,

@@ -5,7 +5,8 @@ Columns are the same if their attribute numbers are: Postgres never gives a numb
 it and a column dropped and added under the same name has another one (correctness 29).
 
 What existing rows hold in an added column is the catalog's `missing_value` (a constant default: no row was
-written), or null. If rows were rewritten meanwhile (a volatile default; but VACUUM FULL too clears
+written), or null; in a generated one they have values that no event told, whether the column is new or was
+not published before. If rows were rewritten meanwhile (a volatile default; but VACUUM FULL too clears
 `missing_value`, so any change of `TableSchema.storage` counts) no event tells their values: `resync`. So it
 is for a type whose values may have changed, a column altered in a table that was rewritten, a column
 dropped and added again, a changed key, and a table that was dropped and created anew.
@@ -123,6 +124,8 @@ def _why_resync(old: TableSchema, new: TableSchema, pairs: _Pairs) -> str:
         if before is None:
             if now.name in gone:
                 return f"column {now.name} was dropped and added again"
+            if now.generated:
+                return f"column {now.name} is generated, and no event tells what older rows have in it"
             # Any rewrite writes a constant default into the rows and clears it from the catalog.
             if rewritten and now.missing_value is None:
                 return f"column {now.name} was added and may have got values that were written without events"

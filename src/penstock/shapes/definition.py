@@ -263,6 +263,12 @@ def _table(text: str, card_of: CardOf) -> TableCard:
         raise DefinitionError(
             {"table": [f"{name} has no changes to follow: only ordinary and partitioned tables have"]}
         )
+    if virtual := [column.name for column in card.columns if column.virtual]:
+        message = (
+            f"{name} has virtual generated columns ({', '.join(virtual)}): Postgres would refuse to update "
+            "and delete its rows if it were to log them whole, as shapes need it"
+        )
+        raise DefinitionError({"table": [message]})
     return card
 
 

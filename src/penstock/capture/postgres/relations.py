@@ -4,7 +4,8 @@ A Relation message says how the rows after it look, but neither the attribute nu
 rename is told from drop + add, nor the root of a partition, nor the value that older rows read for an
 added column (correctness 29, 36). Those come from the catalog, which may have moved on since. Where its
 columns are not exactly those of the message, in their order, a name may stand for another column by now:
-then every attribute number is 0, for "not sure".
+then every attribute number is 0, for "not sure". Generated columns may be missing in a message that is older
+than their being published.
 """
 
 from __future__ import annotations
@@ -158,8 +159,12 @@ class Relations:
 
 def _shows(catalog: RelationSchema, message: RelationMessage) -> bool:
     """Whether the catalog's columns are those of the message, in its order."""
-    of_catalog = [(name, *catalog.declared_types[name]) for name in catalog.schema.names]
-    return of_catalog == [(each.name, each.type_oid, each.type_modifier) for each in message.columns]
+    of_message = [(each.name, each.type_oid, each.type_modifier) for each in message.columns]
+    columns = catalog.schema.columns
+    return any(
+        of_message == [(each.name, *catalog.declared_types[each.name]) for each in shown]
+        for shown in (columns, [each for each in columns if not each.generated])
+    )
 
 
 def _in_order(flagged: tuple[str, ...], catalog: TableSchema | None) -> tuple[str, ...]:

@@ -40,7 +40,8 @@ def can_read(definition: ShapeDefinition, version: TableVersion) -> bool:
         return True
     came = [column for name, column in version.columns.items() if name not in sources]
     return not came or (
-        bool(definition.key) and all(column.nullable and column.missing_value is None for column in came)
+        bool(definition.key)
+        and all(column.nullable and column.missing_value is None and not column.generated for column in came)
     )
 
 

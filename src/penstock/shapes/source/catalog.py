@@ -4,9 +4,9 @@ A card is a value, read in one snapshot: a reconciler compares the card a shape 
 one. Cards are written with the definitions of shapes: a restart needs no answer from Postgres to serve what
 it has.
 
-`columns` has every column in the table's order, generated ones too; what a shape may select is
-`selectable`, since the log carries no generated columns (correctness 29). `key` is the primary key in the
-order of its index, deferrable or not: shapes' tables have REPLICA IDENTITY FULL.
+`columns` has every column in the table's order, generated ones too; what a shape may select is `selectable`:
+the log carries no virtual generated columns, and stored ones from Postgres 18 on (correctness 29). `key` is
+the primary key in the order of its index, deferrable or not: shapes' tables have REPLICA IDENTITY FULL.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ class CardColumn:
     type_name: str  # as declared, of an array its elements'
     dimensions: int  # 0: not an array
     modifier: int  # as declared; -1: none
-    generated: bool = False
+    generated: bool = False  # and not in the log
+    virtual: bool = False
+    expression: str = ""  # of a generated column that is in the log: another one gave every row another value
     has_default: bool = False
     deterministic: bool = True  # its collation; others get 400 (correctness 46)
     labels: tuple[str, ...] = ()  # of an enum, in their order
@@ -57,6 +59,8 @@ class CardColumn:
             "dimensions": self.dimensions,
             "modifier": self.modifier,
             "generated": self.generated,
+            "virtual": self.virtual,
+            "expression": self.expression,
             "has_default": self.has_default,
             "deterministic": self.deterministic,
             "labels": list(self.labels),
@@ -136,11 +140,14 @@ _DECLARED = """
 SELECT a.attrelid::bigint AS relation, a.attnum AS attribute_number,
        coalesce(e.typname, t.typname) AS type_name, a.atttypmod AS modifier,
        CASE WHEN e.oid IS NULL THEN 0 ELSE greatest(a.attndims, 1) END AS dimensions,
-       a.atthasdef AS has_default, coalesce(c.collisdeterministic, true) AS deterministic
+       a.atthasdef AS has_default,
+       CASE WHEN a.attgenerated <> '' THEN pg_get_expr(d.adbin, d.adrelid) ELSE '' END AS expression,
+       coalesce(c.collisdeterministic, true) AS deterministic
 FROM pg_attribute AS a
 JOIN pg_type AS t ON t.oid = a.atttypid
 LEFT JOIN pg_type AS e ON e.typarray = t.oid AND e.oid = t.typelem
 LEFT JOIN pg_collation AS c ON c.oid = a.attcollation
+LEFT JOIN pg_attrdef AS d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
 WHERE a.attrelid = ANY(%(oids)s::bigint[]::oid[]) AND a.attnum > 0 AND NOT a.attisdropped
 """
 
@@ -221,7 +228,9 @@ def _columns(
         CardColumn(
             # Whatever else of the catalog's entry changes, statistics for instance, is no other column.
             source=replace(source_column(row), version=""),
-            generated=row["generated"],
+            generated=row["left_out"],
+            virtual=row["virtual"],
+            expression="" if row["left_out"] else of_number[row["attribute_number"]]["expression"],
             labels=labels.get(row["type_oid"], ()),
             **{
                 name: of_number[row["attribute_number"]][name]

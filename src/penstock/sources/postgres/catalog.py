@@ -3,7 +3,9 @@
 `discover` asks a handful of questions for any number of tables, so 200 tables take about as long as
 one.
 
-`TableSchema.columns` leaves out generated columns, which the log does not carry (correctness 29).
+`TableSchema.columns` leaves out generated columns that the log cannot carry (correctness 29): virtual ones,
+which are nowhere but in a query's answer, and before Postgres 18 the stored ones too. From 18 on stored ones
+are columns like others, since the publication has them published (`publication.py`).
 `TableSchema.key` is the replica identity: the columns by which the log names the row of an update or
 delete. A *deferrable* primary key is not accepted by Postgres as a default identity; such a table has
 a key only under REPLICA IDENTITY FULL.
@@ -68,7 +70,8 @@ class TableInfo(SourceTable):
     unlogged: bool
     temporary: bool
     is_partition: bool
-    generated_columns: tuple[str, ...]
+    generated_columns: tuple[str, ...]  # those that are left out
+    virtual_columns: tuple[str, ...] = ()  # of these, the virtual ones
     publications: frozenset[str] = frozenset()  # those that hold every leaf
     indexed: frozenset[str] = frozenset()  # columns whose ranges are found without reading the whole table
 
@@ -78,6 +81,11 @@ class TableInfo(SourceTable):
         if self.leaves:
             return all(leaf.has_identity for leaf in self.leaves)
         return self.replica_identity == "f" or bool(self.schema.key)
+
+    @property
+    def publishes_generated(self) -> bool:
+        """Whether the publication must have stored generated columns published for this table."""
+        return any(column.generated for column in self.schema.columns)
 
     @property
     def can_be_captured(self) -> bool:
@@ -262,7 +270,8 @@ def _table(
         unlogged=row["persistence"] == "u" or any(leaf.unlogged for leaf in leaves),
         temporary=row["persistence"] == "t",
         is_partition=row["is_partition"],
-        generated_columns=tuple(column["name"] for column in columns if column["generated"]),
+        generated_columns=tuple(column["name"] for column in columns if column["left_out"]),
+        virtual_columns=tuple(column["name"] for column in columns if column["virtual"]),
         publications=in_all_leaves,
     )
 
@@ -315,7 +324,7 @@ def _schema(
     key = keys.identity(replica_identity)
     return TableSchema(
         stream=stream,
-        columns=tuple(source_column(column) for column in columns if not column["generated"]),
+        columns=tuple(source_column(column) for column in columns if not column["left_out"]),
         key=key.columns if key else (),
         replica_identity=replica_identity,
         deferrable_key=key is not None and key.deferrable,
@@ -337,4 +346,5 @@ def source_column(row: Row) -> SourceColumn:
         missing_value=row["missing_value"],
         version=row["version"],
         element=row["element"],
+        generated=row["stored"],
     )

@@ -70,7 +70,9 @@ SELECT a.attrelid::bigint AS relation, a.attname AS name, a.attnum AS attribute_
        NOT a.attnotnull AS nullable,
        a.attlen = -1 AND a.attstorage <> 'p' AS toastable,
        a.attlen AS length,
-       a.attgenerated <> '' AS generated,
+       a.attgenerated = 's' AS stored, a.attgenerated = 'v' AS virtual,
+       a.attgenerated <> '' AND (a.attgenerated <> 's' OR current_setting('server_version_num')::int < 180000)
+           AS left_out,
        a.xmin::text AS version,
        CASE WHEN a.atthasmissing THEN (a.attmissingval::text::text[])[1] END AS missing_value,
        CASE WHEN e.typdelim = ',' THEN CASE WHEN e.oid < 16384 THEN '' ELSE en.nspname || '.' END || e.typname

@@ -282,7 +282,7 @@ def _missing_publication(asked: _Asked) -> Finding:
         )
     if asked.mode == "manual":
         message = f"The publication {name} does not exist, and publications are managed by hand."
-        return Finding("publication", "error", message, f"Run: {create_statement(name)}.")
+        return Finding("publication", "error", message, f"Run: {_create_statement(asked)}.")
     may_create = _value(
         asked, "SELECT has_database_privilege(current_database(), 'CREATE')", "asking for a privilege"
     )
@@ -290,12 +290,16 @@ def _missing_publication(asked: _Asked) -> Finding:
         message = f"The publication {name} does not exist, and the role may not create it."
         remedy = (
             f"As the database's owner run: GRANT CREATE ON DATABASE {quoted(asked.connection.info.dbname)} "
-            f"TO {quoted(asked.connection.info.user)}; or: {create_statement(name)}."
+            f"TO {quoted(asked.connection.info.user)}; or: {_create_statement(asked)}."
         )
         return Finding("publication", "error", message, remedy)
     return Finding(
         "publication", "ok", f"The publication {name} does not exist yet; the first sync creates it."
     )
+
+
+def _create_statement(asked: _Asked) -> str:
+    return create_statement(asked.publication, asked.connection.info.server_version)
 
 
 def _check_streams(asked: _Asked) -> Iterator[Finding]:

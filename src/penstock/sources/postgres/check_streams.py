@@ -11,7 +11,12 @@ from penstock.sources.postgres.catalog import Leaf, TableInfo
 from penstock.sources.postgres.check_cursor import check_cursor
 from penstock.sources.postgres.check_options import check_options
 from penstock.sources.postgres.check_selection import check_selection
-from penstock.sources.postgres.publication import PublicationInfo, PublicationMode, quoted
+from penstock.sources.postgres.publication import (
+    PublicationInfo,
+    PublicationMode,
+    publish_generated_statement,
+    quoted,
+)
 from penstock.sources.postgres.types import can_be_held_as, possible_types
 
 _FULL_REFRESH = "Set `mode: full_refresh` for it, or leave it out."
@@ -136,7 +141,9 @@ def _check_columns(table: TableInfo, need: StreamNeed) -> Iterator[Finding]:
     if table.generated_columns:
         yield _finding(table, "generated columns", "warning")(
             f"Generated columns are not in the log and are left out: {', '.join(table.generated_columns)}.",
-            "Compute them where the table is read.",
+            "Compute them where the table is read, or make them STORED."
+            if table.virtual_columns
+            else "Compute them where the table is read; from Postgres 18 on, stored ones are in the log.",
         )
     if not table.schema.columns:
         yield _finding(table, "columns", "error")(
@@ -199,6 +206,12 @@ def _check_log(table: TableInfo, need: StreamNeed) -> Iterator[Finding]:
         yield from _check_full_identity(table)
     elif not table.has_identity:
         yield _without_identity(table)
+    if table.virtual_columns and (full or any(leaf.replica_identity == "f" for leaf in table.leaves)):
+        yield _finding(table, "replica identity", "error")(
+            f"It has virtual generated columns ({', '.join(table.virtual_columns)}), which Postgres cannot "
+            "publish: with REPLICA IDENTITY FULL, UPDATE and DELETE would fail in the application.",
+            "Make them STORED, or leave the table its primary key as replica identity.",
+        )
     if table.deferrable_key and need.mode == "strict_cdc" and need.write == "upsert":
         yield _finding(table, "deferrable key", "error")(
             "The primary key is deferrable: rows that trade keys can only be told apart by a table that "
@@ -262,6 +275,12 @@ def _check_membership(
             f"The publication {name} has {filtered} for this table: part of its changes would be missing.",
             f"Run: ALTER PUBLICATION {quoted(name)} DROP TABLE {quoted(table.stream)}; "
             f"ALTER PUBLICATION {quoted(name)} ADD TABLE {quoted(table.stream)}.",
+        )
+    unpublished = table.publishes_generated and publication and not publication.publishes_generated
+    if publication and unpublished and (mode == "manual" or not publication.owned):
+        yield _finding(table, "publication content", "error")(
+            f"The publication {name} leaves out generated columns, and the table has stored ones.",
+            f"As {publication.owner} run: {publish_generated_statement(name)}.",
         )
     if name in table.publications:
         return

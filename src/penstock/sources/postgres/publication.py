@@ -6,7 +6,10 @@ Rules that hold whatever is asked:
   for a lock makes the application wait behind it), REPLICA IDENTITY FULL on every leaf if asked for
   (it is not inherited), then ADD TABLE. Snapshots are taken after that commit, by others.
 - A table whose rows the log could not name is never added: its UPDATE and DELETE would fail in the
-  application (correctness 30). No row filter, no column list, no FOR ALL TABLES; nothing is removed.
+  application (correctness 30). So would they, from Postgres 18 on, if old rows had a generated column that
+  is not published: stored ones are published (`publish_generated_columns`) before a table is added or its
+  identity is changed, and a table with virtual ones, which cannot be, never gets REPLICA IDENTITY FULL.
+- No row filter, no column list, no FOR ALL TABLES; nothing is removed.
 - A missing publication is created only while there is no slot. A slot older than its publication would
   fail, or skip what was written in between, so that is an error (correctness 9).
 - `manual` mode changes nothing at the source; it says which statements a person has to run.
@@ -32,15 +35,18 @@ from penstock.sources.postgres.slots import read_slot
 PublicationMode = Literal["auto", "manual"]
 
 OPERATIONS = frozenset({"insert", "update", "delete", "truncate"})
+GENERATED_FROM = 180000  # the server's version that can publish stored generated columns
 LOCK_TIMEOUT_MS = 2000
 LOCK_ATTEMPTS = 5
 LOCK_PAUSE_S = 0.5
 
 _READ = """
 SELECT p.puballtables, p.pubviaroot, p.pubinsert, p.pubupdate, p.pubdelete, p.pubtruncate,
-       pg_has_role(p.pubowner, 'USAGE'), pg_get_userbyid(p.pubowner)
+       pg_has_role(p.pubowner, 'USAGE'), pg_get_userbyid(p.pubowner),
+       coalesce(to_jsonb(p) ->> 'pubgencols', 'n') = 's'
 FROM pg_publication AS p WHERE p.pubname = %s
 """
+# `pubgencols` exists from version 18 on.
 # prqual and prattrs exist from version 15 on. A filter on a root holds for its leaves too.
 _FILTERED = """
 SELECT r.prrelid::bigint, to_jsonb(r) ->> 'prqual' IS NOT NULL, to_jsonb(r) ->> 'prattrs' IS NOT NULL
@@ -60,6 +66,7 @@ class PublicationInfo:
     owner: str
     row_filters: frozenset[int]  # relation oids
     column_lists: frozenset[int]
+    publishes_generated: bool  # stored ones
 
     def filter_of(self, table: TableInfo) -> str | None:
         """What keeps part of this table out of the log, if anything does."""
@@ -85,6 +92,7 @@ def read_publication(connection: Connection, name: str) -> PublicationInfo | Non
         owner=row[7],
         row_filters=frozenset(oid for oid, has_filter, _ in filtered if has_filter),
         column_lists=frozenset(oid for oid, _, has_list in filtered if has_list),
+        publishes_generated=row[8],
     )
 
 
@@ -113,19 +121,25 @@ class PublicationManager:
         if publication is None:
             self._refuse_if_slot_exists()
             if self._mode == "manual":
-                raise self._manual_error("does not exist", create_statement(self._name))
+                raise self._manual_error("does not exist", self._create_statement())
         else:
             self._require_whole(publication)
         tables = self._tables(streams)
         for table in tables:
             self._require_publishable(table, publication, table.stream in full_identity)
+        generated = [table for table in tables if table.publishes_generated]
+        unpublished = publication is not None and not publication.publishes_generated
         work = [table for table in tables if self._lacks(table, table.stream in full_identity)]
         if self._mode == "manual":
+            if unpublished and generated:
+                raise self._unpublished_error(generated[0])
             if work:
                 raise self._manual_work_error(work, full_identity)
             return ()
         if publication is None:
             self._create()
+        elif unpublished and self._has_generated and (generated or publication.owned):
+            self._publish_generated(generated)
         for table in work:
             self._publish(table, full=table.stream in full_identity)
         return tuple(table.stream for table in work if self._name not in table.publications)
@@ -194,6 +208,14 @@ class PublicationManager:
                 stream=str(table.stream),
                 remedy="Add a primary key (not deferrable), or set `replica_identity: full` for this stream.",
             )
+        if table.virtual_columns and (full or any(leaf.replica_identity == "f" for leaf in table.leaves)):
+            raise SourceError(
+                f"The table has virtual generated columns ({', '.join(table.virtual_columns)}), which "
+                "Postgres cannot publish; published with REPLICA IDENTITY FULL, UPDATE and DELETE would "
+                "fail in the application.",
+                stream=str(table.stream),
+                remedy="Make them STORED, or leave the table its primary key as replica identity.",
+            )
         filtered = publication.filter_of(table) if publication else None
         if filtered is not None:
             raise SourceError(
@@ -211,17 +233,34 @@ class PublicationManager:
 
     def _create(self) -> None:
         try:
-            self._connection.execute(create_statement(self._name).encode())
+            self._connection.execute(self._create_statement().encode())
         except psycopg.errors.DuplicateObject:
             return  # someone was faster; what it lacks is added next
         except psycopg.errors.InsufficientPrivilege as error:
             raise SourceError(
                 f"The role may not create the publication {self._name}.",
-                remedy=f"As the database's owner run: {create_statement(self._name)}; "
+                remedy=f"As the database's owner run: {self._create_statement()}; "
                 "or GRANT CREATE ON DATABASE to the role.",
             ) from error
         except psycopg.Error as error:
             raise query_error(error, f"creating the publication {self._name}") from error
+
+    def _create_statement(self) -> str:
+        return create_statement(self._name, self._connection.info.server_version)
+
+    @property
+    def _has_generated(self) -> bool:
+        """Whether the server can publish them: for a table to come, too."""
+        return self._connection.info.server_version >= GENERATED_FROM
+
+    def _publish_generated(self, tables: Sequence[TableInfo]) -> None:
+        """Of these tables, generated columns are in the log from now on; they were not until now."""
+        try:
+            self._connection.execute(publish_generated_statement(self._name).encode())
+        except psycopg.errors.InsufficientPrivilege as error:
+            raise self._unpublished_error(tables[0]) from error
+        except psycopg.Error as error:
+            raise query_error(error, f"changing the publication {self._name}") from error
 
     def _publish(self, table: TableInfo, *, full: bool) -> None:
         for attempt in range(1, LOCK_ATTEMPTS + 1):
@@ -276,6 +315,13 @@ class PublicationManager:
         except psycopg.Error as error:
             raise query_error(error, "changing the publication", stream=str(table.stream)) from error
 
+    def _unpublished_error(self, table: TableInfo) -> SourceError:
+        return SourceError(
+            f"The publication {self._name} leaves out generated columns, and the table has stored ones.",
+            stream=str(table.stream),
+            remedy=f"As the publication's owner run: {publish_generated_statement(self._name)}.",
+        )
+
     # -- manual mode --------------------------------------------------------------------------
 
     def _manual_error(self, what: str, statements: str, stream: str | None = None) -> SourceError:
@@ -304,11 +350,16 @@ class PublicationManager:
         return self._manual_error(f"is not ready for {names}", " ".join(statements), only)
 
 
-def create_statement(name: str) -> str:
+def create_statement(name: str, server_version: int) -> str:
+    generated = ", publish_generated_columns = stored" if server_version >= GENERATED_FROM else ""
     return (
-        f"CREATE PUBLICATION {quoted(name)} "
-        "WITH (publish = 'insert, update, delete, truncate', publish_via_partition_root = false)"
+        f"CREATE PUBLICATION {quoted(name)} WITH (publish = 'insert, update, delete, truncate', "
+        f"publish_via_partition_root = false{generated})"
     )
+
+
+def publish_generated_statement(name: str) -> str:
+    return f"ALTER PUBLICATION {quoted(name)} SET (publish_generated_columns = stored)"
 
 
 def identifier(stream: StreamId) -> sql.Identifier:
