@@ -272,7 +272,7 @@ def test_values_are_loaded_as_changes_tell_them(database: Database, tmp_path: Pa
     )
     database.execute(
         "CREATE TABLE all_kinds (id int PRIMARY KEY, b bool, c char(5), i inet, n numeric, t timestamptz, "
-        "j jsonb, x bytea, a int[], v interval, empty text)"
+        "j jsonb, x bytea, a int[], v interval, empty text, g text GENERATED ALWAYS AS (id || '!') STORED)"
     )
     database.execute(f"INSERT INTO all_kinds VALUES {values}")
     table = "public.all_kinds"
@@ -283,7 +283,8 @@ def test_values_are_loaded_as_changes_tell_them(database: Database, tmp_path: Pa
         follow_to_the_end(lane, always, table)
     row, change = lane.publisher.told()
     assert (row.op, change.op) == ("r", "c")
-    assert dict(row.after or {}, id=None) == dict(change.after or {}, id=None)
+    assert dict(row.after or {}, id=None, g=None) == dict(change.after or {}, id=None, g=None)
+    assert [each["g"] for each in (row.after or {}, change.after or {})] == ["1!", "2!"]
 
 
 def test_the_end_may_be_asked_for_while_the_source_makes_a_snapshot(
