@@ -6,7 +6,8 @@ left open, and then takes turns (`turns`): when `lanes.lake.every` has passed an
 sooner, when `lanes.lake.max_bytes` of the log wait. Where nothing changes, nothing is asked of Spark, and the
 position moves seldom. Between turns it looks for tables that came or changed, after its own
 tables, and for orders of people (`ledger/orders.py`): streams that are to stand still, go on or be loaded
-again.
+again. Iceberg tables are kept in order beside all that (`lake/upkeep.py`): no turn waits for it, but for a
+short pass over a table that turns leave no other moment for.
 
 A term ends with an error, and how it goes on is all that an error decides:
 
@@ -52,7 +53,7 @@ from penstock.lake.lane import LakeLane
 from penstock.lake.lane_state import LaneStream
 from penstock.lake.measures import LaneMeasures
 from penstock.lake.superseded import set_aside, was_left_behind
-from penstock.lake.upkeep import after_sync
+from penstock.lake.upkeep import Upkeep
 from penstock.lake.warmth import kept_warm
 from penstock.ledger import orders
 from penstock.locking import only_leader
@@ -83,6 +84,8 @@ class LakeProcess:
         self._source = open_source(config.source)
         self._spark = spark_starter(config)
         self._measures = LaneMeasures(config.state / "log", channel.note)
+        self._turning = threading.Lock()  # held by each turn
+        self._upkeep = Upkeep(config, self._spark, self._measures, self._turning)
         self._failures = 0
         self._said = ""
         self._rows_seen = -1
@@ -103,6 +106,7 @@ class LakeProcess:
                     raise
                 except PenstockError as error:
                     self._begin_anew_after(error)
+            self._upkeep.end()
         ended.set()
         self._channel.state("stopping")
 
@@ -233,7 +237,7 @@ class LakeProcess:
             if sweep.is_due():
                 lane.sweep(self._config.readers.grace.total_seconds())
             if upkeep.is_due() and not self._stop.is_set():
-                after_sync(self._config, self._spark, list(lane.streams), self._measures, tables_max=1)
+                self._upkeep.begin(list(lane.streams))
             work = self._next(lane, (look, refresh, sweep, upkeep))
 
     def _take_orders(self, lane: LakeLane) -> bool:
@@ -255,11 +259,13 @@ class LakeProcess:
     def _carry_out(self, work: Work, turns: Turns, lane: LakeLane) -> None:
         if work == "turn":
             self._took_turn_at = self._moved_at = time.monotonic()
-            turns.take(lane, follows=True)
+            with self._turning:
+                turns.take(lane, follows=True)
         elif work == "move":
             self._moved_at = time.monotonic()
             if (end := lane.waiting().end) is not None:
-                lane.follow(end)
+                with self._turning:
+                    lane.follow(end)
                 turns.acknowledge(lane)
 
     def _next(self, lane: LakeLane, others: Sequence[_Every]) -> Work | None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -214,19 +213,19 @@ class Pipeline:
     ) -> CompactReport:
         """Do what is due to these tables, or to all: merge files, let old snapshots and orphans go.
 
-        It waits for no sync and no sync waits for it: one that runs is an error. `dry_run`: say what is due.
+        It waits for no sync or run, and none waits for it: what others write meanwhile comes first.
+        `dry_run`: say what is due.
         """
         document = StateStore(self.config.state).load() or StateDocument.new()
         there = {*document.streams, *(each.id for each in self.config.streams if not each.id.is_pattern)}
         named = operations.known_streams(self.config, streams, document) or sorted(there)
-        with nullcontext() if dry_run else only_one(self.config.state):
-            return compact(
-                self.config,
-                lambda: session_of(self.config),
-                named,
-                Silence() if listener is None else listener,
-                dry_run=dry_run,
-            )
+        return compact(
+            self.config,
+            lambda: session_of(self.config),
+            named,
+            Silence() if listener is None else listener,
+            dry_run=dry_run,
+        )
 
     def verify(
         self,

@@ -227,6 +227,26 @@ def age(path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_many_manifests_are_merged_where_everything_else_stays(tmp_path: Path) -> None:
+    worn = Worn(tmp_path)
+    for _ in range(25):
+        worn.round()
+    limits = replace(KEPT, small_file_ratio=1.0, delete_ratio=1.0)
+    before = worn.marker
+    done = worn.compact(limits, by_hand=False)
+    assert done.due == ("manifests",)
+    assert done.before.spare_manifests >= 20
+    assert done.after is not None
+    assert done.after.spare_manifests == 0
+    assert done.after.data_files == done.before.data_files
+    worn.assert_whole()
+    assert worn.marker == before
+    assert worn.compact(limits, by_hand=False).due == ()
+    worn.round(deleted=7)
+    worn.assert_whole()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("foreign", ["deletes", "rows"])
 def test_compaction_gives_way_to_another_writer(
     worn: Worn, monkeypatch: pytest.MonkeyPatch, foreign: str

@@ -28,13 +28,14 @@ from penstock.capture.remote import RemoteCapture
 from penstock.config import Config
 from penstock.core.errors import DestinationError, SourceBusyError
 from penstock.core.position import Lsn
+from penstock.lake import maintenance
 from penstock.lake_process import LakeProcess
 from penstock.ledger.store import StateStore
 from penstock.log.manifest import newest_manifest
 from penstock.metrics import Metric, Sample
 from penstock.operations import streams as operations
 from tests.conftest import Database, wait_until
-from tests.pipelines import PipelineUnderTest, streams_of
+from tests.pipelines import DESTINATIONS, PipelineUnderTest, streams_of
 from tests.traps import MakePipeline, write
 from tests.workload import APPEND, UPSERT, Workload
 
@@ -416,7 +417,7 @@ def test_commands_that_write_the_state_say_that_the_pipeline_runs(
     instance.start_lane()
     instance.wait_until_level(tables)
     with pytest.raises(SourceBusyError, match="`penstock run` is at work"):
-        Pipeline(instance.config).compact(["public.state"])
+        Pipeline(instance.config).sync()
     instance.stop()
     Pipeline(instance.config).pause(["public.state"])
 
@@ -525,3 +526,81 @@ def test_processes_that_are_killed_again_and_again_lose_and_double_nothing(
         instance.lake = None
         pipeline.assert_same(*UPSERT)
         pipeline.assert_history(*APPEND)
+
+
+@pytest.fixture
+def worn(tables: Database, make: MakePipeline, monkeypatch: pytest.MonkeyPatch) -> Iterator[Instance]:
+    """A lane of Iceberg tables that are looked after all the time, with more files than they should have."""
+    monkeypatch.setattr(lake_process, "UPKEEP_EVERY_S", 0.2)
+    settings = {**SETTINGS, "maintenance": {"every": "0s", "delete_ratio": 0.01}}
+    pipeline = make(
+        streams_of(["public.state"], ["public.history"]), destination=DESTINATIONS["iceberg"], **settings
+    )
+    with Instance(pipeline) as running:
+        running.start_capture()
+        yield running
+
+
+@pytest.mark.slow
+def test_rounds_go_on_while_a_table_is_looked_after(
+    tables: Database, worn: Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rewrite stands still for as long as the test likes; then it has lost to the rounds, or has not."""
+    under_way, may_go_on, merged = threading.Event(), threading.Event(), threading.Event()
+    rewrite = maintenance._Turn._rewrite_data_files
+
+    def wait_and_rewrite(turn: Any, files_max: int) -> int:
+        under_way.set()
+        assert may_go_on.wait(WAIT_S)
+        replaced = rewrite(turn, files_max)
+        if replaced:
+            merged.set()
+        return replaced
+
+    monkeypatch.setattr(maintenance._Turn, "_rewrite_data_files", wait_and_rewrite)
+    worn.start_lane()
+    worn.wait_until_level(tables)
+    for _ in range(20):
+        worn.wait_until_level(tables, "UPDATE state SET v = v || '.' WHERE id % 3 = 0")
+        if under_way.is_set():
+            break
+    assert under_way.is_set(), "the table was never looked after"
+    for number in range(3):
+        worn.wait_until_level(tables, f"UPDATE state SET v = v || '!' WHERE id % 4 = {number}")
+        worn.pipeline.assert_same("public.state")
+    may_go_on.set()
+    while not merged.wait(0.01):
+        worn.wait_until_level(tables, "UPDATE state SET v = v || '?' WHERE id % 5 = 0")
+    worn.wait_until_level(tables, "DELETE FROM state WHERE id % 7 = 0")
+    worn.pipeline.assert_same("public.state")
+
+
+@pytest.mark.slow
+def test_a_table_is_compacted_by_hand_while_the_lane_goes_on(tables: Database, worn: Instance) -> None:
+    worn.config = worn.config.model_copy(
+        update={"maintenance": worn.config.maintenance.model_copy(update={"every": None})}
+    )
+    worn.start_lane()
+    for number in range(8):
+        worn.wait_until_level(tables, f"UPDATE state SET v = v || '.' WHERE id % 8 = {number}")
+    stop = threading.Event()
+
+    def change() -> None:
+        while not stop.wait(0.05):
+            tables.execute("UPDATE state SET v = v || '!' WHERE id = (SELECT min(id) FROM state)")
+
+    changing = threading.Thread(target=change)
+    changing.start()
+    try:
+        [done] = Pipeline(worn.config).compact(["public.state"]).streams
+    finally:
+        stop.set()
+        changing.join()
+    assert "data files" in done.due
+    worn.wait_until_level(tables)
+    worn.pipeline.assert_same("public.state")
+    [again] = Pipeline(worn.config).compact(["public.state"]).streams
+    assert again.after is not None
+    assert again.after.data_files < done.before.data_files
+    worn.wait_until_level(tables, "DELETE FROM state WHERE id % 7 = 0")
+    worn.pipeline.assert_same("public.state")

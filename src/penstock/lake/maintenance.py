@@ -1,9 +1,11 @@
 """Keeps Iceberg tables in order: merges files, applies deletes, lets old snapshots and orphans go.
 
-It gives way to everybody. It runs under the lock of a sync, so never beside a round of ours. Its commits are
-Iceberg's own, which are refused if another writer changed the files they replace; then the work is dropped
-with a note, and is due again. None of them carries a record, so the table holds what it held before
-(`iceberg_history`), and none touches a branch but `main`.
+It gives way to everybody, our own rounds too, beside which it runs. Its commits are Iceberg's own, which are
+refused if another writer changed the files they replace; then the work is dropped with a note, and is due
+again. A round whose files were replaced under it is refused as well, and looks its rows up again: so each row
+is there once, whoever was first. None of these commits carries a record, so the table holds what it held
+before (`iceberg_history`), and none touches a branch but `main`. What goes is old (`orphan_age` is a day at
+least): a round's files that are not committed yet are younger.
 
 In order, and why a crash between any two steps leaves a right table with work that is due again:
 
@@ -25,7 +27,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from py4j.protocol import Py4JJavaError
@@ -78,6 +80,7 @@ class Maintenance:
         self._limits = limits
         self._spark = spark
         self._listener = listener
+        self.gave_way = False  #: whether the last rewrite was dropped, since another writer was first
 
     def look_at(
         self, stream: StreamId, *, by_hand: bool, orphans_s: float | None = None
@@ -91,16 +94,28 @@ class Maintenance:
         return CompactedStream(str(stream), work, health)
 
     def compact(
-        self, stream: StreamId, *, by_hand: bool, orphans_s: float | None = None
+        self,
+        stream: StreamId,
+        *,
+        by_hand: bool,
+        orphans_s: float | None = None,
+        pass_bytes: int = PASS_BYTES,
+        alone: AbstractContextManager[object] | None = None,
     ) -> CompactedStream | None:
-        """Do what is due. By schedule one pass over the data files at most: the next sync is waiting."""
+        """Do what is due. By schedule one pass over the data files at most: other tables are waiting.
+
+        `alone` is entered for the rewrite, for no longer, where it keeps others from writing.
+        """
+        self.gave_way = False
         found = self.look_at(stream, by_hand=by_hand, orphans_s=orphans_s)
         if found is None or not found.due:
             return found
         turn = _Turn(self._destination.table(stream), self._limits, self._spark(), self._listener)
         expired = orphans = 0
-        with self._may_give_way(stream):
-            turn.rewrite(found.before, found.due, in_one_pass=not by_hand)
+        self.gave_way = True
+        with self._may_give_way(stream), alone or nullcontext():
+            turn.rewrite(found.before, found.due, pass_bytes, in_one_pass=not by_hand)
+            self.gave_way = False
         os.sync()  # what the table refers to now is on disk before what it referred to goes
         with self._may_give_way(stream):
             expired = turn.expire() if "snapshots" in found.due else 0
@@ -134,7 +149,9 @@ class _Turn:
         here = is_on_one_machine(spark.sparkContext.master or "")
         self._tasks = min(max(memory // TASK_MEMORY_BYTES, TASKS_MIN), TASKS_MAX) if here else TASKS_MAX
 
-    def rewrite(self, health: TableHealth, work: Sequence[str], *, in_one_pass: bool) -> None:
+    def rewrite(
+        self, health: TableHealth, work: Sequence[str], pass_bytes: int, *, in_one_pass: bool
+    ) -> None:
         metadata = self.table.handle.metadata()
         if metadata is None or metadata.head(NEXT_BRANCH) is not None:
             return  # it is about to be replaced
@@ -142,7 +159,7 @@ class _Turn:
             self._note("Spark cannot read its columns of type time, so its files stay as they are")
             return
         has_vectors = int(metadata.java.formatVersion()) >= _VECTORS_FROM
-        per_pass = _files_per_pass(health)
+        per_pass = _files_per_pass(health, pass_bytes)
         passes = 1 if in_one_pass else 1 + health.data_files // per_pass
         rewritten: int | None = None
         while passes and "data files" in work and files_are_due(health, self._limits):
@@ -225,7 +242,8 @@ class _Turn:
 
     def _health(self) -> TableHealth:
         health = read_health(self.table, self._limits.target_file_bytes, time.time())
-        assert health is not None, "nobody but a sync drops what readers see"
+        if health is None:  # dropped meanwhile, to be loaded anew
+            raise GaveWayError
         return health
 
     def _note(self, doing: str) -> None:
@@ -251,10 +269,12 @@ class _Turn:
             ) from cause
 
 
-def _files_per_pass(health: TableHealth) -> int:
+def _files_per_pass(health: TableHealth, pass_bytes: int) -> int:
     size = max(health.file_bytes // max(health.data_files, 1), 1)
     least, most = _FILES_PER_PASS
-    return min(max(PASS_BYTES // size, least), most)
+    if pass_bytes < PASS_BYTES:
+        least = SPARE_MIN  # fewer are never merged
+    return min(max(pass_bytes // size, least), most)
 
 
 def _came_first(error: Py4JJavaError) -> bool:
