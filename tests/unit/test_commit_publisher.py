@@ -6,6 +6,7 @@ import random
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.core.errors import TargetError, TooManyDeadLettersError
+from penstock.core.errors import StateError, TargetError, TooManyDeadLettersError
 from penstock.core.position import Lsn
 from penstock.streams.commit_publisher import CommitLimits, CommitPublisher
 from penstock.streams.dead_letters import DeadLetterPolicy, DeadLetters
@@ -105,11 +106,59 @@ def letters(store: Store) -> Iterator[DeadLetters]:
         yield letters
 
 
+def test_a_lane_with_other_dead_letters_does_not_begin_unless_it_is_ordered_to(
+    store: Store, letters: DeadLetters, tmp_path: Path
+) -> None:
+    target = MemoryCommitTarget(store, lambda _: None)
+    with begun(target, letters) as publisher:
+        publisher.publish(batch(200, b"value"))
+        assert publisher.drain(30)
+    assert store.standing is not None
+    with DeadLetters(tmp_path / "other.sqlite", "kafka") as others:
+        CommitPublisher(target, others).open(term(2))  # nothing is kept anywhere: any instance goes on
+
+        with begun(target, letters, epoch=3) as publisher:
+            publisher.publish(batch(300, b"poison"))
+            assert publisher.drain(30)
+        with pytest.raises(StateError, match="another state directory"):
+            CommitPublisher(target, others).open(term(4))
+        assert CommitPublisher(target, letters).open(term(5)) is not None
+
+        ordered = CommitPublisher(target, others)
+        ordered.open(replace(term(6), leaves_letters=True))
+        ordered.begin(store.standing)
+        ordered.close()
+        CommitPublisher(target, others).open(term(7))
+
+
+def test_letters_of_a_commit_that_never_was_are_not_kept_beside_what_others_sent(
+    store: Store, letters: DeadLetters, tmp_path: Path
+) -> None:
+    def trouble(place: str) -> None:
+        if place == "before commit" and letters.mark:
+            raise Crash
+
+    with begun(MemoryCommitTarget(store, trouble), letters) as publisher:
+        publisher.publish(batch(200, b"value"))
+        assert publisher.drain(30)
+        publisher.publish(batch(300, b"poison"))
+        with pytest.raises(Crash):
+            publisher.drain(30)
+    target = MemoryCommitTarget(store, lambda _: None)
+    with DeadLetters(tmp_path / "other.sqlite", "kafka") as others, begun(target, others, epoch=2) as other:
+        other.publish(batch(300, b"taken now"))
+        assert other.drain(30)
+    with pytest.raises(StateError, match="went on without"):
+        CommitPublisher(target, letters).open(term(3))
+    CommitPublisher(target, letters).open(replace(term(4), leaves_letters=True))
+
+
 @contextmanager
-def begun(target: MemoryCommitTarget, letters: DeadLetters, **limits: Any) -> Iterator[CommitPublisher]:
+def begun(
+    target: MemoryCommitTarget, letters: DeadLetters, epoch: int = 1, **limits: Any
+) -> Iterator[CommitPublisher]:
     publisher = CommitPublisher(target, letters, RETRY, **limits)
-    publisher.open(term(1))
-    publisher.begin(START)
+    publisher.begin(publisher.open(term(epoch)) or START)
     try:
         yield publisher
     finally:

@@ -67,6 +67,9 @@ class CommitPublisher(PublishingThread[CommitTarget, Batch]):
         self._begun_at = self._batches = self._letters.begin(term, self._standing)
         return self._standing
 
+    def begin(self, standing: Standing) -> None:
+        super().begin(replace(standing, letters=self._letters.mark))
+
     def publish(self, batch: Batch) -> None:
         self._hand_over(batch, len(batch) + 1, batch.bytes)  # one without events takes room too
 

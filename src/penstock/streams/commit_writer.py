@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
@@ -116,7 +116,7 @@ class CommitWriter:
             try:
                 for events, _ in parts:
                     self._target.write(events)
-                self._target.commit(standing)
+                self._target.commit(replace(standing, letters=self._letters.mark))
             except RefusedEventsError as error:
                 self._abort()
                 refused = {
@@ -144,7 +144,7 @@ class CommitWriter:
                     opened.written += 1
                 if standing is not None:
                     self._write_letters()
-                    self._target.commit(standing)
+                    self._target.commit(replace(standing, letters=self._letters.mark))
                 return
             except RefusedEventsError as error:
                 self._abort()

@@ -11,11 +11,18 @@ also decides over new events: that is the lock under which a key is drained and 
 
 Every write checks that no later term has begun (correctness 40), and that the lane may go on: a target that
 refuses many events is wrongly set up, and the lane stops rather than empty itself into this file.
+
+A target that takes events and standing at once keeps the file's id while there are letters (`mark`). Whoever
+has another file, an instance with a state directory of its own, would send later events of blocked keys: it
+does not begin, unless somebody orders it to. Where there are no letters, any instance goes on; should there
+be some all the same in a file that comes back, written before a commit that never happened, then others have
+decided over their events meanwhile, and to keep them might double them: it is not gone on with either.
 """
 
 from __future__ import annotations
 
 import json
+import uuid
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +31,7 @@ from typing import Literal, Self
 
 import numpy as np
 
-from penstock.core.errors import StaleTermError, TooManyDeadLettersError
+from penstock.core.errors import StaleTermError, StateError, TooManyDeadLettersError
 from penstock.core.position import Lsn
 from penstock.core.stream import StreamId
 from penstock.streams import letter_requests
@@ -44,6 +51,10 @@ _INSERT = (
     "INSERT OR IGNORE INTO letters (stream, chunk, tx, name, op, kind, xid, route, key, value, code, reason,"
     " attempts, at, batch, place, headers, source) "
     "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+)
+_SHARE = (
+    "Let the instances share one state directory, or put the file there that the target's events belong to. "
+    "To go on with this one on purpose: `penstock lane rewind {lane} --to {position}`."
 )
 _KNOW = "INSERT OR REPLACE INTO known VALUES (?, ?, ?, ?, ?, ?, ?)"
 
@@ -73,6 +84,7 @@ class DeadLetters:
         self._policy = policy or DeadLetterPolicy()
         self._file = LetterFile(path)
         self._term = ("", Lsn(0))
+        self._id = ""  # of the file
         self._known: dict[LetterName, Why] = {}
         self._known_streams: frozenset[str] = frozenset()
         self._counts: Counter[tuple[str, str]] = Counter()
@@ -89,6 +101,11 @@ class DeadLetters:
 
     def close(self) -> None:
         self._file.close()
+
+    @property
+    def mark(self) -> str:
+        """What a target that commits keeps with its standing: the file's id, or nothing while it is empty."""
+        return self._id if self._counts.total() > 0 else ""
 
     @property
     def counts(self) -> Mapping[tuple[str, str], int]:
@@ -110,6 +127,7 @@ class DeadLetters:
             of, epoch = self._held_term()
             if of == term.system_id and epoch > term.epoch:
                 raise StaleTermError(f"A later leader writes the dead letters of lane {self.lane}.")
+            self._check_file(term, standing)
             if of != term.system_id:
                 self._file.execute("DELETE FROM known")
             self._file.set_fact("system_id", term.system_id)
@@ -120,6 +138,25 @@ class DeadLetters:
             newest: int = self._file.rows("SELECT coalesce(max(batch), 0) FROM letters")[0][0]
         self._remember()
         return newest if standing is None else standing.batches
+
+    def _check_file(self, term: Term, standing: Standing | None) -> None:
+        """Part of the caller's transaction: that target and file know of the same letters."""
+        self._id = self._file.fact("id", "") or uuid.uuid4().hex
+        self._file.set_fact("id", self._id)
+        if standing is None or standing.letters is None or term.leaves_letters:
+            return
+        if standing.letters not in ("", self._id):
+            raise StateError(
+                f"The lane {self.lane} has dead letters in another state directory, not in {self._file.path}:"
+                " later events of their keys would be sent before them.",
+                remedy=_SHARE.format(lane=self.lane, position=standing.position),
+            )
+        if not standing.letters and self._file.count("batch <= ?", (standing.batches,)):
+            raise StateError(
+                f"{self._file.path} has dead letters of lane {self.lane} that an instance with another state "
+                "directory went on without, and perhaps sent.",
+                remedy=_SHARE.format(lane=self.lane, position=standing.position),
+            )
 
     def follow(self, standing: Standing) -> None:
         """The lane goes on from there, as the target knows: whatever lies behind it comes again.

@@ -126,6 +126,8 @@ class StreamLane:
             opened.callback(publisher.stop)
             lease = Lease(lambda: self._leads(started.epoch))
             opened.enter_context(_Watch(lease, publisher))
+            orders = self._tools.orders.read()
+            begins_anew = orders.resync == ()
             standing = publisher.open(
                 Term(
                     settings.identity,
@@ -133,7 +135,8 @@ class StreamLane:
                     started.system_id,
                     started.timeline,
                     lease,
-                    self._tools.orders.read().resync == (),
+                    is_ordered=begins_anew,
+                    leaves_letters=begins_anew or orders.position is not None,
                 )
             )
             failpoints.reach("streams.opened")

@@ -26,7 +26,8 @@ class Term:
     """Who publishes: `epoch` grows with each leader; `identity` names the pipeline's lane, whoever leads.
 
     `lease` is for targets that cannot shut a former leader out. `is_ordered`: a person has ordered the lane
-    to send something again, so it begins also if the target was written with another state than this one.
+    to send everything again, so it begins also if the target was written with another state than this one.
+    `leaves_letters`: or to go on from a position, so it does without dead letters that are elsewhere.
     """
 
     identity: str
@@ -35,6 +36,7 @@ class Term:
     timeline: int
     lease: Lease = field(default_factory=Lease, compare=False)
     is_ordered: bool = False
+    leaves_letters: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,8 @@ class Standing:
 
     `batches` and `replays` are counted by the publisher over all terms. They tell, after a crash, which dead
     letters are of events that come again, and which have been replayed. `orders`: which of people's orders
-    were carried out to come here (`Orders.mark`).
+    were carried out to come here (`Orders.mark`). `letters`: which file of dead letters went with it
+    (`DeadLetters.mark`); None where nobody has said.
     """
 
     position: Lsn
@@ -54,6 +57,7 @@ class Standing:
     batches: int = 0
     replays: int = 0
     orders: str = ""
+    letters: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self) | {"format": 1, "position": str(self.position), "epoch": str(self.epoch)}
@@ -69,6 +73,7 @@ class Standing:
             fields.get("batches", 0),
             fields.get("replays", 0),
             fields.get("orders", ""),
+            fields.get("letters"),
         )
 
 
