@@ -52,6 +52,15 @@ def test_the_last_record_of_each_key_holds() -> None:
     assert held.ahead() == {}
 
 
+def test_dead_letters_that_a_bucket_has_passed_are_known_before_all_buckets_are_there() -> None:
+    records: _Records = [
+        (TERM, term_record(Lsn(1), "system", 2)),
+        (WHOLE, Mark(1, standing(0, 1, letters="")).to_bytes()),
+        (bucket_key(1), Mark(2, standing(9, 1, letters="file", batches=3)).to_bytes()),
+    ]
+    assert read_records(records).standing() == standing(0, 1, letters="file")
+
+
 def test_a_later_whole_commit_overrules_what_buckets_said_before() -> None:
     records: _Records = [
         (TERM, term_record(Lsn(1), "system", 2)),

@@ -104,8 +104,11 @@ class DeadLetters:
 
     @property
     def mark(self) -> str:
-        """What a target that commits keeps with its standing: the file's id, or nothing while it is empty."""
-        return self._id if self._counts.total() > 0 else ""
+        """What a target that commits keeps with its standing: the file's id, or nothing while it is empty.
+
+        Of letters that were taken back (`known`) a bucket of Kafka that is ahead may have passed the event.
+        """
+        return self._id if self._counts.total() > 0 or self._known else ""
 
     @property
     def counts(self) -> Mapping[tuple[str, str], int]:

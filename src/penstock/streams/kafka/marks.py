@@ -94,12 +94,13 @@ class Held:
         return own
 
     def standing(self) -> Standing | None:
-        """Of the bucket that is least far."""
+        """Of the bucket that is least far; one that is ahead may have passed events that are dead letters."""
         if self.whole is None:
             return None
         marks = [(bucket, mark) for bucket in range(self.buckets or 1) if (mark := self.of_bucket(bucket))]
         bucket, least = min(marks, key=lambda found: (found[1].position(found[0]), found[1].commit))
-        return replace(least.standing, position=least.position(bucket))
+        newest = max((mark for _, mark in marks), key=lambda mark: mark.commit)
+        return replace(least.standing, position=least.position(bucket), letters=newest.standing.letters)
 
     def ahead(self) -> dict[int, Lsn]:
         """Buckets that are further than the least, and how far."""
