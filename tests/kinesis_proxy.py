@@ -3,12 +3,14 @@
 Neither kinesalite nor moto throttles or fails by itself. Operations are called by Kinesis' names. `answering`
 makes every request fail with one error until it is None again: credentials that expired, a stream that is
 gone. A call that has a record with the partition key `invalid` is refused as a whole; records with the
-partition key `failing` fail alone, time and again. Operations that are `denied` are refused by rights.
+partition key `failing` fail alone, time and again, and so do those whose hash is in `failing_hashes`, as if
+their shard were down. Operations that are `denied` are refused by rights.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import http.client
 import json
 import random
@@ -16,6 +18,7 @@ import socket
 import struct
 import threading
 import time
+from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
 
@@ -37,6 +40,8 @@ class HttpFailureProxy:
         self.answering: str | None = None
         self.invalid: str | None = None
         self.failing: str | None = None
+        self.failing_hashes = range(0)
+        self.refused: Counter[str] = Counter()  # by partition key, how often records failed alone
         self.denied: set[str] = set()
         self.behind = behind
         self.late: list[threading.Thread] = []
@@ -109,15 +114,22 @@ class _Handler(BaseHTTPRequestHandler):
         if self.owner.invalid is not None and self.owner.invalid in _partition_keys(body):
             self._answer(400, _error("ValidationException"))
             return
-        if self.owner.failing is not None and self.owner.failing in (keys := _partition_keys(body)):
-            fails = [key == self.owner.failing for key in keys]
-            self._pass_on_in_part(body, {number: _FAILED for number, each in enumerate(fails) if each})
+        keys = _partition_keys(body)
+        if fails := [number for number, key in enumerate(keys) if self._fails(key)]:
+            self._pass_on_in_part(body, dict.fromkeys(fails, _FAILED))
+            self.owner.refused.update(keys[number] for number in fails)
             return
         fault = self.owner.plan.next(operation)
         if fault is None:
             self._answer(*self._passed_on(body))
         else:
             getattr(self, f"_{fault.kind}")(body, fault)
+
+    def _fails(self, key: str) -> bool:
+        hashes = self.owner.failing_hashes
+        return key == self.owner.failing or (
+            hashes.stop > 0 and int(hashlib.md5(key.encode()).hexdigest(), 16) in hashes
+        )
 
     def _reset(self, body: bytes, fault: Fault) -> None:
         self._cut()

@@ -13,7 +13,7 @@ import random
 import subprocess
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -68,6 +68,12 @@ class History:
                 ids = [f"{tx}_{op}" for tx, op in zip(events.tx, events.op, strict=True)]
                 expected.update((str(events.stream), "", each) for each in ids)
         return expected
+
+    def told_keys(self) -> list[bytes]:
+        """Of all changes."""
+        numbers = range(1, self.transactions + 1)
+        parts = [events for n in numbers for events in self._transaction(n).events]
+        return [key for events in parts for key in events.key.to_pylist()]
 
     def assert_told_once_and_in_order(self, records: list[Record]) -> None:
         names: Counter[tuple[str, str, str]] = Counter()
@@ -164,7 +170,12 @@ class Leader:
 
 
 def publish(
-    history: History, chosen: KinesisSettings, directory: Path, epoch: int, lease: Lease | None = None
+    history: History,
+    chosen: KinesisSettings,
+    directory: Path,
+    epoch: int,
+    lease: Lease | None = None,
+    paced: Callable[[Iterable[Batch]], Iterable[Batch]] = iter,
 ) -> Mapping[str, int]:
     """From where it stands to the end, as the leader of a term; what could not be proved."""
     target = KinesisTarget(chosen, directory)
@@ -174,7 +185,7 @@ def publish(
         standing = publishing.open(term(epoch, lease))
         standing = standing or Standing(Lsn(0), Lsn(epoch), "system", 1, {"load": {"next": 0}})
         publishing.begin(standing)
-        for batch in history.batches(standing):
+        for batch in paced(history.batches(standing)):
             publishing.publish(batch)
         assert publishing.drain(60)
         assert publishing.standing.position == history.end

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import signal
 import subprocess
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
@@ -24,7 +26,7 @@ from penstock.core.position import Lsn
 from penstock.failpoints import FAILPOINTS
 from penstock.streams import letter_requests
 from penstock.streams.blocked_keys import BEHIND
-from penstock.streams.events import Events
+from penstock.streams.events import Batch, Events
 from penstock.streams.kinesis.check import check
 from penstock.streams.kinesis.errors import TOO_LARGE
 from penstock.streams.kinesis.settings import KinesisSettings
@@ -44,6 +46,7 @@ _KILLS = ["streams.kinesis_sent=kill@2"] + [
     for name in sorted(FAILPOINTS)
     if name.startswith(("streams.kinesis_", "streams.record_"))
 ]
+_SECOND_SHARD = 2**127  # of two: the first hash that it takes
 _FAULTS: dict[Kind, float] = {
     "reset": 0.03,
     "lost": 0.04,
@@ -257,31 +260,80 @@ def test_a_record_that_makes_a_call_invalid_is_found(kinesalite: KinesisServer, 
 def test_a_record_that_fails_time_and_again_waits_as_a_dead_letter_while_others_flow_on(
     kinesalite: KinesisServer, tmp_path: Path
 ) -> None:
-    stream, history = kinesalite.create_stream(2), History(11, 20)
-    with HttpFailureProxy(kinesalite.port) as proxy:
+    stream, history = kinesalite.create_stream(2), History(11, 60)
+    with (
+        HttpFailureProxy(kinesalite.port) as proxy,
+        closing(LetterFile(tmp_path / "dead_letters.sqlite")) as file,
+    ):
         chosen = settings(stream, proxy.endpoint)
         proxy.failing = "[7]"
-        publish(history, chosen, tmp_path, 1)
-        assert "[7]" not in {record.partition_key for record in kinesalite.read(stream)}
-        with closing(LetterFile(tmp_path / "dead_letters.sqlite")) as file:
-            letters = file.letters("true ORDER BY stream, batch, place")
-            assert {letter.key for letter in letters} == {b"[7]"}
-            for _, group in groupby(letters, lambda letter: letter.stream):
-                first, *behind = group
-                assert (first.code, first.attempts) == ("InternalFailure", RETRY.max_attempts)
-                assert {letter.code for letter in behind} == {BEHIND}
-            told = [record.value["penstock"] for record in kinesalite.read(stream)]
-            names = Counter((each["stream"], "", each["id"]) for each in told)
-            kept = Counter((letter.stream, "", f"{letter.tx}_{letter.op}") for letter in letters)
-            assert names + kept == history.expected()
 
-            proxy.failing = None
-            with closing(publisher(KinesisTarget(chosen, tmp_path), tmp_path)) as publishing:
-                standing = publishing.open(term(2))
-                assert standing is not None
-                publishing.begin(standing)
-                letter_requests.ask(file, "replay")
-                wait_until(lambda: file.count("true") == 0, "the letters to be delivered")
+        def paced(batches: Iterable[Batch]) -> Iterator[Batch]:
+            """One after the other, so that there are others while it fails."""
+            for batch in batches:
+                tried = proxy.refused["[7]"]
+                yield batch
+                if tried:
+                    again = partial(_is_tried_again_or_kept, proxy, tried, file)
+                    wait_until(again, "the record to be tried again, or to be a letter")
+
+        publish(history, chosen, tmp_path, 1, paced=paced)
+        assert "[7]" not in {record.partition_key for record in kinesalite.read(stream)}
+        letters = file.letters("true ORDER BY stream, batch, place")
+        assert {letter.key for letter in letters} == {b"[7]"}
+        for _, group in groupby(letters, lambda letter: letter.stream):
+            first, *behind = group
+            assert (first.code, first.attempts) == ("InternalFailure", RETRY.max_attempts)
+            assert {letter.code for letter in behind} == {BEHIND}
+        told = [record.value["penstock"] for record in kinesalite.read(stream)]
+        names = Counter((each["stream"], "", each["id"]) for each in told)
+        kept = Counter((letter.stream, "", f"{letter.tx}_{letter.op}") for letter in letters)
+        assert names + kept == history.expected()
+
+        proxy.failing = None
+        with closing(publisher(KinesisTarget(chosen, tmp_path), tmp_path)) as publishing:
+            standing = publishing.open(term(2))
+            assert standing is not None
+            publishing.begin(standing)
+            letter_requests.ask(file, "replay")
+            wait_until(lambda: file.count("true") == 0, "the letters to be delivered")
+    history.assert_told_once_and_in_order(kinesalite.read(stream))
+
+
+def _is_tried_again_or_kept(proxy: HttpFailureProxy, tried: int, file: LetterFile) -> bool:
+    """Of each of both streams."""
+    return proxy.refused["[7]"] > tried + 1 or file.count("code <> ?", (BEHIND,)) > 1
+
+
+def test_a_shard_in_trouble_holds_its_records_while_others_take_theirs(
+    kinesalite: KinesisServer, tmp_path: Path
+) -> None:
+    stream, history = kinesalite.create_stream(2), History(12, 40)
+    hashes = [int(hashlib.md5(key).hexdigest(), 16) for key in history.told_keys()]
+    of_others = sum(each < _SECOND_SHARD for each in hashes)
+    with HttpFailureProxy(kinesalite.port) as proxy:
+        publishing = publisher(KinesisTarget(settings(stream, proxy.endpoint), tmp_path), tmp_path)
+        with closing(publishing):
+            publishing.open(term(1))
+            publishing.begin(_standing())
+            first, *rest = history.batches(_standing())
+            publishing.publish(first)
+            assert publishing.drain(60)
+            proxy.failing_hashes = range(_SECOND_SHARD, 2**128)
+            for batch in rest:
+                publishing.publish(batch)
+            wait_until(
+                lambda: (
+                    len(kinesalite.read(stream)) >= of_others
+                    and max(proxy.refused.values(), default=0) > 4 * RETRY.max_attempts
+                ),
+                "the other shard to have all of its records, and those of this one to be tried often",
+            )
+            assert not publishing.drain(0.1)
+            proxy.failing_hashes = range(0)
+            assert publishing.drain(60)
+    with closing(LetterFile(tmp_path / "dead_letters.sqlite")) as file:
+        assert file.count("true") == 0
     history.assert_told_once_and_in_order(kinesalite.read(stream))
 
 

@@ -17,8 +17,8 @@ class Parcel:
     """`ids`: numbers of the AckTracker; of replayed dead letters, minus the letter's number.
 
     `keys` tells keys of streams apart, but that two may share a number: then one waits for the other without
-    need. `attempts` counts errors of the record, `failures` every time it did not arrive; `refused_at`: so
-    many events the target had taken when it first refused this one, -1 if it has not.
+    need. `attempts` counts errors of the record, `failures` every time it did not arrive; `refused_at`: which
+    answer of the target was the last that counted, -1 if none was.
     """
 
     events: Events

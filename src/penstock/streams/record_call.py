@@ -15,7 +15,7 @@ import structlog
 from penstock import failpoints
 from penstock.core.errors import TargetError
 from penstock.streams.blocked_keys import Rows
-from penstock.streams.events import Events
+from penstock.streams.events import Events, Int64s
 from penstock.streams.parcels import Parcel
 from penstock.streams.publish_measures import PublishMeasures
 from penstock.streams.publisher import StoppedError
@@ -30,7 +30,8 @@ _logger = structlog.get_logger("penstock.streams")
 class Answer:
     """`failed`: by row, code and message; `missing`: rows of a lost call that are not there; all others are.
 
-    `error`: nothing of it is there, but for what was there before (`found`, which were not sent).
+    `error`: nothing of it is there, but for what was there before (`found`, which were not sent). `places`:
+    of each row, as `Sent` has it.
     """
 
     parcel: Parcel
@@ -38,6 +39,7 @@ class Answer:
     missing: Rows = field(default_factory=_NO_ROWS.copy)
     error: BaseException | None = None
     found: Rows = field(default_factory=_NO_ROWS.copy)
+    places: Int64s = field(default_factory=lambda: np.empty(0, np.int64))
 
 
 class RecordCall:
@@ -61,18 +63,21 @@ class RecordCall:
             if not parcel.is_replay:
                 found = _true_rows(self._target.is_there(parcel.events))
             rows = np.delete(np.arange(len(parcel)), found)
+            places = np.zeros(len(parcel), np.int64)
             if not len(rows):
-                return Answer(parcel, found=found)
+                return Answer(parcel, found=found, places=places)
             events = parcel.events.take(rows) if len(found) else parcel.events
             self._check_stopped()
             with self._measures.publishing(len(rows)):
                 sent = self._target.send(events, last)
             failed = {int(rows[row]): why for row, why in sent.failed.items()}
+            if len(sent.places):
+                places[rows] = sent.places
             if sent.unknown:
                 missing = np.setdiff1d(rows[self._missing(events)], list(failed))
-                return Answer(parcel, failed, missing, found=found)
+                return Answer(parcel, failed, missing, found=found, places=places)
             failpoints.reach("streams.record_sent")
-            return Answer(parcel, failed, found=found)
+            return Answer(parcel, failed, found=found, places=places)
         except BaseException as error:
             return Answer(parcel, error=error, found=found)
 

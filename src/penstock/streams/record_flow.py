@@ -5,19 +5,20 @@ number is marked and its room in the queue is given back. `reached` is what foll
 transaction before which nothing is under way.
 
 A record that fails for a reason of its own, as far as the target says, is a dead letter after a number of
-attempts. Those count that were made when the target had taken others since it first refused this one: a
-target that takes nothing at all is in trouble itself, whatever it says of each record, and is tried without
-end (correctness 50).
+attempts. Each must be borne out: after the first, an attempt counts if the part of the target that the record
+belongs to (a shard) has taken others since the last one that did. A part that takes nothing is in trouble
+itself, whatever it says of each record, and however well the others are: it is tried without end (correctness
+50), and the position is held. So is a record that fails where nobody else sends anything.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 import structlog
 
 from penstock import failpoints
@@ -79,7 +80,8 @@ class RecordFlow:
         self._portion: Portion | None = None
         self._replaying: set[int] = set()
         self._hold_until, self._held, self._is_held = 0.0, 0, False
-        self._taken = 0  # events that the target took
+        self._answers = 0
+        self._took: dict[int, int] = {}  # each part of the target, and the last answer by which it took some
 
     def begin(self, standing: Standing) -> None:
         self._tracker = AckTracker(standing.position)
@@ -146,11 +148,12 @@ class RecordFlow:
             self._done(parcel.take(answer.found))
             self._again(parcel.without(answer.found), now)
             return
-        away = np.union1d(answer.missing, np.array(list(answer.failed), np.intp))
-        taken_before = self._taken
-        self._taken += len(parcel) - len(away) - len(answer.found)
-        self._done(parcel.without(away.astype(np.intp)))
-        self._settle_failed(parcel, answer, taken_before, now)
+        away = np.union1d(answer.missing, np.array(list(answer.failed), np.intp)).astype(np.intp)
+        self._answers += 1
+        taken = np.delete(answer.places, np.union1d(away, answer.found).astype(np.intp))
+        self._took |= dict.fromkeys(np.unique(taken).tolist(), self._answers)
+        self._done(parcel.without(away))
+        self._settle_failed(parcel, answer, now)
 
     def bury(self) -> None:
         """Make dead letters durable; only then are their events done with."""
@@ -168,17 +171,18 @@ class RecordFlow:
         for parcel, _ in dead:
             self._done(parcel)
 
-    def _settle_failed(self, parcel: Parcel, answer: Answer, taken_before: int, now: float) -> None:
+    def _settle_failed(self, parcel: Parcel, answer: Answer, now: float) -> None:
         classes = {row: self._classify(*why) for row, why in answer.failed.items()}
         if ErrorClass.STALE in classes.values():
             raise StaleTermError("A later leader writes to the target.")
-        takes_others = self._taken > np.where(parcel.refused_at < 0, taken_before, parcel.refused_at)
-        parcel = _refused(parcel, classes, takes_others, taken_before)
+        rows = [row for row, of in classes.items() if of in (ErrorClass.RECORD, ErrorClass.POISON)]
+        borne_out = self._borne_out(parcel, answer, rows)
+        parcel = _refused(parcel, rows, borne_out, self._answers)
         fallen = {
             row: (*answer.failed[row], int(parcel.attempts[row]))
             for row, of in classes.items()
             if of is ErrorClass.POISON
-            or (of is ErrorClass.RECORD and takes_others[row] and self._is_exhausted(parcel, row))
+            or (of is ErrorClass.RECORD and row in borne_out and self._is_exhausted(parcel, row))
         }
         again = np.array(sorted({*answer.missing.tolist(), *classes} - fallen.keys()), np.intp)
         if 2 * sum(of is ErrorClass.TARGET for of in classes.values()) > len(parcel):
@@ -189,6 +193,12 @@ class RecordFlow:
         if len(again):
             self._measures.retried()
             self._again(parcel.take(again), now)
+
+    def _borne_out(self, parcel: Parcel, answer: Answer, rows: Sequence[int]) -> set[int]:
+        """Those that were refused by a part of the target which has taken others since the last time that
+        counted, or takes some by this answer."""
+        before = np.where(parcel.refused_at < 0, self._answers - 1, parcel.refused_at)
+        return {row for row in rows if self._took.get(int(answer.places[row]), -1) > before[row]}
 
     def _is_exhausted(self, parcel: Parcel, row: int) -> bool:
         return self._retry.is_exhausted(int(parcel.attempts[row]))
@@ -270,15 +280,12 @@ class RecordFlow:
         return gone
 
 
-def _refused(
-    parcel: Parcel, classes: Mapping[int, ErrorClass], takes_others: npt.NDArray[np.bool_], taken_before: int
-) -> Parcel:
-    """With one more attempt of each record that was refused for a reason of its own, as far as one counts:
-    the first does, later ones if the target has taken others since that."""
-    rows = [row for row, of in classes.items() if of in (ErrorClass.RECORD, ErrorClass.POISON)]
-    if not rows:
+def _refused(parcel: Parcel, rows: Sequence[int], borne_out: AbstractSet[int], answer: int) -> Parcel:
+    """With one more attempt of each record that was refused for a reason of its own, as far as one counts."""
+    counting = [row for row in rows if parcel.refused_at[row] < 0 or row in borne_out]
+    if not counting:
         return parcel
     attempts, refused_at = parcel.attempts.copy(), parcel.refused_at.copy()
-    attempts[rows] += (refused_at[rows] < 0) | takes_others[rows]
-    refused_at[rows] = np.where(refused_at[rows] < 0, taken_before, refused_at[rows])
+    attempts[counting] += 1
+    refused_at[counting] = answer
     return replace(parcel, attempts=attempts, refused_at=refused_at)

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
+
 from penstock.streams.events import Events, Int64s
 from penstock.streams.publisher import Standing, Term
 
@@ -61,11 +63,13 @@ class CommitTarget(Protocol):
 class Sent:
     """What became of each record of a call: `failed` by its number, all others are at the target.
 
-    `unknown`: the call was lost, and each record may be there or not.
+    `unknown`: the call was lost, and each record may be there or not. `places`: in which part of the target
+    each belongs, of which one may be in trouble while others are not; empty, if there is but one.
     """
 
     failed: dict[int, tuple[str, str]] = field(default_factory=dict)  # number: code, message
     unknown: bool = False
+    places: Int64s = field(default_factory=lambda: np.empty(0, np.int64))
 
 
 @dataclass(frozen=True, slots=True)

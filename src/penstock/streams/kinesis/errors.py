@@ -4,8 +4,8 @@ without end, unless a record makes it invalid. Of a single record the service sa
 - it can never be taken: its size, or a key or data that cannot be said. A dead letter at once;
 - the stream, its shard or the account cannot take it now: throttling, rights, keys of encryption. Tried
   without end;
-- anything else, such as `InternalFailure`: it may pass, and is tried `retry_max_attempts` times, while the
-  stream takes others (`record_flow`).
+- anything else, such as `InternalFailure`: it may pass, and is tried `retry_max_attempts` times, while its
+  shard takes others (`record_flow`).
 """
 
 from __future__ import annotations

@@ -51,11 +51,16 @@ class ShardMap:
         self.open = sorted(
             (shard for shard in self.shards.values() if not shard.is_closed), key=lambda shard: shard.first
         )
+        self._numbers = np.array([hash(shard.id) for shard in self.open] or [0], np.int64)
         self._firsts = _sortable(np.concatenate([_one(shard.first) for shard in self.open] or [_one(0)]))
 
     def places(self, hashes: Hashes) -> npt.NDArray[np.intp]:
         """For each hash, the number of its shard in `open`."""
         return np.searchsorted(self._firsts, _sortable(hashes), side="right") - 1
+
+    def numbers(self, hashes: Hashes) -> npt.NDArray[np.int64]:
+        """For each hash, a number that its shard has in every map; two may share one, hardly ever."""
+        return self._numbers[self.places(hashes)]
 
     def touched(self, hashes: Hashes) -> list[Shard]:
         """Whoever takes or took any of the hashes, and what it came from."""

@@ -68,9 +68,8 @@ class _Outcome:
         for row in rows:
             self.failed[int(row)] = (code, message)
 
-    @property
-    def sent(self) -> Sent:
-        return Sent(self.failed, unknown=self.is_lost)
+    def sent(self, places: Int64s) -> Sent:
+        return Sent(self.failed, self.is_lost, places)
 
 
 class KinesisTarget:
@@ -152,7 +151,7 @@ class KinesisTarget:
                 outcome.fail(put.rows, errors.NOT_SENT, "an earlier call was lost")
             else:
                 self._send_part(put, records, last, outcome)
-        return outcome.sent
+        return outcome.sent(self._stream.map.numbers(records.hashes))
 
     def look_again(self, events: Events) -> None:
         lost = self._bounds.lost()
