@@ -19,7 +19,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +67,10 @@ class StreamPipeline:
             **self.settings,
         }
         self.file.write_text(yaml.safe_dump(content))
+
+    def elsewhere(self, directory: Path) -> StreamPipeline:
+        """The same one on a machine that shares no files with this one."""
+        return replace(self, directory=directory)
 
     @property
     def state(self) -> Path:
@@ -261,10 +265,24 @@ class LaneProcess:
 
         def runs() -> bool:
             self.assert_alive()
-            said = self.said[self._said_before :]
-            return any(line["event"] == "state" and line["state"] == "running" for line in said)
+            return "running" in self._states()
 
-        wait_until(runs, "the lane to run", WAIT_S)
+        try:
+            wait_until(runs, "the lane to run", WAIT_S)
+        except BaseException:
+            print(self.told())
+            raise
+
+    def wait_until_it_stands_by(self) -> None:
+        def stands_by() -> bool:
+            self.assert_alive()
+            return self._states()[-1:] == ["waiting"]
+
+        wait_until(stands_by, "the lane to wait for its instance to lead", WAIT_S)
+
+    def _states(self) -> list[str]:
+        """That it has told in this life, in their order."""
+        return [line["state"] for line in self.said[self._said_before :] if line["event"] == "state"]
 
     def assert_alive(self) -> None:
         assert self.alive, f"the lane has ended with {self.process.returncode}\n{self.told()}"
