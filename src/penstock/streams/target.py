@@ -69,7 +69,7 @@ class Sent:
 
     failed: dict[int, tuple[str, str]] = field(default_factory=dict)  # number: code, message
     unknown: bool = False
-    places: Int64s = field(default_factory=lambda: np.empty(0, np.int64))
+    places: Int64s = field(default_factory=lambda: np.empty(0, np.int64), compare=False)
 
 
 @dataclass(frozen=True, slots=True)
