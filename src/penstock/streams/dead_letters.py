@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -225,31 +225,37 @@ class DeadLetters:
         with self._file.transaction():
             self._check_term()
             recent = self._checked_share(refused)
-            for each in dead:
-                for code in {why[0] for why in each.why}:
-                    rows = [(*row, self._term[0]) for row in _rows_of(each, code)]
-                    written[str(each.events.stream), code] += self._file.execute_many(_INSERT, rows)
+            for (stream, code), rows in self._rows_by_code(dead).items():
+                written[stream, code] += self._file.execute_many(_INSERT, rows)
+            for each in dead if self._known else ():
                 self._forget_known(each)
             self._check_count(written.total())
             self._file.set_fact("recent", json.dumps({"seen": self._seen, "refused": list(recent)}))
         self._recent = recent
         self._counts.update(written)
 
+    def _rows_by_code(self, dead: Sequence[Dead]) -> Mapping[tuple[str, str], list[tuple[object, ...]]]:
+        """By stream and code: a commit may have a letter of each of many batches."""
+        at, found = letter_requests.now(), defaultdict[tuple[str, str], list[tuple[object, ...]]](list)
+        for each in dead:
+            for why, row in zip(each.why, _rows_of(each, at, self._term[0]), strict=True):
+                found[str(each.events.stream), why[0]].append(row)
+        return found
+
     def _forget_known(self, dead: Dead) -> None:
         """Part of the caller's transaction: they are letters now."""
-        if self._known:
-            names = names_of(dead.events)
-            rows = [names.name(row) for row in range(len(dead.events))]
-            forget = "DELETE FROM known WHERE stream = ? AND chunk = ? AND tx = ? AND name = ?"
-            self._file.execute_many(forget, rows)
+        names = names_of(dead.events)
+        rows = [names.name(row) for row in range(len(dead.events))]
+        forget = "DELETE FROM known WHERE stream = ? AND chunk = ? AND tx = ? AND name = ?"
+        self._file.execute_many(forget, rows)
 
     def _refused_anew(self, dead: Dead) -> int:
         """How many of these were refused now: not those behind others, nor those that came again."""
+        refused = [row for row, why in enumerate(dead.why) if why[0] != BEHIND]
+        if not refused or not self._known:
+            return len(refused)
         names = names_of(dead.events)
-        return sum(
-            why[0] != BEHIND and not (self._known and names.name(row) in self._known)
-            for row, why in enumerate(dead.why)
-        )
+        return sum(names.name(row) not in self._known for row in refused)
 
     def _check_term(self) -> None:
         if self._held_term() != self._term:
@@ -331,26 +337,26 @@ class DeadLetters:
         self._counts[stream, code] += change
 
 
-def _rows_of(dead: Dead, code: str) -> Iterator[tuple[object, ...]]:
-    events, names, at = dead.events, names_of(dead.events), letter_requests.now()
-    for row, (its_code, reason, attempts) in enumerate(dead.why):
-        if its_code == code:
-            yield (
-                *names.name(row),
-                int(events.op[row]),
-                int(events.kind[row]),
-                int(events.xid[row]),
-                events.route,
-                events.key[row].as_py(),
-                events.value[row].as_py(),
-                code,
-                reason,
-                attempts,
-                at,
-                int(dead.batches[row]),
-                int(dead.places[row]),
-                _headers(events, row),
-            )
+def _rows_of(dead: Dead, at: str, source: str) -> Iterator[tuple[object, ...]]:
+    events, names = dead.events, names_of(dead.events)
+    for row, (code, reason, attempts) in enumerate(dead.why):
+        yield (
+            *names.name(row),
+            int(events.op[row]),
+            int(events.kind[row]),
+            int(events.xid[row]),
+            events.route,
+            events.key[row].as_py(),
+            events.value[row].as_py(),
+            code,
+            reason,
+            attempts,
+            at,
+            int(dead.batches[row]),
+            int(dead.places[row]),
+            _headers(events, row),
+            source,
+        )
 
 
 def _headers(events: Events, row: int) -> str:
