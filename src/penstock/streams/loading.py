@@ -73,7 +73,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -81,10 +81,9 @@ import structlog
 
 from penstock import failpoints
 from penstock.capture.remote import RemoteCapture
-from penstock.capture.spec import ExportedSnapshot
 from penstock.capture.tail_reader import TailReader
-from penstock.capture.transactions import UPDATE, ChangeRows, MessageConverter
-from penstock.core.errors import CaptureAwayError, SnapshotLostError, SourceError
+from penstock.capture.transactions import ChangeRows
+from penstock.core.errors import CaptureAwayError, SnapshotLostError
 from penstock.core.position import Lsn
 from penstock.core.selection import Selection
 from penstock.core.stream import StreamId
@@ -93,24 +92,22 @@ from penstock.sources.base import TextSession
 from penstock.sources.chunk import TableRewrittenError
 from penstock.sources.tables import SourceTable
 from penstock.streams.events import Batch, Events
+from penstock.streams.load_changes import Encode, changes_again
 from penstock.streams.load_chunks import (
     ChunkPart,
     ChunkReaders,
     LoadSettings,
     plan_reads,
 )
+from penstock.streams.load_snapshots import LoadSnapshots, Taken
 from penstock.streams.load_state import BEGINNING, LoadState, least_point
 from penstock.streams.publisher import StoppedError
 
 __all__ = ["LoadProgress", "LoadSettings", "Loads", "least_point"]
 
-_SETTLE_ATTEMPTS = 10
 _LOOK_EVERY_S = 0.2
-_OLD_KEY = ord("k")
-_CHANGES_BYTES = 1 << 20  # of a batch of changes
 _logger = structlog.get_logger("penstock.streams")
 
-Encode = Callable[[ChangeRows], Sequence[Events]]
 _Step = tuple[Sequence[Events], bool]  # events, and whether the state speaks of all that were given so far
 
 
@@ -119,14 +116,6 @@ class LoadProgress:
     stream: StreamId
     rows: int
     estimated_rows: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Taken:
-    """A snapshot, and the tables as the catalog had them before and after it was taken."""
-
-    snapshot: ExportedSnapshot
-    tables: Mapping[StreamId, SourceTable]
 
 
 class Loads:
@@ -149,6 +138,7 @@ class Loads:
         self._capture = capture
         self._log_directory = log_directory
         self._settings = settings
+        self._snapshots = LoadSnapshots(capture, settings)
         self._selections = selections
         self._encode = encode
         self._held = held
@@ -197,7 +187,7 @@ class Loads:
             self._states[stream] = LoadState.from_json(loads.get(str(stream), {})).without_rows()
         if position is None and not wanting:
             raise ValueError("a lane that loads nothing says where it begins")
-        taken = self._take_aside(wanting) if wanting else None
+        taken = self._snapshots.take(wanting) if wanting else None
         if taken is not None and (position is None or self._held is None):
             while not wait([taken], _LOOK_EVERY_S).done:
                 if stop is not None and stop.is_set():
@@ -293,60 +283,18 @@ class Loads:
         if work is not None:
             work.close()  # type: ignore[attr-defined]  # a generator
         with contextlib.suppress(CaptureAwayError):
-            self._capture.release_snapshot()
+            self._snapshots.release()
 
     def _behind(self) -> list[StreamId]:
         return [stream for stream, state in self._states.items() if state.is_behind and not state.has_gap]
 
-    def _take_aside(self, streams: Sequence[StreamId]) -> Future[_Taken]:
-        return _aside(lambda: self._take(streams))
-
-    def _take(self, streams: Sequence[StreamId]) -> _Taken:
-        """A snapshot under which these tables are as the catalog says: it is read before and after."""
-        for _ in range(_SETTLE_ATTEMPTS):
-            before = self._look_up(streams)
-            self._capture.release_snapshot()
-            snapshot = self._capture.snapshot()
-            after = self._look_up(streams)
-            if all(after[stream].schema == before[stream].schema for stream in streams):
-                failpoints.reach("streams.load_begun")
-                return _Taken(snapshot, after)
-        raise SourceError(
-            "Tables were changed each time their load was begun.",
-            remedy="None needed: it is tried again. If it goes on, stop what alters the tables.",
-        )
-
-    def _look_up(self, streams: Sequence[StreamId]) -> dict[StreamId, SourceTable]:
-        found = {table.stream: table for table in self._settings.source.tables(streams)}
-        missing = [stream for stream in streams if stream not in found]
-        if missing:
-            raise SourceError("The table is gone.", stream=str(missing[0]), remedy="Run `penstock check`.")
-        return {stream: found[stream] for stream in streams}
-
-    def _hold(self, stream: StreamId, taken: _Taken, session: TextSession) -> _Taken:
-        """A table as one connection sees it from now on, with the point of that."""
-        place = session.hold(taken.tables[stream])
-        assert place is not None, "a source whose readers cannot share a snapshot says where theirs is"
-        point = taken.snapshot.position_of(place)
-        if point is None:
-            raise SourceError(
-                "Another server answers than the one whose log is read.",
-                stream=str(stream),
-                remedy="None needed: the lane begins anew with it.",
-            )
-        table = self._look_up([stream])[stream]
-        if table.schema != taken.tables[stream].schema:
-            raise TableRewrittenError(str(stream))
-        failpoints.reach("streams.load_begun")
-        return _Taken(replace(taken.snapshot, consistent_point=point), {stream: table})
-
-    def _note(self, taken: _Taken) -> None:
+    def _note(self, taken: Taken) -> None:
         """Now the states of streams that are new are known."""
         self._tables = taken.tables
         for stream in self._new.difference(self._states):
             self._states[stream] = self._anew(stream, taken)
 
-    def _anew(self, stream: StreamId, taken: _Taken) -> LoadState:
+    def _anew(self, stream: StreamId, taken: Taken) -> LoadState:
         point, table = taken.snapshot.consistent_point, taken.tables[stream]
         return LoadState(
             point,
@@ -359,7 +307,7 @@ class Loads:
 
     # The steps of the work, in the order of the proof
 
-    def _run(self, waiting: Future[_Taken] | None) -> Iterator[_Step | None]:
+    def _run(self, waiting: Future[Taken] | None) -> Iterator[_Step | None]:
         for stream in self._behind():
             yield from self._level(stream)
         if waiting is None:
@@ -368,25 +316,21 @@ class Loads:
             yield None
         taken = waiting.result()
         self._note(taken)
-        alone = [stream for stream, table in taken.tables.items() if self._is_held_alone(table)]
+        alone = [stream for stream, table in taken.tables.items() if self._snapshots.is_held_alone(table)]
         shared = {stream: table for stream, table in taken.tables.items() if stream not in alone}
         yield from self._written_down(self._new)
         for stream in shared:
             if stream not in self._new:
                 yield from self._resume(stream, taken)
         if shared:
-            yield from self._read(_Taken(taken.snapshot, shared))
+            yield from self._read(Taken(taken.snapshot, shared))
         for stream in alone:
             yield from self._read_alone(stream, taken)
 
-    def _is_held_alone(self, table: SourceTable) -> bool:
-        reading = self._settings.reading
-        return reading.finds_place and not reading.shows_one_moment(table)
-
-    def _read_alone(self, stream: StreamId, taken: _Taken) -> Iterator[_Step | None]:
+    def _read_alone(self, stream: StreamId, taken: Taken) -> Iterator[_Step | None]:
         session = self._settings.reading.text_session()
         try:
-            waiting = _aside(lambda: self._hold(stream, taken, session))
+            waiting = self._snapshots.hold(stream, taken, session)
             while not waiting.done():
                 yield None
             held = waiting.result()
@@ -420,7 +364,7 @@ class Loads:
         while not is_held():
             yield None
 
-    def _resume(self, stream: StreamId, taken: _Taken) -> Iterator[_Step | None]:
+    def _resume(self, stream: StreamId, taken: Taken) -> Iterator[_Step | None]:
         """Changes up to the new snapshot's point; then what is left of the rows, or all of them."""
         state, anew = self._states[stream], self._anew(stream, taken)
         has_key = bool(taken.tables[stream].schema.key)
@@ -435,7 +379,7 @@ class Loads:
             self.read_anew[stream] += 1
             _logger.info("a table is read anew", stream=str(stream))
 
-    def _read(self, taken: _Taken, alone: TextSession | None = None) -> Iterator[_Step | None]:
+    def _read(self, taken: Taken, alone: TextSession | None = None) -> Iterator[_Step | None]:
         """What is left of the tables, by several connections or by `alone`."""
         with self._settings.reading.session() as session:
             reads = [
@@ -463,7 +407,7 @@ class Loads:
                         readers.close()
                         if alone is not None:
                             alone.close()
-                        self._capture.release_snapshot()
+                        self._snapshots.release()
                     yield from self._level(read.stream)
         finally:
             readers.close()
@@ -507,69 +451,18 @@ class Loads:
         return True
 
     def _changes(self, stream: StreamId, to: Lsn) -> Iterator[tuple[_Step | None, bool]]:
-        """The stream's changes up to `to`, and whether an update among them could leave a row half told.
-
-        Items of the tail are small while much is written; they are told in batches of some size, so that a
-        stream gains on its lane.
-        """
-        point = self._states[stream].point
-        if point >= to:
+        """The stream's changes up to `to`, and whether an update among them could leave a row half told."""
+        state = self._states[stream]
+        if state.point >= to:
             return
         reader = TailReader(self._capture, self._log_directory, {stream})
-        converter = MessageConverter()
-        events: list[Events] = []
-        lacks = False
-        with contextlib.closing(reader.follow(point)) as items:  # type: ignore[type-var]  # a generator
-            for item in items:
-                if item.end <= self._states[stream].point:
-                    yield None, False  # a sign of life
+        parts = changes_again(reader, self._encode, state.point, to, by_pages=state.method == "ctid")
+        with contextlib.closing(parts):
+            for again in parts:
+                if again is None:
+                    yield None, False
                     continue
-                for fragment in converter.fragments(item):
-                    part = [each for each in map(_between(point, to), fragment.changes) if each is not None]
-                    events += [made for each in part for made in self._encode(each)]
-                    lacks |= any(self._is_lacking(each) for each in part)
-                    if fragment.is_last:
-                        self._states[stream] = replace(self._states[stream], point=min(item.end, to))
-                    is_whole = fragment.is_last and item.end >= to
-                    if is_whole:
-                        self._follows(stream)
-                    if is_whole or sum(each.bytes for each in events) >= _CHANGES_BYTES:
-                        yield (events, fragment.is_last), lacks
-                        events, lacks = [], False
-                if item.end >= to:
-                    return
-
-    def _is_lacking(self, changes: ChangeRows) -> bool:
-        """Whether an update does not carry all values of a row that may not have been told."""
-        lists = changes.rows.column(log_columns.UNCHANGED)
-        if lists.null_count == len(lists):
-            return False
-        if self._states[changes.stream].method == "ctid":
-            return True
-        lacking = lists.is_valid().to_numpy(zero_copy_only=False)
-        return bool((lacking & (changes.op == UPDATE) & (changes.old_kind == _OLD_KEY)).any())
-
-
-_Made = TypeVar("_Made")
-
-
-def _aside(make: Callable[[], _Made]) -> Future[_Made]:
-    """In a thread of its own: a snapshot may have to wait for transactions that run."""
-    made: Future[_Made] = Future()
-
-    def run() -> None:
-        try:
-            made.set_result(make())
-        except BaseException as error:
-            made.set_exception(error)
-
-    threading.Thread(target=run, name="stream-load-snapshot", daemon=True).start()
-    return made
-
-
-def _between(start: Lsn, to: Lsn) -> Callable[[ChangeRows], ChangeRows | None]:
-    def part(changes: ChangeRows) -> ChangeRows | None:
-        first, stop = (int(np.searchsorted(changes.tx, int(at))) for at in (start, to))
-        return changes.slice(first, stop) if first < stop else None
-
-    return part
+                self._states[stream] = replace(self._states[stream], point=again.point)
+                if again.point >= to:
+                    self._follows(stream)
+                yield (again.events, again.is_whole), again.lacks

@@ -1,0 +1,82 @@
+"""Changes of a stream that loads, which its lane has passed: read again from the log, up to where that is.
+
+Items of the tail are small while much is written; they are told in batches of some size, so that a stream
+gains on its lane.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from penstock.capture.tail_reader import TailReader
+from penstock.capture.transactions import UPDATE, ChangeRows, MessageConverter
+from penstock.core.position import Lsn
+from penstock.log import columns as log_columns
+from penstock.streams.events import Events
+
+_OLD_KEY = ord("k")
+_BATCH_BYTES = 1 << 20
+
+Encode = Callable[[ChangeRows], Sequence[Events]]
+
+
+@dataclass(frozen=True, slots=True)
+class ChangesAgain:
+    """`point`: all whole transactions up to there are told by this one or before; `is_whole`: and no more.
+
+    `lacks`: an update among them does not carry all values of a row that may not have been told.
+    """
+
+    events: Sequence[Events]
+    point: Lsn
+    is_whole: bool
+    lacks: bool
+
+
+def changes_again(
+    reader: TailReader, encode: Encode, point: Lsn, to: Lsn, *, by_pages: bool
+) -> Generator[ChangesAgain | None]:
+    """Those with `point` <= tx < `to`; None is a sign of life. `by_pages`: how the rows were read."""
+    part_of = _between(point, to)
+    converter = MessageConverter()
+    events: list[Events] = []
+    lacks = False
+    with contextlib.closing(reader.follow(point)) as items:  # type: ignore[type-var]  # a generator
+        for item in items:
+            if item.end <= point:
+                yield None
+                continue
+            for fragment in converter.fragments(item):
+                part = [each for each in map(part_of, fragment.changes) if each is not None]
+                events += [made for each in part for made in encode(each)]
+                lacks |= any(_is_lacking(each, by_pages=by_pages) for each in part)
+                if fragment.is_last:
+                    point = min(item.end, to)
+                is_end = fragment.is_last and item.end >= to
+                if is_end or sum(each.bytes for each in events) >= _BATCH_BYTES:
+                    yield ChangesAgain(events, point, fragment.is_last, lacks)
+                    events, lacks = [], False
+            if item.end >= to:
+                return
+
+
+def _is_lacking(changes: ChangeRows, *, by_pages: bool) -> bool:
+    lists = changes.rows.column(log_columns.UNCHANGED)
+    if lists.null_count == len(lists):
+        return False
+    if by_pages:
+        return True
+    lacking = lists.is_valid().to_numpy(zero_copy_only=False)
+    return bool((lacking & (changes.op == UPDATE) & (changes.old_kind == _OLD_KEY)).any())
+
+
+def _between(start: Lsn, to: Lsn) -> Callable[[ChangeRows], ChangeRows | None]:
+    def part(changes: ChangeRows) -> ChangeRows | None:
+        first, stop = (int(np.searchsorted(changes.tx, int(at))) for at in (start, to))
+        return changes.slice(first, stop) if first < stop else None
+
+    return part
