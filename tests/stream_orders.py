@@ -162,6 +162,7 @@ class OrdersLane(CapturedLane):
         lane: str = "file",
         section: Mapping[str, Any] | None = None,
         streams: Sequence[Any] | None = None,
+        **settings: Any,
     ) -> None:
         self.orders = orders
         self.out = directory / "out.ndjson"
@@ -173,6 +174,7 @@ class OrdersLane(CapturedLane):
             "state": "./state",
             "streams": list(streams or [orders.table]),
             "lanes": {lane: {**target, **(section or {})}},
+            **settings,
         }
         path.write_text(yaml.safe_dump(document))
         super().__init__(path)

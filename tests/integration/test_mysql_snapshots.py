@@ -11,8 +11,10 @@ import pytest
 from penstock.core.binlog_place import BinlogPlace
 from penstock.core.errors import SourceError
 from penstock.core.stream import StreamId
+from penstock.sources.chunk import PlannedChunk, TableRewrittenError
 from penstock.sources.mysql import snapshots
 from penstock.sources.mysql.connection import connect, rows
+from penstock.sources.mysql.table_reading import MysqlReading
 from tests.conftest import wait_until
 from tests.mysql_server import MARIADB, MYSQL, MysqlServer
 
@@ -122,6 +124,34 @@ def test_writers_do_not_wait_for_a_load_longer_than_for_its_snapshot(
         shop.execute("INSERT INTO shop.t (n) VALUES (1)")
         assert rows(connection, "SELECT COUNT(*) FROM t", doing="counting") == [(0,)]
     assert shop.rows("SELECT COUNT(*) FROM shop.t") == [(1,)]
+
+
+_REWRITTEN = "ALTER TABLE shop.t MODIFY n BIGINT"
+_RENAMED = "ALTER TABLE shop.t RENAME COLUMN n TO m, ADD COLUMN n INT DEFAULT 7"
+
+
+@pytest.mark.parametrize("change", [_REWRITTEN, _RENAMED], ids=["rewritten", "a name for another column"])
+def test_a_table_that_is_loaded_may_be_altered_between_chunks_and_its_load_knows(
+    shop: MysqlServer, change: str
+) -> None:
+    shop.execute("INSERT INTO shop.t (n) VALUES (1), (2), (3), (4)")
+    reading = MysqlReading(url(shop))
+    [table] = reading.tables([TABLE])
+    with reading.session() as planning:
+        first, second = planning.plan_chunks(table, "key", rows_per_chunk=2)
+    with closing(reading.text_session()) as session:
+
+        def read(chunk: PlannedChunk) -> list[list[list[str]]]:
+            blocks = session.columns(chunk, table, table.schema.columns, "key", None, "", block_bytes=1 << 20)
+            return [[column.to_pylist() for column in columns] for _, columns in blocks]
+
+        session.hold(table)
+        assert read(first) == [[["1", "2"], ["1", "2"]]]
+        shop.execute("UPDATE shop.t SET n = n + 10", "INSERT INTO shop.t (n) VALUES (5)")
+        assert read(second) == [[["3", "4"], ["3", "4"]]], "it is still as it was when it was held"
+        shop.execute("SET SESSION lock_wait_timeout = 5", change)
+        with pytest.raises(TableRewrittenError):
+            read(second)
 
 
 def test_a_user_who_may_not_lock_is_told_so(shop: MysqlServer, monkeypatch: pytest.MonkeyPatch) -> None:

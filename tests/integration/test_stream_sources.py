@@ -204,6 +204,21 @@ def test_rows_are_loaded_beside_writers_and_each_change_follows_once(orders: Ord
         thread.join()
 
 
+@pytest.mark.parametrize("orders", ALL_SLOW[:2], indirect=True)
+def test_a_table_is_altered_in_the_midst_of_its_load_which_goes_on(orders: Orders, tmp_path: Path) -> None:
+    assert isinstance(orders, MysqlOrders)
+    orders.write(dict.fromkeys(range(1000, 4000), "placed"))
+    shop = OrdersLane(tmp_path, orders, load={"rows_per_chunk": 100, "rows_per_second": 500})
+    with shop.captured(), shop.lane():
+        wait_until(lambda: shop.ops.count("r") >= 100, "the load to be under way", WAIT_S)
+        orders.execute(
+            "SET SESSION lock_wait_timeout = 30", f"ALTER TABLE {orders.table} MODIFY status VARCHAR(80)"
+        )
+        assert shop.ops.count("r") < 3000, "nobody waited for the load"
+        orders.write(updates={1000: "changed " * 8, 3999: "changed " * 8})
+        shop.wait_until_level(resumed=True)
+
+
 @pytest.mark.parametrize("orders", ALL_SLOW, indirect=True)
 def test_a_new_leader_goes_on_where_the_target_is_and_the_old_one_writes_nothing(shop: OrdersLane) -> None:
     with shop.process() as first:

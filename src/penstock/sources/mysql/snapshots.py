@@ -13,10 +13,14 @@ see it, and its session lets go of the table only after that. So there are two w
 
 Other tables may have changed in between: the place is exact for this table alone. A table without
 transactions has no snapshots.
+
+A transaction keeps tables that it has read from being altered until it ends, or goes back to a savepoint from
+before; what it shows stays the same (`let_go`).
 """
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -30,6 +34,8 @@ from penstock.sources.mysql.connection import Connection, code_of, connect, is_m
 from penstock.sources.mysql.server import log_end, place_of, server_uuid, visible_place
 
 _TAKING = "taking a snapshot"
+_BEFORE = "SAVEPOINT penstock"
+_COUNTER = re.compile(r" AUTO_INCREMENT=\d+")
 _SNAPSHOT = "START TRANSACTION WITH CONSISTENT SNAPSHOT"
 _ENGINE = "SELECT ENGINE FROM information_schema.TABLES WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s"
 _LOOKS, _VISIBLE_WITHIN_S = 20, 1.0
@@ -42,7 +48,21 @@ def begin_snapshot(connection: Connection, url: str, table: StreamId) -> Place:
     """Open a transaction in which the table is as it was at the place."""
     _require_transactions(connection, table)
     place = _begin_on_mariadb(connection) if is_mariadb(connection) else _begin(connection, url, table)
+    rows(connection, _BEFORE, doing=_TAKING)
     return Place(str(place), "", server_uuid(connection))
+
+
+def let_go(connection: Connection) -> None:
+    """Tables that were read under the snapshot may be altered again."""
+    rows(connection, f"ROLLBACK TO {_BEFORE}", doing="reading the table")
+
+
+def keep_described(connection: Connection, table: StreamId) -> str:
+    """How the server would make the table as it is now; it stays so until `let_go`."""
+    name = f"{quoted(table.namespace)}.{quoted(table.name)}"
+    rows(connection, f"SELECT 1 FROM {name} LIMIT 0", doing="reading the table")  # what follows keeps nothing
+    [(_, text, *_)] = rows(connection, f"SHOW CREATE TABLE {name}", doing="reading the table")
+    return _COUNTER.sub("", str(text))
 
 
 def _begin_on_mariadb(connection: Connection) -> BinlogPlace:

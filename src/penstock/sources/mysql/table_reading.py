@@ -34,7 +34,7 @@ from penstock.sources.mysql.catalog import MysqlTable, discover
 from penstock.sources.mysql.chunk_reading import NOTHING, MysqlChunk, kept
 from penstock.sources.mysql.connection import Connection, cancel, connect
 from penstock.sources.mysql.results import read_texts
-from penstock.sources.mysql.snapshots import begin_snapshot
+from penstock.sources.mysql.snapshots import begin_snapshot, keep_described, let_go
 from penstock.sources.tables import SourceLeaf, SourceTable
 
 
@@ -119,12 +119,18 @@ class MysqlSession:
 class MysqlTextSession:
     """Chunks show the moment of their queries, or after `hold` all of them its own.
 
+    The table is let go between chunks (`snapshots.let_go`), so an ALTER TABLE waits for one of them and not
+    for the load. No chunk is read of a table that is not as it was held: most such changes the server finds
+    itself; those that leave the rows alone, and may give a name to another column, are found by how it
+    describes the table, once nobody can change that before the chunk is read.
+
     Cost: as a chunk's, without the casts.
     """
 
     def __init__(self, url: str, connection: Connection) -> None:
         self._url = url
         self._connection = connection
+        self._held: str | None = None  # as what the server describes the table
 
     def columns(
         self,
@@ -144,16 +150,23 @@ class MysqlTextSession:
         query = chunks.chunk_query(table.schema, chunk, asked)
         stream = str(table.stream)
         try:
+            if self._held is not None and keep_described(self._connection, table.stream) != self._held:
+                raise TableRewrittenError(stream)
             for block in read_texts(
                 self._connection, query, asked or (NOTHING,), stream=stream, block_bytes=block_bytes
             ):
                 left = kept(block, asked, where, None)
                 yield left.rows, list(left.columns[: len(columns)])
+            if self._held is not None:
+                let_go(self._connection)
         except TableChangedError as error:
             raise TableRewrittenError(stream) from error
 
     def hold(self, table: SourceTable) -> Place:
-        return begin_snapshot(self._connection, self._url, table.stream)
+        place = begin_snapshot(self._connection, self._url, table.stream)
+        self._held = keep_described(self._connection, table.stream)
+        let_go(self._connection)
+        return place
 
     def cancel(self) -> None:
         cancel(self._connection, self._url)
