@@ -1,19 +1,24 @@
 """What is in `deploy/` can be read by what it is for, names only what exists, and runs without rights.
 
-Whether it runs is not shown here: that needs Docker, a cluster, a machine with systemd. Where `helm` or
-`systemd-analyze` is installed, they are asked too.
+Others than us read it where they come with the tools of development: the Compose specification's schema,
+hadolint, a parser of PromQL. Whether it runs is not shown here: that needs Docker, a cluster, a machine with
+systemd. `helm` and `systemd-analyze` come in no wheel; where they are installed, they are asked too. Without
+`helm` templates are not rendered, only looked through.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import promql_parser
 import pytest
 import yaml
 
@@ -40,6 +45,22 @@ def all_under(value: Any, key: str) -> Iterator[Any]:
         yield from all_under(inner, key)
 
 
+def lint(*command: str | Path) -> None:
+    """Have a program that pip installed, or one that is on the path, look at something and find nothing."""
+    places = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    program = shutil.which(str(command[0]), path=places)
+    assert program is not None, f"{command[0]} is not installed: it is one of the extra `dev`"
+    looked = subprocess.run([program, *command[1:]], capture_output=True, text=True, check=False)
+    assert looked.returncode == 0, looked.stdout + looked.stderr
+
+
+def expressions() -> Iterator[str]:
+    """Of all alerts and panels; what Grafana fills in is filled in."""
+    yield from all_under(read_yaml(RULES), "expr")
+    for text in all_under(json.loads(DASHBOARD.read_text()), "expr"):
+        yield text.replace("$__rate_interval", "5m")
+
+
 def _without_texts(template: str) -> str:
     return re.sub(r'"[^"\n]*"', '""', template)
 
@@ -61,6 +82,22 @@ class TestMonitoring:
             assert set(_METRIC.findall(rule["expr"])) <= BY_NAME.keys(), rule["alert"]
             assert rule["labels"]["severity"] in ("warning", "critical")
             assert rule["annotations"]["summary"]
+
+    def test_prometheus_could_evaluate_every_expression(self) -> None:
+        found = [promql_parser.parse(text) for text in expressions()]
+        assert len(found) > 80
+
+    @pytest.mark.parametrize("wrong", ["rate(penstock_rounds_total)", "sum by lane (x)", "no_function(x)"])
+    def test_what_prometheus_could_not_evaluate_is_found(self, wrong: str) -> None:
+        with pytest.raises(ValueError, match=r"expected|invalid|unknown"):
+            promql_parser.parse(wrong)
+
+    def test_alerts_wait_for_times_that_prometheus_reads(self) -> None:
+        for group in read_yaml(RULES)["groups"]:
+            assert group.keys() <= {"name", "interval", "rules"}
+            for rule in group["rules"]:
+                assert rule.keys() <= {"alert", "expr", "for", "keep_firing_for", "labels", "annotations"}
+                assert "for" not in rule or promql_parser.parse_duration(rule["for"]), rule["alert"]
 
     def test_alerts_and_panels_name_only_labels_that_their_metric_has(self) -> None:
         always = {"job", "instance", "severity"}
@@ -106,6 +143,16 @@ class TestContainer:
         # What comes after USER is not done by root.
         assert re.findall(r"^RUN (.*)$", last.partition("\nUSER")[2], re.MULTILINE) == ["penstock prepare"]
 
+    def test_hadolint_finds_nothing(self) -> None:
+        lint("hadolint", "--no-color", DEPLOY / "container" / "Containerfile")
+
+    def test_hadolint_would_find_a_base_without_a_version(self, tmp_path: Path) -> None:
+        text = (DEPLOY / "container" / "Containerfile").read_text()
+        changed = tmp_path / "Containerfile"
+        changed.write_text(re.sub(r"^FROM (\w+):\S+", r"FROM \1", text, flags=re.MULTILINE))
+        with pytest.raises(AssertionError, match="DL3006"):
+            lint("hadolint", "--no-color", changed)
+
     def test_every_base_has_a_version_and_what_is_copied_is_there(self) -> None:
         text = (DEPLOY / "container" / "Containerfile").read_text()
         for base in re.findall(r"^FROM (\S+)", text, re.MULTILINE):
@@ -132,6 +179,18 @@ class TestContainer:
         assert penstock["cap_drop"] == ["ALL"]
         for path in ("prometheus.yaml", "grafana/datasource.yaml", "grafana/dashboards.yaml"):
             assert read_yaml(DEPLOY / "compose" / path)
+
+    def test_compose_is_what_its_specification_says(self) -> None:
+        schema = ("--builtin-schema", "vendor.compose-spec")
+        lint("check-jsonschema", *schema, DEPLOY / "compose" / "compose.yaml")
+
+    def test_compose_with_a_key_that_no_specification_knows_is_found(self, tmp_path: Path) -> None:
+        compose = read_yaml(DEPLOY / "compose" / "compose.yaml")
+        compose["services"]["penstock"]["cap_dorp"] = compose["services"]["penstock"].pop("cap_drop")
+        changed = tmp_path / "compose.yaml"
+        changed.write_text(yaml.safe_dump(compose))
+        with pytest.raises(AssertionError, match="cap_dorp"):
+            lint("check-jsonschema", "--builtin-schema", "vendor.compose-spec", changed)
 
     def test_compose_can_start_what_it_hardens(self) -> None:
         compose = read_yaml(DEPLOY / "compose" / "compose.yaml")
@@ -208,6 +267,10 @@ class TestChart:
         from penstock import __version__
 
         assert read_yaml(CHART / "Chart.yaml")["appVersion"] == __version__
+
+    @pytest.mark.skipif(shutil.which("helm") is None, reason="helm is not installed")
+    def test_helm_finds_nothing(self) -> None:
+        lint("helm", "lint", "--strict", CHART)
 
     @pytest.mark.skipif(shutil.which("helm") is None, reason="helm is not installed")
     @pytest.mark.parametrize("destination", ["parquet", "iceberg"])
