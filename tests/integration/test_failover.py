@@ -24,6 +24,7 @@ from tests.conftest import Database, wait_until
 from tests.oracle_history import install_audit
 from tests.pipelines import PipelineUnderTest, streams_of
 from tests.running import Instance, flushed_position, instances, is_acknowledged, terminate_backends
+from tests.silent_network import SilentNetwork
 from tests.traps import MakePipeline
 from tests.workload import APPEND, UPSERT, Workload
 
@@ -86,6 +87,41 @@ def test_a_standby_takes_over_in_seconds_and_nothing_is_lost_or_doubled(
         assert b.stop() == 0, b.said()
         assert captured_s < CAPTURES_WITHIN_S
         assert committed_s < COMMITS_WITHIN_S[standby]
+
+
+@pytest.mark.parametrize("state", ["shared", "own"])
+def test_a_leader_whose_network_falls_silent_is_followed_and_does_no_harm_when_it_is_back(
+    make: MakePipeline, database: Database, taken: Taken, state: str
+) -> None:
+    """Neither side is told: the server keeps the old leader's sessions until it has heard nothing of the one
+    with the lock for a lease, and who leads then ends the one that reads from the slot."""
+    pipeline = make(streams_of(UPSERT, APPEND), **_SETTINGS)
+    workload = Workload(database.url, pause_s=0.02).setup()
+    with SilentNetwork(database.server.port) as network:
+        a = Instance(pipeline, "a", {"source": {"url": network.url(database.url)}})
+        b = Instance(pipeline, "b", {"state": "./state-b"} if state == "own" else {})
+        with instances(a, b), workload.start():
+            _lead_and_follow(a, pipeline)
+            _stand_by(b)
+            processes = {process.pid for process, role in a.processes() if role in ("capture", "lake")}
+            known, shown = a.epochs() | b.epochs(), pipeline.version("public.orders")
+            assert network.connections >= 2, "the lock's and the slot's"
+            network.fall_silent()
+            struck = time.monotonic()
+            b.wait_until(partial(_has_sealed_since, b, known), "the standby to seal a step")
+            captured_s = time.monotonic() - struck
+            b.wait_until(partial(_has_committed_since, pipeline, shown), "the standby to commit")
+            taken.append(("silent network", state, "cold", captured_s, time.monotonic() - struck))
+            a.wait_until(lambda: not a.leading, "the old leader to say that it no longer leads")
+            network.restore()
+            a.wait_until(lambda: a.role == "standby", "the old leader to stand by")
+            workload.stop()
+            _assert_level(pipeline)
+            assert processes == {
+                process.pid for process, role in a.processes() if role in ("capture", "lake")
+            }, "none of its processes had to be ended for that"
+            assert b.stop() == 0, b.said()
+            assert captured_s < CAPTURES_WITHIN_S
 
 
 def test_an_instance_whose_connections_are_cut_leads_again(make: MakePipeline, database: Database) -> None:
