@@ -109,12 +109,14 @@ class Endpoint:
 
 @dataclass
 class ShapeServer(Endpoint):
-    """One instance; without a `secret` it is started as insecure. `environment` has Electric's variables."""
+    """One instance; without a `secret` it is started as insecure. `environment` has Electric's variables,
+    `options` what else the command line says."""
 
     database_url: str
     directory: Path
     secret: str | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, str] = field(default_factory=dict)
     port: int = field(default_factory=free_port)
     stream_id: str = field(default_factory=lambda: secrets.token_hex(4))
     _process: subprocess.Popen[bytes] | None = None
@@ -135,7 +137,8 @@ class ShapeServer(Endpoint):
     def start(self) -> Self:
         guard = {"ELECTRIC_INSECURE": "true"} if self.secret is None else {"ELECTRIC_SECRET": self.secret}
         self.directory.mkdir(parents=True, exist_ok=True)
-        options = {"--port": self.port, "--host": "127.0.0.1", "--storage-dir": self.storage}
+        own = {"--port": self.port, "--host": "127.0.0.1", "--storage-dir": self.storage}
+        options = {**own, **self.options}
         arguments = [str(part) for option in options.items() for part in option]
         with open(self.log, "ab") as output:
             self._process = subprocess.Popen(

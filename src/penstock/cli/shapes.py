@@ -42,6 +42,16 @@ def serve(
     ] = None,
     host: Annotated[str | None, typer.Option(help="The address to listen on; all by default.")] = None,
     storage_dir: _Directory = None,
+    max_disk_bytes: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE", help="When shapes take more, those go that were not read for longest; 64GiB."
+        ),
+    ] = None,
+    expire_after: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="A shape that nobody has read for so long goes, or `never`; 14d."),
+    ] = None,
 ) -> None:
     """Serve shapes of the database at DATABASE_URL until stopped. Needs no pipeline file.
 
@@ -49,7 +59,13 @@ def serve(
     docs/guides/shapes.md. Several instances with one ELECTRIC_REPLICATION_STREAM_ID: one leads, the others
     serve what they have and take over.
     """
-    given = {"port": port, "host": host, "storage_dir": storage_dir}
+    given = {
+        "port": port,
+        "host": host,
+        "storage_dir": storage_dir,
+        "max_disk_bytes": max_disk_bytes,
+        "expire_after": expire_after,
+    }
     options = {name: value for name, value in given.items() if value is not None}
     supervise(context, lambda settings, directory: _instance(settings, directory, options))
 
