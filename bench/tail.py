@@ -5,6 +5,9 @@ tail and keep nothing, against `pg_recvlogical`, over copies of one slot. Pensto
 to `join`, which has the slot read, until everything is sealed in the log and every reader has every row;
 starting the processes is not part of it.
 
+By the log: a reader that comes when all is sealed and the tail has let go of it, and has the log to read; the
+measure is a bare read of the same files, in the same process. In CPU-seconds, decoding included.
+
 Hop: single-row transactions every few milliseconds; from the moment when capture has one whole to the moment
 when a lane has it in its hands. The measure is a Flight server that sends the time, at the same pace.
 """
@@ -26,6 +29,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import psutil
+import pyarrow.parquet as pq
 from pyarrow import flight
 from rich.console import Console
 
@@ -37,13 +41,16 @@ from penstock.capture.remote import RemoteCapture
 from penstock.capture.source_spec import PostgresSpec
 from penstock.capture.spec import CaptureSpec, ServiceSpec
 from penstock.capture.tail_items import Transactions
+from penstock.capture.tail_reader import TailReader
 from penstock.core.position import Lsn
+from penstock.log.reader import ChangeLog
 from penstock.sources.postgres.embedded import EmbeddedPostgres
 
 BARS = {1: Bars(ratio_min=0.9), 3: Bars(ratio_min=0.8)}
 HOP_RATIO_MAX = 3.0
 HOPS = 2000
 _WARM_UP_HOPS = 200
+_TAIL_BYTES, _TAIL_THAT_KEEPS_LITTLE = 64 << 20, 1 << 20
 _SLOT_FORMAT = "tail_{readers}_{number}"
 
 
@@ -68,7 +75,7 @@ def compare(
             source.drop_slot(slot)
             if number:
                 console.log(comparison.add_round(theirs, ours))
-    figures = _hops(server, source, directory, console)
+    figures = [_by_log(server, source, directory, console), *_hops(server, source, directory, console)]
     source.drop()
     return compared, figures
 
@@ -101,6 +108,37 @@ def _capture(
     by_log = sum(int(rows) for _, rows in given) / (source.rows * readers)
     console.log(f"tail: {_readers(readers)}, {by_log:.0%} of the rows by the log")
     return Run(source.rows, Usage(seconds, after.user + after.system - before.user - before.system, peak))
+
+
+def _by_log(server: EmbeddedPostgres, source: capture.Measured, directory: Path, console: Console) -> Figure:
+    end, slot = Lsn.parse(source.end), source.copy_slot("tail_by_log")
+    log = directory / slot / "log"
+    with _running(server, slot, directory / slot, tail_bytes_max=_TAIL_THAT_KEEPS_LITTLE) as (lane, _):
+        started = lane.join([capture.STREAM])
+        lane.read_to(end)
+        lane.reached()
+        after = started.log_end or started.slot_position
+        began = time.process_time()
+        rows = by_log = 0
+        for found in TailReader(lane, log).follow(after):
+            given = sum(piece.rows.num_rows for piece in found.pieces)
+            rows += given
+            by_log += given if found.at is None else 0
+            if found.end >= end:
+                break
+        ours = (time.process_time() - began) / rows
+    source.drop_slot(slot)
+    assert rows == source.rows, "every row once"
+    files = ChangeLog(log).files(capture.STREAM, after, end).files
+    began = time.process_time()
+    bare_rows = sum(batch.num_rows for file in files for batch in pq.ParquetFile(file.path).iter_batches())
+    bare = (time.process_time() - began) / bare_rows
+    console.log(
+        f"tail: {by_log / rows:.0%} of the rows by the log, {ours * 1e6:.2f} CPU-s per million rows; "
+        f"a bare read of its files {bare * 1e6:.2f}"
+    )
+    title = "reader that falls back to the log ÷ bare read of its files, CPU per row"
+    return Figure(title, ours / bare, None)
 
 
 def _hops(
@@ -159,7 +197,9 @@ def _percentiles(hops_s: Sequence[float]) -> npt.NDArray[np.float64]:
 
 
 @contextmanager
-def _running(server: EmbeddedPostgres, slot: str, directory: Path) -> Iterator[tuple[RemoteCapture, int]]:
+def _running(
+    server: EmbeddedPostgres, slot: str, directory: Path, *, tail_bytes_max: int = _TAIL_BYTES
+) -> Iterator[tuple[RemoteCapture, int]]:
     """An always-on capture that leads, and its process id."""
     with tempfile.TemporaryDirectory() as sockets:
         spec = CaptureSpec(
@@ -168,6 +208,7 @@ def _running(server: EmbeddedPostgres, slot: str, directory: Path) -> Iterator[t
             checkpoint_path=directory / "checkpoint.json",
             lanes_path=directory / "lanes.json",
             step_bytes_max=16 << 20,
+            tail_bytes_max=tail_bytes_max,
             service=ServiceSpec(f"grpc+unix://{sockets}/capture"),
         )
         command = [sys.executable, "-m", "penstock.capture"]
