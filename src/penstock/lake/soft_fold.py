@@ -35,11 +35,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from penstock.compiling import read_only
 from penstock.lake import replay, soft_replay
 from penstock.lake.change_set import TRUNCATE, Changes, Numbers
 from penstock.lake.coded import Coded, encode, with_column
 from penstock.lake.fold import Completed, Folded, assemble, complete, only_whole_inserts
-from penstock.lake.keys import KeySet, flat, read_only
+from penstock.lake.keys import KeySet, flat
 from penstock.lake.pending import NAMES, Pending
 from penstock.lake.replay import TARGET, UNKNOWN
 from penstock.lake.soft_replay import History
