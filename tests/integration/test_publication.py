@@ -287,6 +287,21 @@ def test_a_publication_that_is_not_ours_to_change_must_publish_generated_columns
     assert ensure(database, "public.a", "public.g", mode="manual") == []
 
 
+def test_whole_old_rows_are_not_asked_for_where_another_publication_leaves_generated_columns_out(
+    database: Database,
+) -> None:
+    database.execute(f"{GENERATED}; INSERT INTO g VALUES (1, 1); CREATE PUBLICATION other FOR TABLE g")
+    with pytest.raises(SourceError, match="publication other leaves out") as raised:
+        ensure(database, "public.g", full=("public.g",))
+    assert raised.value.stream == "public.g"
+    assert identities(database) == {"g": "d"}
+    assert ensure(database, "public.g") == ["public.g"], "its key is no generated column"
+    database.execute("UPDATE g SET n = 2")
+    database.execute("ALTER PUBLICATION other SET (publish_generated_columns = stored)")
+    assert ensure(database, "public.g", full=("public.g",)) == []
+    database.execute("UPDATE g SET n = 3; DELETE FROM g")
+
+
 def test_a_table_with_virtual_columns_is_published_by_its_key_alone(database: Database) -> None:
     database.execute("CREATE TABLE v (id int PRIMARY KEY, n int, w int GENERATED ALWAYS AS (n) VIRTUAL)")
     database.execute("INSERT INTO v VALUES (1, 1)")
