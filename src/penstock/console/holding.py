@@ -106,7 +106,7 @@ def _of_silent(lane: dict[str, Any]) -> dict[str, Any]:
 
 
 #: States of a lane that end by themselves.
-_BEGINNING = ("starting", "waiting", "stopping")
+_BEGINNING = ("starting", "waiting", "reconnecting", "stopping")
 _STANDING: tuple[tuple[Callable[[dict[str, Any]], bool], Callable[[dict[str, Any]], dict[str, Any]]], ...] = (
     (lambda lane: not lane["configured"], _of_left),
     (lambda lane: bool(lane["paused"]), _of_paused_lane),
