@@ -56,6 +56,7 @@ _SHARE = (
     "Let the instances share one state directory, or put the file there that the target's events belong to. "
     "To go on with this one on purpose: `penstock lane rewind {lane} --to {position}`."
 )
+_FORGET = "DELETE FROM known WHERE stream = ? AND chunk = ? AND tx = ? AND name = ?"
 _KNOW = "INSERT OR REPLACE INTO known VALUES (?, ?, ?, ?, ?, ?, ?)"
 
 
@@ -106,9 +107,11 @@ class DeadLetters:
     def mark(self) -> str:
         """What a target that commits keeps with its standing: the file's id, or nothing while it is empty.
 
-        Of letters that were taken back (`known`) a bucket of Kafka that is ahead may have passed the event.
+        Of letters that were taken back (`known`) a bucket of Kafka that is ahead may have passed the event;
+        not so of loaded rows, which no bucket has before the others.
         """
-        return self._id if self._counts.total() > 0 or self._known else ""
+        is_passed = any(not chunk for _, chunk, _, _ in self._known)
+        return self._id if self._counts.total() > 0 or is_passed else ""
 
     @property
     def counts(self) -> Mapping[tuple[str, str], int]:
@@ -221,18 +224,20 @@ class DeadLetters:
     def write(self, dead: Sequence[Dead]) -> None:
         """Durable when it returns; what is there already stays as it is."""
         refused = sum(map(self._refused_anew, dead))
+        again = [name for each in dead for name in self._known_among(each.events)]
         written: Counter[tuple[str, str]] = Counter()
         with self._file.transaction():
             self._check_term()
             recent = self._checked_share(refused)
             for (stream, code), rows in self._rows_by_code(dead).items():
                 written[stream, code] += self._file.execute_many(_INSERT, rows)
-            for each in dead if self._known else ():
-                self._forget_known(each)
+            self._file.execute_many(_FORGET, again)  # they are letters now
             self._check_count(written.total())
             self._file.set_fact("recent", json.dumps({"seen": self._seen, "refused": list(recent)}))
         self._recent = recent
         self._counts.update(written)
+        for name in again:
+            self._known.pop(name, None)
 
     def _rows_by_code(self, dead: Sequence[Dead]) -> Mapping[tuple[str, str], list[tuple[object, ...]]]:
         """By stream and code: a commit may have a letter of each of many batches."""
@@ -242,12 +247,12 @@ class DeadLetters:
                 found[str(each.events.stream), why[0]].append(row)
         return found
 
-    def _forget_known(self, dead: Dead) -> None:
-        """Part of the caller's transaction: they are letters now."""
-        names = names_of(dead.events)
-        rows = [names.name(row) for row in range(len(dead.events))]
-        forget = "DELETE FROM known WHERE stream = ? AND chunk = ? AND tx = ? AND name = ?"
-        self._file.execute_many(forget, rows)
+    def _known_among(self, events: Events) -> list[LetterName]:
+        if not self._known:
+            return []
+        names = names_of(events)
+        found = (names.name(row) for row in range(len(events)))
+        return [name for name in found if name in self._known]
 
     def _refused_anew(self, dead: Dead) -> int:
         """How many of these were refused now: not those behind others, nor those that came again."""
@@ -311,6 +316,9 @@ class DeadLetters:
         self._file.execute(taken_back, (standing.batches, BEHIND))
         self._file.execute("DELETE FROM letters WHERE batch > ?", (standing.batches,))
         self._file.execute("DELETE FROM known WHERE tx BETWEEN 1 AND ?", (int(standing.position) - 1,))
+        for stream, chunk in self._file.rows("SELECT DISTINCT stream, chunk FROM known WHERE chunk <> ''"):
+            if LoadState.from_json(standing.loads.get(stream, {})).name != chunk:  # read anew, or done
+                self._file.execute("DELETE FROM known WHERE stream = ? AND chunk = ?", (stream, chunk))
 
     def _remember(self) -> None:
         query = "SELECT stream, code, count(*) FROM letters GROUP BY stream, code"
