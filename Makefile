@@ -3,7 +3,8 @@
 #   make demo          a real Postgres, loaded and followed into Parquet tables, in front of you
 #   make test          unit, integration and a short chaos round
 #   make slow          integration tests that would make the round above too long; SHARE=16 a sixteenth, as in CI
-#   make iceberg       what the state file and each mode promise, on Iceberg tables; ALL=1: every integration test
+#   make iceberg       what the state file and each mode promise, on Iceberg tables; ALL=1: and every other test of tables;
+#                      SHARE=8 an eighth of them
 #   make lint          ruff, mypy --strict, import-linter
 #   make chaos-once    kill -9 at every failpoint, on Parquet and on Iceberg, writers running on; REST=1 as in CI:
 #                      what `make test` left, and with SHARE=4 a fourth of what is left of MySQL and MongoDB
@@ -38,7 +39,8 @@ PIP_INSTALL := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.t
 WORKERS := $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 3 ? cores + 1 : 4)))
 PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal --durations 30 --durations-min 5
 CHECK ?=
-# What `make iceberg` runs; the other modules are left to ALL=1, which takes about as long as `make test slow`.
+# What `make iceberg` runs; the other modules that write to any destination are left to ALL=1. What is of Iceberg tables
+# alone is in `make test slow`.
 ICEBERG := strict_cdc incremental resync pause rebuild toast
 ALL ?=
 SHARE ?=
@@ -79,7 +81,8 @@ slow: venv
 	SHARE=$(SHARE) $(PYTEST) tests/integration -m slow
 
 iceberg: venv
-	PENSTOCK_TEST_DESTINATION=iceberg $(PYTEST) $(if $(ALL),tests/integration,\
+	SHARE=$(SHARE) PENSTOCK_TEST_DESTINATION=iceberg $(PYTEST) $(if $(ALL),tests/integration --ignore-glob 'tests/integration/*iceberg*' \
+		--ignore tests/integration/test_compact.py,\
 		$(ICEBERG:%=tests/integration/test_%.py) -m "not slow")
 
 unit: venv

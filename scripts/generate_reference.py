@@ -173,7 +173,7 @@ def _default(field: FieldInfo) -> str:
         return f"`{str(value).lower()}`"
     if isinstance(value, timedelta):
         seconds = value.total_seconds()
-        unit, length = next(each for each in _DURATIONS if seconds >= each[1])
+        unit, length = next((each for each in _DURATIONS if seconds >= each[1]), ("s", 1))
         return f"`{seconds / length:g}{unit}`"
     if isinstance(value, ByteSize):
         return f"`{value.human_readable().replace('.0', '')}`"

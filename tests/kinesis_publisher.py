@@ -33,6 +33,7 @@ from penstock.streams.lease import Lease
 from penstock.streams.publisher import Standing, Term
 from penstock.streams.record_publisher import RecordPublisher
 from penstock.streams.retry import RetryPolicy
+from tests.conftest import WAIT_S
 from tests.kinesis_server import CREDENTIALS, REGION, Record
 
 _STREAMS = (StreamId("public", "orders"), StreamId("public", "customers"))
@@ -187,7 +188,7 @@ def publish(
         publishing.begin(standing)
         for batch in paced(history.batches(standing)):
             publishing.publish(batch)
-        assert publishing.drain(60)
+        assert publishing.drain(WAIT_S)
         assert publishing.standing.position == history.end
         return target.unproven
     finally:

@@ -31,6 +31,7 @@ from penstock.streams.loading import Loads, LoadSettings, least_point
 from penstock.streams.publisher import Publisher, Standing, Term
 from penstock.streams.selection import StreamSelection
 from penstock.streams.tail_feed import TailFeed
+from penstock.streams.trouble import Trouble
 from tests.stream_reader import Told, read_events
 
 
@@ -47,6 +48,10 @@ class MemoryPublisher(Publisher):
         self._standing: Standing | None = None
         self._open: list[Batch] = []
         self._random = random.Random(seed)
+
+    @property
+    def trouble(self) -> Trouble | None:
+        return None
 
     def open(self, term: Term) -> Standing | None:
         self._open = []

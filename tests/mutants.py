@@ -35,6 +35,7 @@ WORKLOAD = "tests/integration/test_workload.py::test_a_table_that_is_followed_in
 TRAPS = "tests/integration/test_traps.py::"
 CHANGE_TRAPS = "tests/integration/test_change_traps.py::"
 SYNC = "tests/integration/test_sync.py::"
+REWIND = "tests/integration/test_rewind.py::"
 FILTERING = "tests/unit/test_filtering.py::"
 INCREMENTAL = "tests/integration/test_incremental.py::"
 INCREMENTAL_MOVES = "tests/unit/test_incremental_moves.py::"
@@ -45,12 +46,19 @@ STREAMED = "tests/integration/test_streamed.py::"
 KILLED = "tests/chaos/test_kill.py::test_killed_while_following_it_ends_with_every_value_right"
 COMMIT_PUBLISHER = "tests/unit/test_commit_publisher.py::test_each_event_is_there_once_and_in_order"
 RECORD_PUBLISHER = "tests/unit/test_record_publisher.py::test_each_event_is_there_once_and_in_order"
+RECORD_HELD = (
+    "tests/unit/test_record_publisher.py"
+    "::test_a_record_that_is_held_for_long_lets_so_many_pass_it_and_no_more"
+)
 MYSQL_SNAPSHOTS = (
     "tests/integration/test_mysql_snapshots.py::test_a_snapshot_shows_what_was_logged_before_its_place"
 )
 KINESIS_WOKEN = (
     "tests/integration/test_kinesis_target.py::test_a_leader_that_was_stopped_and_wakes_up_sends_nothing_more"
 )
+COLLECTOR = "tests/unit/test_shape_collector.py::"
+ROUTER = "tests/unit/test_shape_router.py::"
+SHAPE_LIVE = "tests/unit/test_shape_http_live.py::"
 STREAMS_KILLED = "tests/chaos/test_streams.py::test_killed_while_following_each_change_is_there_once"
 
 COMMIT = "            if not self._commit(work, outcome):\n                continue\n"
@@ -142,6 +150,21 @@ MUTANTS = (
         "    return False\n",
         (KILLED,),
         "cdc.committed",
+    ),
+    Mutant(
+        "apply again: rows are completed from the key that they came from",
+        "lake/fold_task.py",
+        "                    pending = pending.at_own_keys()\n",
+        "                    pass\n",
+        (REWIND + "test_a_spoilt_table_is_what_the_log_says_after_a_rewind",),
+        "hard-parquet",
+    ),
+    Mutant(
+        "apply again: the recovery forgets to ask the table",
+        "ledger/rewinding.py",
+        "    if begun is None or begun != generation or start is None:\n",
+        "    if start is None or start >= 0:\n",
+        ("tests/unit/test_rewind.py::test_cut_short_before_any_durable_step_it_is_done_once",),
     ),
     Mutant(
         "swap two: changes of one transaction",
@@ -368,7 +391,7 @@ MUTANTS = (
     Mutant(
         "streams: a call whose answer was lost is sent again without looking",
         "streams/record_call.py",
-        "                missing = np.setdiff1d(rows[self._missing(events)], list(failed))\n",
+        "                missing = np.setdiff1d(rows[self._missing(events, parcel)], list(failed))\n",
         "                missing = np.setdiff1d(rows, list(failed))\n",
         (RECORD_PUBLISHER,),
     ),
@@ -378,6 +401,27 @@ MUTANTS = (
         "        return self._leads is None or _now() - self._proved_at < within_s\n",
         "        return True\n",
         (KINESIS_WOKEN,),
+    ),
+    Mutant(
+        "streams: an event that is held lets all others pass without a bound",
+        "streams/record_flow.py",
+        "        self._trouble.is_full(is_full)\n        return is_full\n",
+        "        self._trouble.is_full(is_full)\n        return False\n",
+        (RECORD_HELD,),
+    ),
+    Mutant(
+        "streams: calls that are remembered together have the bounds of the later one",
+        "streams/kinesis/bounds.py",
+        "            older.bounds,\n",
+        "            newer.bounds,\n",
+        ("tests/unit/test_kinesis_bounds.py",),
+    ),
+    Mutant(
+        "streams: an order that cannot be carried out does without dead letters",
+        "streams/starting_point.py",
+        "        return self.left(held).resync == () or self.goes_back_to(held) is not None\n",
+        "        return self.left(held).resync == () or self.left(held).position is not None\n",
+        ("tests/unit/test_stream_orders.py",),
     ),
     Mutant(
         "streams: what was sent before a crash is not looked for",
@@ -390,8 +434,8 @@ MUTANTS = (
     Mutant(
         "MySQL: nobody looks whether the log went on while a snapshot was taken",
         "sources/mysql/snapshots.py",
-        "    if log_end(connection) == place:\n",
-        "    if log_end(connection) != place or True:\n",
+        "    if log_end(connections[0]) == place:\n",
+        "    if log_end(connections[0]) != place or True:\n",
         (MYSQL_SNAPSHOTS,),
         "looking and not mariadb",
     ),
@@ -438,6 +482,96 @@ MUTANTS = (
         "    return np.zeros(len(chosen), np.bool_) if events.exact else is_update\n",
         "    return np.zeros(len(chosen), np.bool_) & is_update\n",
         ("tests/unit/test_mongo_capture.py::test_every_kind_of_change_has_its_row",),
+    ),
+    Mutant(
+        "shapes: transactions beyond a snapshot's position are asked for in it, too",
+        "shapes/engine/consumer.py",
+        "        return (tx >= self.point.lsn) | ~self.point.shows(xid)\n",
+        "        return ~self.point.shows(xid)\n",
+        (
+            COLLECTOR
+            + "test_a_snapshot_is_asked_about_transactions_up_to_its_position_and_beyond_it_about_none",
+        ),
+    ),
+    Mutant(
+        "shapes: a snapshot is used that lacks what was handed out before",
+        "shapes/engine/consumer.py",
+        "        return not bool(point.shows(ids.astype(np.uint64)).all())\n",
+        "        return False\n",
+        (COLLECTOR + "test_a_snapshot_that_lacks_what_was_handed_out_before_is_not_used",),
+    ),
+    Mutant(
+        "shapes: a shape that had it on disk before a crash is waited for again",
+        "shapes/engine/delivery.py",
+        "    return shape.storage.last_seen_txn_offset <= shape.storage.last_persisted_txn_offset\n",
+        "    return False\n",
+        (COLLECTOR + "test_a_shape_that_had_all_of_it_on_disk_before_a_crash_is_not_waited_for_again",),
+    ),
+    Mutant(
+        "shapes: changes of a partition are its root's alone",
+        "shapes/engine/collector.py",
+        "        own = [each for each in fragment.partitions if self._recent.knows(each.stream)]\n",
+        "        own: list[ChangeRows] = []\n",
+        (COLLECTOR + "test_changes_of_a_partition_are_those_of_its_root_and_its_own",),
+    ),
+    Mutant(
+        "shapes: what a restart would not give again is read before it is durable",
+        "shapes/storage/shape_storage.py",
+        "            if durable_first:\n",
+        "            if False:\n",
+        ("tests/unit/test_shape_storage.py::test_events_are_not_readable_before_they_are_durable",),
+    ),
+    Mutant(
+        "shapes: who was sent events resumes within the last transaction",
+        "shapes/http/sse.py",
+        "    closing = events(up_to_date(end.tx + 1))\n",
+        "    closing = events(up_to_date(end.tx))\n",
+        (SHAPE_LIVE + "test_events_follow_the_log_and_resume_without_repeating",),
+    ),
+    Mutant(
+        "shapes: an offset that is still to be replayed is out of bounds",
+        "shapes/http/log_serving.py",
+        "        if not self._api.replayed:\n",
+        "        if False:\n",
+        (SHAPE_LIVE + "test_until_the_log_is_replayed_an_offset_beyond_it_is_only_too_early",),
+    ),
+    Mutant(
+        "shapes: rows that move in are told where readers of events resume",
+        "shapes/subquery/layers.py",
+        "        return last + 2\n",
+        "        return last + 1\n",
+        (
+            "tests/unit/test_shape_subquery_model.py"
+            "::test_a_shape_is_what_its_condition_says[negated nullable and more]",
+        ),
+    ),
+    Mutant(
+        "shapes: a row that leaves a condition is not asked for as it was",
+        "shapes/routing/routed.py",
+        "            both += 2 * (wanted[rows:] & images.is_old).astype(np.uint8)\n",
+        "            pass\n",
+        (ROUTER + "test_a_change_is_an_insert_an_update_or_a_delete_by_the_row_as_it_was_and_as_it_is",),
+    ),
+    Mutant(
+        "shapes: a condition that cannot be evaluated is passed over",
+        "shapes/routing/routed.py",
+        "            self._failed.add(slot)\n",
+        "            pass\n",
+        (ROUTER + "test_a_condition_that_cannot_be_evaluated_fails_its_shape_and_no_other",),
+    ),
+    Mutant(
+        "conditions: true or unknown is unknown",
+        "core/where/evaluate.py",
+        "        return reduce(pc.or_kleene, [self.values(operand) for operand in node.operands])\n",
+        "        return reduce(pc.or_, [self.values(operand) for operand in node.operands])\n",
+        ("tests/unit/test_where.py::test_logic_has_three_values",),
+    ),
+    Mutant(
+        "conditions: what is not in a list with a null is known not to be",
+        "core/where/evaluate.py",
+        "        has_null = len(known) < len(node.literals)\n",
+        "        has_null = False\n",
+        ("tests/unit/test_where.py::test_logic_has_three_values",),
     ),
 )
 

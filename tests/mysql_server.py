@@ -1,19 +1,16 @@
 """A real MySQL or MariaDB with its binary log on, and what tests ask of it.
 
-The programs come from Debian's packages, downloaded and unpacked once per machine, never installed: an apt
-with directories of its own reads the archive that the machine's own sources name. They run by the loader and
-the libraries they were built with. An empty data directory is made once too, and each server starts from a
-copy of it; it keeps its data below `directory` and its port over restarts.
+The programs come from Debian's newest packages (`debian`) and run by the loader and the libraries they were
+built with. An empty data directory is made once too, and each server starts from a copy of it; it keeps its
+data below `directory` and its port over restarts.
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
-import re
 import shutil
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,12 +19,11 @@ from typing import Any
 import pymysql
 
 from tests.conftest import wait_until
+from tests.debian import LIBRARIES, made_once, run, unpacked
 from tests.ports import free_port
 
 _HOST = "127.0.0.1"
 _SUITE = "sid"
-_KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
-_LIBRARIES = "usr/lib/x86_64-linux-gnu"
 _BOOTSTRAP = (
     "mariadb_system_tables.sql", "mariadb_performance_tables.sql", "mariadb_system_tables_data.sql",
 )  # fmt: skip
@@ -187,8 +183,8 @@ class MysqlServer(AbstractContextManager["MysqlServer"]):
 def _command(kind: Kind, root: Path, data: Path) -> list[str]:
     """The server by its own loader; nothing of the machine's configuration."""
     command = [
-        str(root / _LIBRARIES / "ld-linux-x86-64.so.2"),
-        *("--library-path", f"{root / _LIBRARIES}:{root / 'usr/lib'}"),
+        str(root / LIBRARIES / "ld-linux-x86-64.so.2"),
+        *("--library-path", f"{root / LIBRARIES}:{root / 'usr/lib'}"),
         *(str(root / kind.program), "--no-defaults"),
         f"--basedir={root / 'usr'}",
         f"--datadir={data}",
@@ -203,33 +199,12 @@ def _command(kind: Kind, root: Path, data: Path) -> list[str]:
     return command
 
 
-def _cache() -> Path:
-    cache = os.environ.get("XDG_CACHE_HOME")
-    return (Path(cache) if cache else Path.home() / ".cache") / "penstock" / "databases"
-
-
-def _made_once(target: Path, make: Callable[[Path], None]) -> Path:
-    """`target`, made by whoever comes first; what was begun and not ended is begun anew."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with open(target.with_name(f"{target.name}.lock"), "wb") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not target.exists():
-            begun = target.with_name(f"{target.name}.begun")
-            shutil.rmtree(begun, ignore_errors=True)
-            begun.mkdir()
-            make(begun)
-            begun.rename(target)
-    return target
-
-
 def _programs(kind: Kind) -> Path:
-    return _made_once(_cache() / kind.name, lambda directory: _unpack(kind.packages, directory)) / "root"
+    return unpacked(kind.name, kind.packages, _SUITE)
 
 
 def _empty_data(kind: Kind, root: Path) -> Path:
-    made = _made_once(
-        _cache() / f"{kind.name}-data", lambda directory: _initialize(kind, root, directory / "data")
-    )
+    made = made_once(f"{kind.name}-data", lambda directory: _initialize(kind, root, directory / "data"))
     return made / "data"
 
 
@@ -237,54 +212,12 @@ def _initialize(kind: Kind, root: Path, data: Path) -> None:
     data.mkdir()
     command = _command(kind, root, data)
     if kind is MYSQL:
-        _run([*command, "--initialize-insecure", "--innodb-redo-log-capacity=64M"])
+        run([*command, "--initialize-insecure", "--innodb-redo-log-capacity=64M"])
         return
     (data / "mysql").mkdir()
     scripts = "".join((root / kind.share / name).read_text() for name in _BOOTSTRAP)
-    _run(
+    run(
         [*command, "--bootstrap", "--skip-log-bin", "--max-allowed-packet=8M", "--innodb-log-file-size=16M"],
         # No root by socket: the one by password, which is empty.
         f"CREATE DATABASE IF NOT EXISTS mysql;\nUSE mysql;\nSET @auth_root_socket = NULL;\n{scripts}",
     )
-
-
-def _unpack(packages: Sequence[str], directory: Path) -> None:
-    """Download packages and all they need, as if nothing were installed, and unpack them below `root`."""
-    assert Path(_KEYRING).exists(), "needs Debian's keys: install the package debian-archive-keyring"
-    apt, root = directory / "apt", directory / "root"
-    for name in ("lists/partial", "archives/partial", "log"):
-        (apt / name).mkdir(parents=True)
-    (apt / "status").touch()
-    (apt / "sources.list").write_text(f"deb [signed-by={_KEYRING}] {_archive()} {_SUITE} main\n")
-    options = {
-        "Dir::State::Lists": apt / "lists",
-        "Dir::Cache": apt,
-        "Dir::Cache::archives": apt / "archives",
-        "Dir::Etc::SourceList": apt / "sources.list",
-        "Dir::Etc::SourceParts": "-",
-        "Dir::State::status": apt / "status",
-        "Dir::State::extended_states": apt / "extended_states",
-        "Dir::Log": apt / "log",
-        "APT::Sandbox::User": "",
-        "APT::Install-Recommends": "false",
-        "Acquire::Languages": "none",
-    }
-    command = ["apt-get", "-q", "-y", *(f"-o{name}={value}" for name, value in options.items())]
-    _run([*command, "update"])
-    _run([*command, "--download-only", "-t", _SUITE, "install", *packages])
-    for package in sorted((apt / "archives").glob("*.deb")):
-        _run(["dpkg", "-x", str(package), str(root)])
-    shutil.rmtree(apt)
-
-
-def _archive() -> str:
-    """Where this machine gets Debian from, by its own sources; Debian's own address if it does not say."""
-    places = [Path("/etc/apt/sources.list"), *sorted(Path("/etc/apt/sources.list.d").glob("*"))]
-    text = "\n".join(place.read_text() for place in places if place.is_file())
-    found = re.search(r"^(?:URIs:|deb(?:\s+\[[^\]]*\])?)\s+(\S*/debian)/?(?:\s|$)", text, re.MULTILINE)
-    return found.group(1) if found else "http://deb.debian.org/debian"
-
-
-def _run(command: Sequence[str], script: str | None = None) -> None:
-    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=600, input=script)
-    assert done.returncode == 0, f"{command[0]}: {(done.stdout + done.stderr)[-4000:]}"

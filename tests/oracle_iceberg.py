@@ -27,6 +27,12 @@ def iceberg_snapshot(warehouse: Path, stream: str) -> int | None:
         return None if snapshot is None else snapshot.snapshot_id
 
 
+def iceberg_metadata(warehouse: Path, stream: str) -> str:
+    """The newest metadata file, for readers that know no catalog."""
+    with _opened(warehouse, stream) as table:
+        return table.metadata_location
+
+
 def iceberg_files(warehouse: Path, stream: str) -> set[str]:
     """The names of all files of the table, of rows and of deletes."""
     with _opened(warehouse, stream) as table:

@@ -7,7 +7,6 @@ with pooled(database) as pooler:
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -18,10 +17,10 @@ from urllib.parse import urlsplit, urlunsplit
 
 import psycopg
 
+from tests import debian
 from tests.conftest import Database, wait_until
 from tests.ports import free_port
 
-PGBOUNCER = shutil.which("pgbouncer", path=f"{os.environ['PATH']}{os.pathsep}/usr/sbin")
 SERVER_CONNECTIONS = 3
 
 
@@ -39,14 +38,14 @@ class Pooler:
 
 @contextmanager
 def pooled(database: Database) -> Iterator[Pooler]:
-    assert PGBOUNCER is not None, "ask for PGBOUNCER before"
+    pgbouncer = debian.program("pgbouncer", ["pgbouncer"], "usr/sbin/pgbouncer")
     # Not below pytest's directories, which are for one user: the pooler may be another.
     with tempfile.TemporaryDirectory() as place:
         directory = Path(place)
         url, file = _configure(database, directory)
         log = directory / "pgbouncer.log"
         with open(log, "wb") as output:
-            process = subprocess.Popen([PGBOUNCER, str(file)], stdout=output, stderr=output)
+            process = subprocess.Popen([pgbouncer, str(file)], stdout=output, stderr=output)
         try:
             wait_until(lambda: _answers(url, process, log), "PgBouncer to answer")
             yield Pooler(url, log)

@@ -1,4 +1,4 @@
-"""What OLake leaves behind at MySQL, MariaDB and MongoDB: two tables, and a state file that names a place.
+"""Two tables at a source of each kind, and what OLake leaves behind there: a state file that names a place.
 
 The file is written by hand as OLake writes it, at a place that the test chooses. The oracle is the driver's:
 the rows that the source has, and what the test itself changed behind the place.
@@ -17,9 +17,10 @@ from pymongo.collection import Collection
 
 from penstock import Pipeline
 from penstock.ledger.takeover import MigratedStream
+from tests.conftest import Database
 from tests.mongo_server import MongoServer
 from tests.mysql_server import MysqlServer
-from tests.pipelines import PipelineUnderTest
+from tests.pipelines import DESTINATIONS, PipelineUnderTest
 
 #: `state` holds the last value of each row, `history` each change.
 TABLES = ("state", "history")
@@ -27,8 +28,8 @@ STRICT = {"state": {"mode": "strict_cdc"}, "history": {"mode": "strict_cdc", "wr
 Change = tuple[str, int, str | None]
 
 
-class Predecessor(Protocol):
-    """Ids grow; `end` is where the source is now, as OLake would have written it down."""
+class TwoTables(Protocol):
+    """Ids grow; every change is made to both in one transaction, where there are such."""
 
     @property
     def namespace(self) -> str: ...
@@ -39,17 +40,60 @@ class Predecessor(Protocol):
 
     def delete(self, number: int) -> None: ...
 
-    def end(self) -> Any: ...
-
-    def document(self, end: Any, **changes: Any) -> dict[str, Any]:
-        """The state file of a complete sync up to there. `changes`: of the state of what has the position."""
-
     def source(self) -> dict[str, Any]: ...
 
     def values(self, row: dict[str, Any]) -> tuple[int, str | None]:
         """Of a row of our table."""
 
     def rows(self, table: str) -> dict[int, str]: ...
+
+
+class Predecessor(TwoTables, Protocol):
+    """`end` is where the source is now, as OLake would have written it down."""
+
+    def end(self) -> Any: ...
+
+    def document(self, end: Any, **changes: Any) -> dict[str, Any]:
+        """The state file of a complete sync up to there. `changes`: of the state of what has the position."""
+
+
+class PostgresTables:
+    """What OLake leaves behind here is in `test_migrate.py`: a slot holds the log."""
+
+    namespace = "public"
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+        for table in TABLES:  # of a few rows on each page, so that few rows have several
+            database.execute(f"CREATE TABLE {table} (id int PRIMARY KEY, v text) WITH (fillfactor = 10)")
+
+    def insert(self, number: int, value: str) -> None:
+        self._both(f"INSERT INTO {{}} VALUES ({number}, '{value}')")
+
+    def update(self, number: int, value: str) -> None:
+        self._both(f"UPDATE {{}} SET v = '{value}' WHERE id = {number}")
+
+    def delete(self, number: int) -> None:
+        self._both(f"DELETE FROM {{}} WHERE id = {number}")
+
+    def source(self) -> dict[str, Any]:
+        name = f"slot_{self.database.name}"
+        return {"type": "postgres", "url": self.database.url, "slot": name, "publication": name}
+
+    def values(self, row: dict[str, Any]) -> tuple[int, str | None]:
+        return row["id"], row["v"]
+
+    def rows(self, table: str) -> dict[int, str]:
+        return dict(self.database.query(f"SELECT id, v FROM {table}"))
+
+    def acknowledged(self) -> str:
+        """What the server may forget."""
+        slots = "SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = %s"
+        [(found,)] = self.database.query(slots, (self.source()["slot"],))
+        return str(found)
+
+    def _both(self, statement: str) -> None:
+        self.database.execute(";".join(statement.format(table) for table in TABLES))
 
 
 class MysqlPredecessor:
@@ -150,12 +194,14 @@ def _entry(namespace: str, table: str, state: dict[str, Any]) -> dict[str, Any]:
 
 
 def successor(
-    before: Predecessor, directory: Path, streams: dict[str, dict[str, Any]] = STRICT, **settings: Any
+    before: TwoTables, directory: Path, streams: dict[str, dict[str, Any]] = STRICT, **settings: Any
 ) -> PipelineUnderTest:
-    """A pipeline of such streams, in a state directory of its own."""
+    """A pipeline of such streams, in a state directory of its own; to Parquet unless `settings` say it."""
     listed = [{"table": f"{before.namespace}.{name}", **options} for name, options in streams.items()]
-    source = {**before.source(), "name": f"{before.namespace}_{directory.name}", **settings.pop("source", {})}
-    settings |= {"source": source, "destination": {"type": "parquet", "path": "./lake"}}
+    source = {**before.source(), **settings.pop("source", {})}
+    if not isinstance(before, PostgresTables):  # which has a slot and a publication
+        source.setdefault("name", f"{before.namespace}_{directory.name}")
+    settings = {"destination": DESTINATIONS["parquet"], **settings, "source": source}
     return PipelineUnderTest(directory / "pipeline", "", listed, settings)
 
 
@@ -170,7 +216,7 @@ def migrate(pipeline: PipelineUnderTest, document: dict[str, Any]) -> dict[str, 
     return {each.stream.partition(".")[2]: each for each in told}
 
 
-def changes_of(before: Predecessor, pipeline: PipelineUnderTest, table: str = "history") -> Counter[Change]:
+def changes_of(before: TwoTables, pipeline: PipelineUnderTest, table: str = "history") -> Counter[Change]:
     """What an append table has, by operation; deleted rows by their id."""
     found = Counter[Change]()
     for row in _rows(before, pipeline, table):
@@ -179,12 +225,12 @@ def changes_of(before: Predecessor, pipeline: PipelineUnderTest, table: str = "h
     return found
 
 
-def held(before: Predecessor, pipeline: PipelineUnderTest, table: str = "state") -> dict[int, str | None]:
+def held(before: TwoTables, pipeline: PipelineUnderTest, table: str = "state") -> dict[int, str | None]:
     rows = [before.values(row) for row in _rows(before, pipeline, table)]
     assert len(dict(rows)) == len(rows), "a row is there twice"
     return dict(rows)
 
 
-def _rows(before: Predecessor, pipeline: PipelineUnderTest, table: str) -> list[dict[str, Any]]:
+def _rows(before: TwoTables, pipeline: PipelineUnderTest, table: str) -> list[dict[str, Any]]:
     files = sorted(pipeline.path(f"{before.namespace}.{table}").glob("*.parquet"))
     return [row for file in files for row in pq.ParquetFile(file).read().to_pylist()]

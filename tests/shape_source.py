@@ -15,6 +15,7 @@ from penstock.shapes.definition import DefinitionRequest, ShapeDefinition, defin
 from penstock.shapes.settings import ShapeSettings
 from penstock.shapes.shape import Shape, SnapshotPoint, SnapshotProblem
 from penstock.shapes.source.catalog import read_cards
+from penstock.shapes.source.earlier_writers import EarlierWriters
 from penstock.shapes.source.pool import Pools
 from penstock.shapes.source.snapshot import InitialSnapshots
 from penstock.shapes.storage import ShapeStore
@@ -91,9 +92,17 @@ class Snapshots:
 
     def __init__(self, pools: Pools, store: ShapeStore, settings: ShapeSettings) -> None:
         self.pools = pools
+        self.settings = settings
         self._store = store
         self.changed: list[StreamId] = []  # tables that were not as their definitions say
-        self._source = InitialSnapshots(pools, Published(), settings, self.changed.append)  # type: ignore[arg-type]
+        self.earlier = EarlierWriters()
+        self._source = InitialSnapshots(
+            pools,
+            Published(),  # type: ignore[arg-type]
+            settings,
+            self.earlier,
+            self.changed.append,
+        )
         self._shapes = 0
 
     def shape(self, definition: ShapeDefinition) -> Shape:

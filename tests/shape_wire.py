@@ -1,4 +1,5 @@
-"""The wire without an engine: `App` and its server over shapes in real storage, which a test changes itself.
+"""The wire without an engine: a `Door`, an `App` behind it and their server, over shapes in real storage,
+which a test changes itself.
 
 with Wire(tmp_path) as wire:
     wire.add_table(card("items"))
@@ -13,7 +14,7 @@ import itertools
 import json
 import socket
 import threading
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -30,6 +31,8 @@ from penstock.core.schema import SourceColumn
 from penstock.core.stream import StreamId
 from penstock.shapes.definition import ShapeDefinition
 from penstock.shapes.http.app import App, create_app
+from penstock.shapes.http.connection import Connection
+from penstock.shapes.http.door import Door
 from penstock.shapes.http.server import Served, serve
 from penstock.shapes.settings import ShapeSettings
 from penstock.shapes.shape import ApiStatus, Shape, SnapshotProblem
@@ -248,6 +251,7 @@ class Wire(Endpoint):
         self.shapes = KeptShapes(directory, int(self.settings.chunk_bytes_threshold))
         self.subsets = NoSubsets()
         self.catalog = Catalog(_no_connection)
+        self.door = Door(self.settings)
         self.app: App
         self._served: Served
         self._loop = uvloop.new_event_loop()
@@ -261,9 +265,13 @@ class Wire(Endpoint):
         return self
 
     async def _start(self) -> None:
-        self.app = create_app(self.shapes, self.catalog, self.subsets, self.settings)  # type: ignore[arg-type]
-        self._served = await serve(self.app, "127.0.0.1", 0)
+        await self._open()
+        self._served = await serve(self.door, "127.0.0.1", 0)
         self.port = self._served.port
+
+    async def _open(self) -> None:
+        self.app = create_app(self.shapes, self.catalog, self.subsets, self.settings)  # type: ignore[arg-type]
+        self.door.open(self.app)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -282,13 +290,31 @@ class Wire(Endpoint):
     def stop_serving(self) -> None:
         self.run(self._served.close(0.2))
 
+    def shut_door(self) -> None:
+        """The shapes are another instance's."""
+        self.door.status = "waiting"
+        self.run(self._served.shut_door(0.2))
+
+    def open_door(self) -> None:
+        self.run(self._open())
+
     def unsent_bytes(self) -> list[int]:
         """What the server holds for each connection beyond its socket."""
+        return self._of_connections(lambda each: each.unsent_bytes)
 
-        async def count() -> list[int]:
-            return [each.unsent_bytes for each in self._served.connections]
+    def received_bytes(self) -> list[int]:
+        """What has come of a body on each connection."""
+        return self._of_connections(lambda each: each.received_bytes)
 
-        return self.run(count())
+    def held_back(self) -> int:
+        """Connections of which nothing more is read."""
+        return sum(self._of_connections(lambda each: each.is_held_back))
+
+    def _of_connections(self, look: Callable[[Connection], int]) -> list[int]:
+        async def looked() -> list[int]:
+            return [look(each) for each in self._served.connections]
+
+        return self.run(looked())
 
     def add_table(self, table: TableCard) -> None:
         self.catalog.put(table)

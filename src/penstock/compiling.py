@@ -1,4 +1,4 @@
-"""How hot paths are compiled: one decorator for all of them."""
+"""How hot paths are compiled: one decorator for all of them, and what is asked of their arguments."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import numba
+import numpy as np
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -20,3 +21,10 @@ def compiled(signature: Any = None) -> Callable[[_Function], _Function]:
             return cast("_Function", numba.njit(signature, nogil=True)(function))
 
     return wrap
+
+
+def read_only(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The same values; compiled functions are specialised by the flag, and would be compiled for both."""
+    view = values.view()
+    view.flags.writeable = False
+    return view

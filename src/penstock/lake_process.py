@@ -6,12 +6,15 @@ left open, and then takes turns (`turns`): when `lanes.lake.every` has passed an
 sooner, when `lanes.lake.max_bytes` of the log wait. Where nothing changes, nothing is asked of Spark, and the
 position moves seldom. Between turns it looks for tables that came or changed, after its own
 tables, and for orders of people (`ledger/orders.py`): streams that are to stand still, go on or be loaded
-again.
+again. Iceberg tables are kept in order beside all that (`lake/upkeep.py`): no turn waits for it, but for a
+short pass over a table that turns leave no other moment for.
 
 A term ends with an error, and how it goes on is all that an error decides:
 
-- capture is away, or leads a new term: wait for it, then begin anew; the Spark session stays;
+- capture is away, or leads a new term: wait for it, then begin anew, at once the first time and after a pause
+  where one term after the other ends soon; the Spark session stays;
 - the source cannot be reached, or tables there are not as they should be: the same, after a pause;
+- files of a table were merged under each lookup of a round's rows: the same;
 - the destination, Spark or the disk failed, or somebody else committed: the same, a few times in a row; then
   the process ends, so that the supervisor starts it with nothing left of what may be broken in it;
 - anything that needs a person, and defects: the process ends at once.
@@ -26,15 +29,14 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Literal
 
 import structlog
 
 from penstock import logs
-from penstock.capture.from_config import LAKE_LANE
 from penstock.capture.remote import RemoteCapture
-from penstock.capture.spec import Started
+from penstock.capture.spec import LAKE_LANE, Started
 from penstock.channel import Channel
 from penstock.config import Config
 from penstock.core.backoff import pause_s
@@ -44,6 +46,7 @@ from penstock.core.errors import (
     PenstockError,
     PositionGoneError,
     SourceError,
+    StaleLookupError,
     told_of,
 )
 from penstock.core.position import Lsn
@@ -52,7 +55,7 @@ from penstock.lake.lane import LakeLane
 from penstock.lake.lane_state import LaneStream
 from penstock.lake.measures import LaneMeasures
 from penstock.lake.superseded import set_aside, was_left_behind
-from penstock.lake.upkeep import after_sync
+from penstock.lake.upkeep import Upkeep, held
 from penstock.lake.warmth import kept_warm
 from penstock.ledger import orders
 from penstock.locking import only_leader
@@ -69,6 +72,9 @@ SWEEP_EVERY_S = 300.0
 UPKEEP_EVERY_S = 60.0
 FAILURES_MAX = 5
 BACKOFF_S = (1.0, 60.0)
+#: Capture's next term may be there at once: the first pause is next to none. To join one costs the source
+#: questions and the tables a commit, so that those that end soon are joined more and more seldom.
+AWAY_BACKOFF_S = (0.2, 10.0)
 
 Work = Literal["turn", "move", "look"]
 _logger = structlog.get_logger("penstock.lake")
@@ -83,7 +89,9 @@ class LakeProcess:
         self._source = open_source(config.source)
         self._spark = spark_starter(config)
         self._measures = LaneMeasures(config.state / "log", channel.note)
-        self._failures = 0
+        self._turning = threading.Lock()  # held by each turn
+        self._upkeep = Upkeep(config, self._spark, self._measures, self._turning, lambda: self._is_in_turns)
+        self._failures = self._aways = 0
         self._said = ""
         self._rows_seen = -1
         self._took_turn_at = self._moved_at = 0.0
@@ -96,13 +104,11 @@ class LakeProcess:
         sending = (self._channel.metrics, ended)
         threading.Thread(target=self._measures.send, args=sending, name="lake-metrics", daemon=True).start()
         with self._spark:
-            while not self._stop.is_set():
-                try:
-                    self._term(warm=warm)
-                except (ConfigError, PositionGoneError):
-                    raise
-                except PenstockError as error:
-                    self._begin_anew_after(error)
+            try:
+                while not self._stop.is_set():
+                    self._next_term(warm=warm)
+            finally:
+                self._upkeep.end()
         ended.set()
         self._channel.state("stopping")
 
@@ -123,6 +129,17 @@ class LakeProcess:
         threading.Thread(target=verifying.run, args=(self._stop,), name="lake-verify", daemon=True).start()
 
     # A term
+
+    def _next_term(self, *, warm: bool) -> None:
+        began = time.monotonic()
+        try:
+            self._term(warm=warm)
+        except (ConfigError, PositionGoneError):
+            raise
+        except PenstockError as error:
+            if time.monotonic() - began > AWAY_BACKOFF_S[1]:
+                self._aways = 0
+            self._begin_anew_after(error)
 
     def _term(self, *, warm: bool) -> None:
         standing = _Standing(self._channel, is_warming=warm)
@@ -233,7 +250,7 @@ class LakeProcess:
             if sweep.is_due():
                 lane.sweep(self._config.readers.grace.total_seconds())
             if upkeep.is_due() and not self._stop.is_set():
-                after_sync(self._config, self._spark, list(lane.streams), self._measures, tables_max=1)
+                self._upkeep.begin(list(lane.streams))
             work = self._next(lane, (look, refresh, sweep, upkeep))
 
     def _take_orders(self, lane: LakeLane) -> bool:
@@ -247,6 +264,9 @@ class LakeProcess:
             elif order.action == "resume":
                 lane.resume(order.stream)
                 self._channel.note(f"{order.stream} goes on.")
+            elif order.action == "rewind":
+                assert order.to is not None
+                lane.rewind(order.stream, order.to)
             else:
                 lane.resync(order.stream)
             orders.carried_out([path])
@@ -255,12 +275,18 @@ class LakeProcess:
     def _carry_out(self, work: Work, turns: Turns, lane: LakeLane) -> None:
         if work == "turn":
             self._took_turn_at = self._moved_at = time.monotonic()
-            turns.take(lane, follows=True)
+            with self._in_turn():
+                turns.take(lane, follows=True)
         elif work == "move":
             self._moved_at = time.monotonic()
             if (end := lane.waiting().end) is not None:
-                lane.follow(end)
+                with self._in_turn():
+                    lane.follow(end)
                 turns.acknowledge(lane)
+
+    def _in_turn(self) -> AbstractContextManager[None]:
+        """A short pass over a table that is under way is waited for, unless the end is asked for."""
+        return held(self._turning, lambda: not self._stop.is_set(), LeftOffError)
 
     def _next(self, lane: LakeLane, others: Sequence[_Every]) -> Work | None:
         """Wait until there is something to do; None if the end is asked for."""
@@ -296,11 +322,11 @@ class LakeProcess:
                 started = self._join(streams)
                 names = {stream.info.stream for stream in streams}
                 # A table that came since is not published: it waits for the next look.
-                lane.look_again([stream for stream in turns.resolve() if stream.info.stream in names])
+                turns.look_again(lane, [stream for stream in turns.resolve() if stream.info.stream in names])
                 reload_published(lane, started)
                 self._capture.heard()
             else:
-                lane.look_again(streams)
+                turns.look_again(lane, streams)
             turns.reconcile_partitions(lane)
         except CaptureAwayError:
             raise
@@ -316,12 +342,18 @@ class LakeProcess:
 
     def _begin_anew_after(self, error: PenstockError) -> None:
         self._measures.begun_anew()
-        if self._stop.is_set() or isinstance(error, CaptureAwayError):
+        if self._stop.is_set():
+            return
+        if isinstance(error, CaptureAwayError):
+            self._stop.wait(pause_s(self._aways, *AWAY_BACKOFF_S))
+            self._aways += 1
             return
         if self._spark.has_died():
             raise error
-        self._failures += 1
-        if not isinstance(error, SourceError) and self._failures >= FAILURES_MAX:
+        # Somebody compacts a table by hand, again and again: nothing is broken that a new process would mend.
+        if not isinstance(error, StaleLookupError):
+            self._failures += 1
+        if not isinstance(error, SourceError | StaleLookupError) and self._failures >= FAILURES_MAX:
             raise error
         _logger.warning("the lake lane begins anew", code=error.code, reason=error.message)
         self._channel.state("reconnecting", str(error))

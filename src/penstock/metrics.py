@@ -33,7 +33,11 @@ def _counter(name: str, help: str, *labels: str) -> Metric:
 # Said by the supervisor
 UP = _gauge("process_up", "1 while the process runs.", "process")
 RESTARTS = _counter("process_restarts", "Times the process was started again.", "process")
-PARKED = _gauge("process_parked", "1 if the process failed too often and waits for somebody.", "process")
+PARKED = _gauge(
+    "process_parked",
+    "1 if the process failed too often: it is down, or in the first minute of a try.",
+    "process",
+)
 WAITING = _gauge(
     "process_waiting", "1 while it waits: a lane for a leader, the console for its address.", "process"
 )

@@ -17,26 +17,30 @@ from penstock.sources.open import open_source
 from penstock.sources.tables import SourceTable
 
 
-def resolve_from_source(config: Config, *, at_replica: bool = False) -> list[LaneStream]:
+def resolve_from_source(
+    config: Config, *, at_replica: bool = False, some_may_be_gone: bool = False
+) -> list[LaneStream]:
     """The configured streams with their tables as they are now; an error that names all that is wrong.
 
-    `at_replica`: as they are where tables are read, if that is another server.
+    `at_replica`: as they are where tables are read, if that is another server. `some_may_be_gone`: without
+    tables that the file names and that are not there, for work in the midst of which one is dropped.
     """
     patterns = [stream.id for stream in config.streams]
-    return resolve(config, open_source(config.source).catalog(patterns, at_replica=at_replica))
+    catalog = open_source(config.source).catalog(patterns, at_replica=at_replica)
+    return resolve(config, catalog, some_may_be_gone=some_may_be_gone)
 
 
-def resolve(config: Config, catalog: Catalog) -> list[LaneStream]:
+def resolve(config: Config, catalog: Catalog, *, some_may_be_gone: bool = False) -> list[LaneStream]:
     named = {stream.id for stream in config.streams if not stream.id.is_pattern}
     by_name = {table.stream: table for table in catalog.tables}
     # What a wildcard brings in and the log cannot carry (foreign, unlogged) is left out; `check` says so.
     chosen = [
         stream
-        for stream in config.resolve_streams(list(by_name))
+        for stream in config.resolve_streams(list(by_name), some_may_be_gone=some_may_be_gone)
         if stream.id in named or not _reads_log(stream) or by_name[stream.id].can_be_captured
     ]
     findings = catalog.check(stream_needs(config, chosen))
-    if errors := [finding for finding in findings if finding.level == "error"]:
+    if errors := [each for each in findings if each.level == "error" and not each.is_waited_for]:
         raise _unfit(errors)
     return [_lane_stream(each, by_name[each.id]) for each in chosen]
 
@@ -60,6 +64,7 @@ def _lane_stream(stream: StreamConfig, table: SourceTable) -> LaneStream:
         stream.on_schema_change,
         stream.deletes == "soft",
         stream.iceberg.options,
+        stream.resume == "per_chunk",
     )
 
 

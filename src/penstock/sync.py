@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 
 from penstock.capture.client import CaptureProcess
-from penstock.capture.from_config import LAKE_LANE, spec_of
-from penstock.capture.spec import CaptureProgress, CaptureSpec
+from penstock.capture.from_config import spec_of
+from penstock.capture.spec import LAKE_LANE, CaptureProgress, CaptureSpec
 from penstock.config import Config
 from penstock.core.errors import SourceError
 from penstock.core.position import Lsn

@@ -33,8 +33,7 @@ from functools import partial
 
 from penstock import failpoints
 from penstock.capture.base import Capture
-from penstock.capture.from_config import LAKE_LANE
-from penstock.capture.spec import ExportedSnapshot, Started
+from penstock.capture.spec import LAKE_LANE, ExportedSnapshot, Started
 from penstock.config import Config
 from penstock.core.errors import ConfigError, SnapshotLostError, SourceError, StateError
 from penstock.core.position import Lsn
@@ -144,12 +143,23 @@ class Turns:
         orders.settle(ledger, self._config.state)
         # Before anything asks whether a stream may follow its source's table.
         self._reload_asked(lane, reload, by_difference=by_difference)
+        lane.hold_up(self._lacking(streams))
         lane.recover()
         lane.settle_options()
         if started is not None:
             reload_published(lane, started)
         self.reconcile_partitions(lane)
         return lane
+
+    def look_again(self, lane: LakeLane, streams: Sequence[LaneStream]) -> None:
+        """The tables as the catalog has them now, and streams that are new to this run."""
+        lacking = self._lacking(streams)
+        lane.hold_up(lacking)  # before it is asked what became of them
+        lane.look_again(streams)
+        lane.hold_up(lacking)
+
+    def _lacking(self, streams: Sequence[LaneStream]) -> Sequence[SourceError]:
+        return self._source.lacking([stream.info for stream in streams if stream.reads_log])
 
     def _ledger(self) -> Ledger:
         source, state = self._config.source.type, self._config.state

@@ -44,6 +44,8 @@ OF_SHAPES = tuple(name for name in FAILPOINTS if name.startswith("shapes."))
 OF_STREAMS = tuple(name for name in FAILPOINTS if name.startswith("streams."))
 #: struck by tests/integration/test_resync_diff.py
 OF_RESYNC = tuple(name for name in FAILPOINTS if name.startswith("resync."))
+#: struck by tests/integration/test_rewind.py
+OF_REWIND = tuple(name for name in FAILPOINTS if name.startswith("rewind."))
 #: struck by tests/integration/test_migrate_sources.py
 OF_MIGRATION = tuple(name for name in FAILPOINTS if name.startswith("migrate."))
 LOAD = tuple(name for name in FAILPOINTS if name.startswith("load."))
@@ -104,7 +106,17 @@ FOLLOWING = Scenario(
         name
         for name in FAILPOINTS
         if not name.startswith(
-            ("load.", "capture.", "incremental.", "compact.", "resync.", "shapes.", "streams.", "migrate.")
+            (
+                "load.",
+                "capture.",
+                "incremental.",
+                "compact.",
+                "resync.",
+                "rewind.",
+                "shapes.",
+                "streams.",
+                "migrate.",
+            )
         )
     ),
     short=(

@@ -55,13 +55,19 @@ class OfFile:
 class OfKafka:
     server: KafkaServer
     bootstrap: str
+    buckets: int = 1
     name: str = "kafka"
     one_place: bool = True
     environment: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def section(self) -> Mapping[str, Any]:
-        return {"bootstrap": self.bootstrap, "partitions": PARTITIONS, "transaction_timeout": "10s"}
+        return {
+            "bootstrap": self.bootstrap,
+            "partitions": PARTITIONS,
+            "buckets": self.buckets,
+            "transaction_timeout": "10s",
+        }
 
     def read(self, slot: str, tables: Sequence[str]) -> list[Told]:
         topics = {f"{slot}.{table}": table for table in tables}
@@ -94,18 +100,21 @@ class OfKinesis:
 
 @contextmanager
 def target(
-    name: str, request: pytest.FixtureRequest, directory: Path, plan: Plan | None = None
+    name: str, request: pytest.FixtureRequest, directory: Path, plan: Plan | None = None, buckets: int = 1
 ) -> Iterator[Target]:
-    """With a `plan`, reached through a failure proxy. A file has no way to it that could fail."""
+    """With a `plan`, reached through a failure proxy. A file has no way to it that could fail.
+
+    `buckets`: of Kafka, how many producers the lane has.
+    """
     if name == "file":
         yield OfFile(directory)
     elif name == "kafka":
         server: KafkaServer = request.getfixturevalue("kafka")
         if plan is None:
-            yield OfKafka(server, server.bootstrap)
+            yield OfKafka(server, server.bootstrap, buckets)
         else:
             with FailureProxy(server.behind, plan, server.proxied) as proxy:
-                yield OfKafka(server, proxy.address)
+                yield OfKafka(server, proxy.address, buckets)
     else:
         kinesis: Kinesalite = request.getfixturevalue("kinesis")
         stream = kinesis.create_stream(SHARDS)

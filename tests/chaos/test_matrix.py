@@ -11,6 +11,7 @@ from tests.chaos.matrix import (
     OF_COMPACTION,
     OF_MIGRATION,
     OF_RESYNC,
+    OF_REWIND,
     OF_SHAPES,
     OF_STREAMS,
     SCENARIOS,
@@ -31,7 +32,7 @@ def _struck(level: str) -> set[tuple[str, str]]:
 
 @pytest.mark.parametrize("level", ["once", "full"])
 def test_every_failpoint_is_struck_on_every_destination_that_has_it(level: str) -> None:
-    elsewhere = OF_COMPACTION + OF_MIGRATION + OF_RESYNC + OF_SHAPES + OF_STREAMS
+    elsewhere = OF_COMPACTION + OF_MIGRATION + OF_RESYNC + OF_REWIND + OF_SHAPES + OF_STREAMS
     names = [name for name in FAILPOINTS if name not in elsewhere]
     assert _struck(level) == {pair for pair in product(DESTINATIONS, names) if has(*pair)}
 

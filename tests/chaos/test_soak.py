@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
+import time
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
+import psycopg
 import pytest
+from psycopg import errors
 
+from penstock.sources.postgres.embedded import EmbeddedPostgres
 from tests.chaos import soak
+from tests.chaos.counting_connection import CountingConnection
 from tests.chaos.matrix import SEED
 from tests.chaos.soak import Soak, faults, own_disk
-from tests.conftest import wait_until
+from tests.chaos.soak_writers import SoakWriters
+from tests.conftest import Database, wait_until
 
 pytestmark = pytest.mark.chaos
 
@@ -37,6 +44,62 @@ def test_what_breaks_is_told_by_the_seed() -> None:
     assert first(7) == first(7)
     assert first(7) != first(8)
     assert len({kind for _, kind, _ in first(7)[:6]}) == 6, "each kind once"
+
+
+def give_up(transaction: psycopg.Transaction) -> None:
+    raise psycopg.Rollback(transaction)
+
+
+def test_only_what_was_committed_counts(database: Database) -> None:
+    database.execute("CREATE TABLE orders (id int PRIMARY KEY)")
+    with CountingConnection.connect(database.url, autocommit=True) as connection:
+        with connection.transaction():
+            connection.execute("INSERT INTO orders SELECT generate_series(1, 10)")
+            connection.execute("SELECT * FROM orders")
+            connection.execute("UPDATE orders SET id = -id WHERE id <= 3")
+            with connection.transaction() as savepoint:
+                connection.execute("DELETE FROM orders")
+                give_up(savepoint)
+        with connection.transaction() as transaction:
+            connection.execute("DELETE FROM orders")
+            give_up(transaction)
+        assert connection.changed == 10 + 3
+        connection.execute("DELETE FROM orders WHERE id < 0")
+        with contextlib.suppress(errors.UniqueViolation), connection.transaction():
+            connection.execute("DELETE FROM orders WHERE id = 10")
+            connection.execute("INSERT INTO orders VALUES (4)")
+        with contextlib.suppress(psycopg.OperationalError), connection.transaction():
+            connection.execute("DELETE FROM orders")
+            database.execute("SELECT pg_terminate_backend(%s)", (connection.info.backend_pid,))
+        assert connection.changed == 10 + 3 + 3
+    assert database.query("SELECT count(*) FROM orders") == [(7,)]
+
+
+@pytest.mark.slow
+def test_writers_catch_up_what_they_could_not_write_while_the_server_was_away() -> None:
+    pace = 600
+    with EmbeddedPostgres() as server:
+        writers = SoakWriters(server.url(), seed=1, changes_per_s=pace)
+        writers.setup()
+        began = time.monotonic()
+        writers.start()
+
+        def missing() -> float:
+            return pace * (time.monotonic() - began) - writers.changes
+
+        try:
+            wait_until(lambda: writers.changes > pace, "some changes")
+            server.stop()
+            wait_until(lambda: missing() > 3 * pace, "the writers to miss it for some seconds")
+            server.start()
+            wait_until(lambda: writers.connected > 0, "the writers to be back")
+            behind, before = missing(), writers.changes
+            wait_until(lambda: missing() < 0.1 * pace, "the pace to be kept again")
+            assert writers.changes - before < 6 * behind, "soon, and not by the way"
+        finally:
+            writers.stop()
+    assert writers.away_s > 1
+    assert writers.rate > pace, "the seconds in which it was away do not count"
 
 
 @pytest.mark.slow

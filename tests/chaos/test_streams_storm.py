@@ -44,20 +44,20 @@ SHARES: dict[str, dict[Kind, float]] = {
 
 
 @pytest.mark.skipif(not STORM_S, reason="only by make chaos-once and make chaos")
-@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize(("name", "buckets"), [*((name, 1) for name in TARGETS), ("kafka", 2)])
 def test_whatever_breaks_at_once_each_change_is_there_once(
-    stream_source: Source, request: pytest.FixtureRequest, tmp_path: Path, name: str
+    stream_source: Source, request: pytest.FixtureRequest, tmp_path: Path, name: str, buckets: int
 ) -> None:
     plan = Plan(SEED, SHARES.get(name), seconds_max=TAKE_OVER_S / 3)
     with (
-        target(name, request, tmp_path, plan) as at,
+        target(name, request, tmp_path, plan, buckets) as at,
         lane_of(stream_source, at, tmp_path / "pipeline") as lane,
         running(lane.pipeline, "b") as (other,),
     ):
         pair = [lane.instance, other]
         lane.load()
         other.start()
-        storm = Storm(pair, at, random.Random(f"{SEED}/{name}"))
+        storm = Storm(pair, at, random.Random(f"{SEED}/{name}/{buckets}"))
         storm.blow(STORM_S)
         plan.rest()
         storm.calm()

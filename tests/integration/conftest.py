@@ -11,20 +11,32 @@ import pytest
 
 from penstock import failpoints
 from tests.conftest import Database
-from tests.pipelines import DESTINATIONS, PipelineUnderTest
+from tests.pipelines import DESTINATION, DESTINATIONS, PipelineUnderTest
 from tests.share import is_in_share
 from tests.traps import MakePipeline, Pause, PauseAt, make_tables
 
 if TYPE_CHECKING:
     from tests.mysql_server import MysqlServer
-    from tests.predecessors import MongoPredecessor, MysqlPredecessor
+    from tests.predecessors import MongoPredecessor, MysqlPredecessor, PostgresTables
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of the slow ones a part, if that is asked for."""
-    gone = [item for item in items if item.get_closest_marker("slow") and not is_in_share(item.nodeid)]
+    """Of the slow ones a part, if that is asked for; for another destination what is written to it, or a part
+    of that."""
+    if DESTINATION == "parquet":
+        gone = [item for item in items if item.get_closest_marker("slow") and not is_in_share(item.nodeid)]
+    else:
+        gone = [item for item in items if not (_follows_the_destination(item) and is_in_share(item.nodeid))]
     config.hook.pytest_deselected(items=gone)
     items[:] = [item for item in items if item not in set(gone)]
+
+
+def _follows_the_destination(item: pytest.Item) -> bool:
+    """Whether it makes pipelines and does not say itself what they write to."""
+    module = getattr(item, "module", None)
+    makes = "make" in getattr(item, "fixturenames", ()) or hasattr(module, "PipelineUnderTest")
+    chosen = getattr(getattr(item, "callspec", None), "params", {}).values()
+    return makes and not any(value in DESTINATIONS for value in chosen if isinstance(value, str))
 
 
 @pytest.fixture
@@ -92,11 +104,14 @@ def mysql_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable
 
 
 @pytest.fixture(params=["mysql", pytest.param("mariadb", marks=pytest.mark.slow), "mongodb"])
-def before(request: pytest.FixtureRequest) -> Iterator[MysqlPredecessor | MongoPredecessor]:
-    """Two tables at a source of each kind that OLake reads beside Postgres."""
+def before(request: pytest.FixtureRequest) -> Iterator[PostgresTables | MysqlPredecessor | MongoPredecessor]:
+    """Two tables at a source of each kind that OLake reads beside Postgres; there too, if a test asks."""
     from penstock.sources.mongodb.warming import warm_up
-    from tests.predecessors import MongoPredecessor, MysqlPredecessor
+    from tests.predecessors import MongoPredecessor, MysqlPredecessor, PostgresTables
 
+    if request.param == "postgres":
+        yield PostgresTables(request.getfixturevalue("database"))
+        return
     if request.param != "mongodb":
         yield MysqlPredecessor(request.getfixturevalue("mysql_servers")(request.param))
         return

@@ -16,13 +16,17 @@ from urllib.parse import quote
 import pytest
 
 from penstock import metrics
+from penstock.capture.leadership import PATIENCE_VARIABLE
+from penstock.capture.remote import RemoteCapture
 from penstock.capture.spec import CaptureSpec
-from penstock.core.errors import CaptureAwayError, PositionGoneError, SourceError
+from penstock.core.errors import CaptureAwayError, PositionGoneError, SourceBusyError, SourceError
 from penstock.core.position import Lsn
 from penstock.core.stream import StreamId
 from penstock.ledger.lanes import LaneRegistry
 from penstock.log.reader import ChangeLog
+from penstock.sources.postgres.connection import connect
 from penstock.sources.postgres.embedded import EmbeddedPostgres
+from penstock.sources.postgres.replication import ReplicationStream
 from tests.always import QUICK_HEARTBEAT_S, AlwaysOn, always_spec, ids
 from tests.capture_specs import slot_of
 from tests.captured import log_rows
@@ -210,7 +214,9 @@ def test_a_standby_takes_over_from_one_that_was_killed(orders: Database, tmp_pat
         assert ids(log_rows(tmp_path)) == written
 
 
-@pytest.mark.parametrize("shared", [True, False], ids=["shared state", "own state"])
+@pytest.mark.parametrize(
+    "shared", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["shared state", "own state"]
+)
 def test_a_leader_that_is_stopped_is_replaced_and_does_no_harm_when_it_wakes(
     shared: bool, orders: Database, tmp_path: Path
 ) -> None:
@@ -358,6 +364,67 @@ def test_a_slot_that_is_gone_is_for_a_person_to_look_at(orders: Database, tmp_pa
     assert [error["code"] for error in failed] == ["position_gone"]
 
 
+@pytest.mark.slow
+def test_a_slot_that_the_server_gives_up_is_said_to_be_lost_and_is_for_a_person_to_look_at(
+    tmp_path: Path,
+) -> None:
+    small = {"max_slot_wal_keep_size": "16MB", "max_wal_size": "32MB", "min_wal_size": "32MB"}
+    with EmbeddedPostgres(settings={"wal_level": "logical", **small}) as server:
+        database = Database("postgres", server)
+        database.execute("CREATE TABLE orders (id int PRIMARY KEY, note text)")
+        with AlwaysOn(always_spec(database, tmp_path)) as always:
+            always.join()  # and the lane never says how far it is
+            for number in range(6):
+                database.execute("INSERT INTO orders VALUES (%s)", (number,))
+                database.execute("SELECT pg_switch_wal()")
+            database.execute("CHECKPOINT")
+            wait_until(lambda: always.metric(metrics.SLOT_HEALTHY.name) == 0.0, "the loss to be said")
+            with pytest.raises(PositionGoneError, match="lost"):
+                always.join()
+            assert always.process.wait(120) == PositionGoneError.exit_code
+        failed = [line["error"] for line in always.said if line["event"] == "failed"]
+        assert [error["code"] for error in failed] == ["position_gone"]
+
+
+@pytest.mark.slow
+def test_a_slot_that_somebody_else_reads_is_read_when_they_have_gone(
+    orders: Database, tmp_path: Path
+) -> None:
+    with AlwaysOn(always_spec(orders, tmp_path)) as always:
+        always.join()
+        always.read_now()
+        assert always.stop() == 0
+    orders.execute("INSERT INTO orders VALUES (1)")
+    foreign = ReplicationStream(
+        connect(orders.url, replication=True), f"slot_{orders.name}", "penstock", Lsn(0)
+    )
+    with AlwaysOn(always_spec(orders, tmp_path), **{PATIENCE_VARIABLE: "0.2"}) as always:
+        try:
+            [(pid,)] = orders.query(
+                "SELECT active_pid FROM pg_replication_slots WHERE slot_name = %s", (f"slot_{orders.name}",)
+            )
+            with pytest.raises(SourceBusyError, match=f"process {pid} "):
+                always.join()
+            assert always.leads(), "whoever waits for the slot still leads"
+        finally:
+            foreign.close()
+        always.join()
+        always.read_now()
+    assert ids(log_rows(tmp_path)) == [1]
+
+
+@pytest.mark.slow
+def test_what_the_source_keeps_is_said_while_no_lane_is_there(orders: Database, tmp_path: Path) -> None:
+    with AlwaysOn(always_spec(orders, tmp_path)) as always:
+        always.join()
+        always.read_now()
+        assert always.stop() == 0
+    with AlwaysOn(always_spec(orders, tmp_path)) as always:
+        wait_until(lambda: always.metric(metrics.SLOT_HEALTHY.name) == 1.0, "the slot to be looked at")
+        assert (always.metric(metrics.RETAINED_WAL_BYTES.name) or -1) >= 0
+        assert always.metric(metrics.CAPTURE_LAG_BYTES.name) is None, "nothing is read yet"
+
+
 def retained(database: Database) -> int:
     """Bytes of log that the server keeps for its only slot."""
     found = database.query(
@@ -485,3 +552,41 @@ def _is_there(standby: Database, slot: str, position: Lsn) -> bool:
         (slot,),
     )
     return bool(found) and Lsn.parse(found[0][0]) >= position
+
+
+def test_only_the_lake_joins_with_a_table_whose_changes_lack_columns(
+    orders: Database, tmp_path: Path
+) -> None:
+    """It lets the stream stand still; other lanes would tell of rows without those columns."""
+    orders.execute("ALTER TABLE orders ADD twice int GENERATED ALWAYS AS (id * 2) STORED")
+    orders.execute(
+        "CREATE PUBLICATION penstock FOR TABLE orders "
+        "WITH (publish = 'insert, update, delete, truncate', publish_via_partition_root = false)"
+    )
+    stream = StreamId("public", "orders")
+    lanes = {"lake": None, "kafka": None}
+    with AlwaysOn(always_spec(orders, tmp_path, lanes=lanes, publication_mode="manual")) as always:
+        wait_until(always.leads, "capture to lead")
+        with RemoteCapture(always.capture.address, "kafka") as other:
+            with pytest.raises(SourceError, match="leaves out generated columns") as raised:
+                other.join([stream])
+            assert raised.value.stream == "public.orders"
+            always.capture.join([stream])
+            with pytest.raises(SourceError, match="leaves out generated columns"):
+                other.join([stream])
+            orders.execute("ALTER PUBLICATION penstock SET (publish_generated_columns = stored)")
+            other.join([stream])
+
+
+def test_a_lane_has_a_publication_of_ours_publish_generated_columns(orders: Database, tmp_path: Path) -> None:
+    """As after an upgrade from a server that could not, without a lake that would see to it."""
+    orders.execute("ALTER TABLE orders ADD twice int GENERATED ALWAYS AS (id * 2) STORED")
+    orders.execute(
+        "CREATE PUBLICATION penstock FOR TABLE orders "
+        "WITH (publish = 'insert, update, delete, truncate', publish_via_partition_root = false)"
+    )
+    with AlwaysOn(always_spec(orders, tmp_path, lanes={"kafka": None})) as always:
+        wait_until(always.leads, "capture to lead")
+        with RemoteCapture(always.capture.address, "kafka") as lane:
+            lane.join([StreamId("public", "orders")])
+    assert orders.query("SELECT pubgencols::text FROM pg_publication WHERE pubname = 'penstock'") == [("s",)]

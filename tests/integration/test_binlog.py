@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.core.errors import PositionGoneError, SourceError
+from penstock.core.errors import PositionGoneError
 from penstock.core.gtid import GtidSet
 from penstock.sources.mysql.binlog.event_kernels import HEARTBEAT
-from penstock.sources.mysql.binlog.events import Ending, Prepared, Rotation, Statement
+from penstock.sources.mysql.binlog.events import Ending, Prepared, Rotation, Statement, UnreadRows
 from penstock.sources.mysql.binlog.packet_kernels import TYPE_AT
 from penstock.sources.mysql.binlog.stream import BinlogStream, FilePosition, GtidPosition
 from penstock.sources.mysql.binlog.warming import warm_up
@@ -298,18 +298,19 @@ def test_an_xa_transaction_ends_prepared_and_is_committed_by_a_statement(shop: M
     assert last.text.upper().replace(" ", "").startswith("XACOMMIT" + prepared.xid.upper())
 
 
-def test_partial_json_is_refused_by_the_name_of_the_setting(shop: MysqlServer) -> None:
+def test_parts_of_json_values_are_told_of_their_table(shop: MysqlServer) -> None:
     if shop.kind is MARIADB:
         pytest.skip("MariaDB always logs whole values")
-    with pytest.raises(SourceError, match="parts of changed JSON") as refused:
-        _run(
-            shop,
-            "CREATE TABLE partly (id INT PRIMARY KEY, document JSON)",
-            "INSERT INTO partly VALUES (1, JSON_OBJECT('a', REPEAT('x', 1000), 'b', 1))",
-            "SET binlog_row_value_options = PARTIAL_JSON",
-            "UPDATE partly SET document = JSON_SET(document, '$.b', 2)",
-        )
-    assert "binlog_row_value_options" in str(refused.value)
+    read = _run(
+        shop,
+        "CREATE TABLE partly (id INT PRIMARY KEY, document JSON)",
+        "INSERT INTO partly VALUES (1, JSON_OBJECT('a', REPEAT('x', 1000), 'b', 1))",
+        "SET binlog_row_value_options = PARTIAL_JSON",
+        "UPDATE partly SET document = JSON_SET(document, '$.b', 2)",
+        "INSERT INTO partly VALUES (2, NULL)",
+    )
+    assert [event for event in read.rare if isinstance(event, UnreadRows)] == [UnreadRows("shop", "partly")]
+    assert read.endings[-3:] == [Ending.COMMITTED] * 3
 
 
 def test_heartbeats_come_while_nothing_else_does(shop: MysqlServer) -> None:

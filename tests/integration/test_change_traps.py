@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 
+from penstock import Pipeline
 from penstock.sources.postgres import embedded_binaries
 from penstock.sources.postgres.embedded import EmbeddedPostgres
+from penstock.turns import Turns
 from tests.conftest import Database, new_database
-from tests.pipelines import PipelineUnderTest
+from tests.pipelines import DESTINATIONS, PipelineUnderTest
 from tests.traps import MakePipeline
 
 OLD_PROGRAMS = Path("/usr/lib/postgresql/15/bin")
@@ -201,6 +204,157 @@ def test_generated_columns_that_are_altered_are_right_in_every_row(
     pipeline.assert_same("public.state")
 
 
+@pytest.mark.parametrize("destination", ["parquet", pytest.param("iceberg", marks=pytest.mark.slow)])
+def test_tables_that_keep_what_was_take_a_new_generated_column_as_any_other(
+    database: Database, make: MakePipeline, destination: str
+) -> None:
+    """An append table, and tables of `strict_cdc`: neither loaded again nor paused."""
+    made: list[Any] = [{"table": "public.history", "write": "append"}]
+    made += [{"table": "public.strict", "mode": "strict_cdc"}]
+    made += [{"table": "public.deeds", "mode": "strict_cdc", "write": "append"}]
+    names = ("history", "strict", "deeds")
+    for name in names:
+        database.execute(f"CREATE TABLE {name} (id int PRIMARY KEY, v text)")
+    database.execute("INSERT INTO history VALUES (1, 'loaded')")
+    pipeline = make(made, destination=DESTINATIONS[destination])
+    pipeline.sync()
+    for name in names:
+        database.execute(f"INSERT INTO {name} VALUES (10, 'a'), (20, 'b')")
+        database.execute(f"ALTER TABLE {name} ADD {STORED}")
+        database.execute(f"UPDATE {name} SET v = 'c' WHERE id = 10; INSERT INTO {name} VALUES (30, 'd')")
+    report = pipeline.sync()
+    assert [each.rows_loaded for each in report.streams] == [0, 0, 0]
+    opened = Pipeline.from_yaml(pipeline.file)
+    assert [each.state for each in opened.status().streams] == ["following"] * 3
+
+    def rows(name: str, *columns: str) -> list[tuple[Any, ...]]:
+        found = opened.table(f"public.{name}").to_arrow().to_pylist()
+        return sorted(tuple(str(row[column]) for column in columns) for row in found)
+
+    told = [
+        ("10", "i", "a", "None"),
+        ("10", "u", "c", "c!"),
+        ("20", "i", "b", "None"),
+        ("30", "i", "d", "d!"),
+    ]
+    assert rows("history", "id", "_op", "v", "w") == [("1", "r", "loaded", "None"), *told]
+    assert rows("deeds", "id", "_op", "v", "w") == told
+    assert rows("strict", "id", "v", "w") == [("10", "c", "c!"), ("20", "b", "None"), ("30", "d", "d!")]
+    for name in names:
+        assert sum(f"{name}: column w is generated" in note for note in pipeline.notes) == 1, pipeline.notes
+        database.execute(f"UPDATE {name} SET v = 'e' WHERE id = 20")
+    report = pipeline.sync()
+    assert [each.rows_loaded for each in report.streams] == [0, 0, 0]
+    assert ("20", "e", "e!") in rows("strict", "id", "v", "w")
+
+
+KEPT: list[Any] = [
+    {"table": "public.history", "write": "append"},
+    {"table": "public.strict", "mode": "strict_cdc"},
+    {"table": "public.deeds", "mode": "strict_cdc", "write": "append"},
+]
+KEPT_NAMES = ("history", "strict", "deeds")
+
+
+def rows_of(pipeline: PipelineUnderTest, name: str, *columns: str) -> list[tuple[Any, ...]]:
+    found = Pipeline.from_yaml(pipeline.file).table(f"public.{name}").to_arrow().to_pylist()
+    return sorted(tuple(str(row[column]) for column in columns) for row in found)
+
+
+def assert_kept(pipeline: PipelineUnderTest) -> None:
+    """What was told before and after is there; only what changed meanwhile lacks the column."""
+    told = [
+        ("10", "i", "a", "a!"),
+        ("10", "u", "c", "None"),
+        ("20", "i", "b", "b!"),
+        ("20", "u", "e", "e!"),
+        ("30", "i", "d", "None"),
+    ]
+    assert rows_of(pipeline, "history", "id", "_op", "v", "w") == [("1", "r", "loaded", "loaded!"), *told]
+    assert rows_of(pipeline, "deeds", "id", "_op", "v", "w") == told
+    strict = [("10", "c", "None"), ("20", "e", "e!"), ("30", "d", "None")]
+    assert rows_of(pipeline, "strict", "id", "v", "w") == strict
+    for name in KEPT_NAMES:
+        notes = [note for note in pipeline.notes if f"{name}: column w is generated" in note]
+        assert len(notes) == 1, pipeline.notes
+        assert "not published for a while" in notes[0]
+
+
+def made_kept(database: Database) -> None:
+    for name in KEPT_NAMES:
+        database.execute(f"CREATE TABLE {name} (id int PRIMARY KEY, v text, {STORED})")
+    database.execute("INSERT INTO history VALUES (1, 'loaded')")
+
+
+def change_kept(database: Database, *statements: str) -> None:
+    for name in KEPT_NAMES:
+        for statement in statements:
+            database.execute(statement.format(name))
+
+
+BEFORE = ("INSERT INTO {} VALUES (10, 'a'), (20, 'b')",)
+MEANWHILE = ("UPDATE {} SET v = 'c' WHERE id = 10", "INSERT INTO {} VALUES (30, 'd')")
+AFTERWARDS = ("UPDATE {} SET v = 'e' WHERE id = 20",)
+
+
+@pytest.mark.parametrize("rounds", ["one round", pytest.param("many rounds", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("destination", ["parquet", pytest.param("iceberg", marks=pytest.mark.slow)])
+def test_tables_that_keep_what_was_keep_a_generated_column_that_was_not_published_for_a_while(
+    database: Database, make: MakePipeline, destination: str, rounds: str
+) -> None:
+    made_kept(database)
+    pipeline = make(KEPT, destination=DESTINATIONS[destination])
+    pipeline.sync()
+    change_kept(database, *BEFORE)
+    if rounds == "many rounds":
+        pipeline.sync()
+    database.execute(f"ALTER PUBLICATION {pipeline.name} SET (publish_generated_columns = none)")
+    change_kept(database, *MEANWHILE)
+    if rounds == "many rounds":
+        assert [each.rows_loaded for each in pipeline.sync().streams] == [0, 0, 0]
+    database.execute(f"ALTER PUBLICATION {pipeline.name} SET (publish_generated_columns = stored)")
+    change_kept(database, *AFTERWARDS)
+    assert [each.rows_loaded for each in pipeline.sync().streams] == [0, 0, 0]
+    assert_kept(pipeline)
+
+
+@pytest.mark.slow
+def test_a_round_that_meets_changes_without_a_generated_column_pauses_with_the_statement_to_run(
+    database: Database, make: MakePipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a run, such a round may come before the next look at the source's tables."""
+    made_kept(database)
+    make_generated(database, STORED)
+    pipeline = make(["public.state", *KEPT], source={"publication_mode": "manual"})
+    database.execute(
+        f"CREATE PUBLICATION {pipeline.name} FOR TABLE state, history, strict, deeds "
+        "WITH (publish_generated_columns = stored)"
+    )
+    pipeline.sync()
+    change_kept(database, *BEFORE)
+    pipeline.sync()
+    monkeypatch.setattr(Turns, "_lacking", lambda *_: [])  # nobody looks
+    database.execute(f"ALTER PUBLICATION {pipeline.name} SET (publish_generated_columns = none)")
+    change_generated(database, "meanwhile")
+    change_kept(database, *MEANWHILE)
+    opened = Pipeline.from_yaml(pipeline.file)
+    streams = ["public.state", *(f"public.{name}" for name in KEPT_NAMES)]
+    for _ in range(2):
+        assert [each.rows_loaded for each in pipeline.sync().streams] == [0] * 4
+        paused = {each.stream: each.paused for each in opened.status().streams}
+        for stream in streams:
+            why = paused[stream]
+            assert why is not None, stream
+            assert "SET (publish_generated_columns = stored)" in why.reason
+        opened.resume(streams)  # to no avail
+    database.execute(f"ALTER PUBLICATION {pipeline.name} SET (publish_generated_columns = stored)")
+    change_generated(database, "afterwards")
+    change_kept(database, *AFTERWARDS)
+    pipeline.sync()
+    pipeline.assert_same("public.state")
+    assert_kept(pipeline)
+
+
 @pytest.mark.slow
 def test_a_publication_that_left_generated_columns_out_has_them_published_and_the_table_loaded_again(
     database: Database, make: MakePipeline
@@ -218,6 +372,52 @@ def test_a_publication_that_left_generated_columns_out_has_them_published_and_th
     pipeline.assert_same("public.state", "public.other")
     assert_columns(pipeline, ["id", "v", "w"])
     assert any("column w is generated" in note for note in pipeline.notes), pipeline.notes
+
+
+@pytest.mark.slow
+def test_a_publication_by_hand_that_lacks_generated_columns_holds_up_their_streams_alone(
+    database: Database, make: MakePipeline
+) -> None:
+    make_generated(database, STORED)
+    database.execute("CREATE TABLE other (id int PRIMARY KEY, v text); INSERT INTO other VALUES (1, 'a')")
+    database.execute("CREATE TABLE later (id int PRIMARY KEY, v text); INSERT INTO later VALUES (1, 'a')")
+    pipeline = make(
+        ["public.state", "public.other", "public.later", {"table": "public.part", "columns": ["id", "v"]}],
+        source={"publication_mode": "manual"},
+    )
+    database.execute("CREATE TABLE part (LIKE state INCLUDING ALL); INSERT INTO part (id, v) VALUES (1, 'a')")
+    database.execute(f"CREATE PUBLICATION {pipeline.name} FOR TABLE state, other, later, part")
+    opened = Pipeline.from_yaml(pipeline.file)
+
+    def paused() -> dict[str, str]:
+        streams = opened.status().streams
+        return {each.stream: each.paused.reason for each in streams if each.paused is not None}
+
+    pipeline.sync()
+    assert paused().keys() == {"public.state"}
+    assert "SET (publish_generated_columns = stored)" in paused()["public.state"]
+    pipeline.assert_same("public.other", "public.later")
+    # A column that comes to a table that is followed.
+    database.execute(f"ALTER TABLE later ADD {STORED}")
+    for word in ("b", "c"):
+        database.execute(
+            f"UPDATE other SET v = '{word}'; UPDATE later SET v = '{word}'; UPDATE part SET v = '{word}'"
+        )
+        change_generated(database, word)
+        opened.resume(["public.state"])  # to no avail
+        pipeline.sync()
+        assert paused().keys() == {"public.state", "public.later"}
+        pipeline.assert_same("public.other")
+    assert [row["v"] for row in opened.table("public.part").to_arrow().to_pylist()] == ["c"]
+    database.execute(f"ALTER PUBLICATION {pipeline.name} SET (publish_generated_columns = stored)")
+    opened.resume(["public.state", "public.later"])
+    change_generated(database, "published")
+    pipeline.sync()
+    change_generated(database, "at last")
+    database.execute("UPDATE later SET v = 'd'")
+    pipeline.sync()
+    assert paused() == {}
+    pipeline.assert_same("public.state", "public.other", "public.later")
 
 
 @pytest.fixture

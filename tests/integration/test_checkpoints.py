@@ -1,10 +1,11 @@
-"""Checkpoints in an object store, against a server that answers as S3 does."""
+"""Checkpoints in an object store, against servers that answer as S3 and as Google Cloud Storage do."""
 
 from __future__ import annotations
 
 import json
 import socket
 from collections.abc import Iterator
+from http import HTTPStatus
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from penstock.ledger.checkpoint import CheckpointFile
 from penstock.ledger.checkpoint_store import LEFT_BEHIND_MAX, ObjectStore
 from tests.captured import read_now
 from tests.conftest import Database, wait_until
+from tests.gcs_server import BUCKET, GcsServer
 from tests.integration.test_capture import spec
 from tests.s3_server import CREDENTIALS, S3Server
 
@@ -27,6 +29,14 @@ def s3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
     for name, value in CREDENTIALS.items():
         monkeypatch.setenv(name, value)
     with S3Server(tmp_path / "s3.log") as server:
+        yield server
+
+
+@pytest.fixture
+def gcs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[GcsServer]:
+    with GcsServer() as server:
+        found = server.credentials(tmp_path / "credentials.json")
+        monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(found))
         yield server
 
 
@@ -67,17 +77,58 @@ def test_a_corrupt_checkpoint_in_a_store_gives_way_to_the_newest_good_one(s3: S3
     assert loaded.lsn == 1
 
 
+def test_a_checkpoint_at_google_has_its_history_beside_it(gcs: GcsServer) -> None:
+    file = CheckpointFile(gcs.address("a/b/shop.json"), history_kept=3)
+    assert file.load() is None
+    for number in range(1, 6):
+        assert file.save(Lsn(number), number * 10)
+    saved = {name: json.loads(gcs.objects[name])["lsn"] for name in sorted(gcs.objects)}
+    assert saved.pop("a/b/shop.json") == "0/5"
+    assert list(saved.values()) == ["0/3", "0/4", "0/5"], "older ones are removed"
+    assert all(name.startswith("a/b/shop.history/") for name in saved)
+    assert CheckpointFile(gcs.address("a/b/shop.json")).load() == file.last_saved
+    another = CheckpointFile(gcs.address("a/b/shop.json"), history_kept=2)
+    assert another.save(Lsn(6), 60)
+    assert len(gcs.objects) == 1 + 2, "also those of the process before"
+
+
+def test_a_corrupt_checkpoint_at_google_gives_way_to_the_newest_good_one(gcs: GcsServer) -> None:
+    file = CheckpointFile(gcs.address("shop.json"))
+    for number in range(1, 5):
+        assert file.save(Lsn(number), number)
+    for name in ("shop.json", max(name for name in gcs.objects if "history" in name)):
+        gcs.objects[name] = b'{"lsn": "0/'
+    loaded = CheckpointFile(gcs.address("shop.json")).load()
+    assert loaded is not None
+    assert loaded.lsn == 3
+
+
+@pytest.mark.slow
+def test_a_checkpoint_that_google_does_not_take_is_counted_and_saved_the_next_time(gcs: GcsServer) -> None:
+    file = CheckpointFile(gcs.address("shop.json"))
+    assert file.save(Lsn(1), 1)
+    gcs.fails = HTTPStatus.SERVICE_UNAVAILABLE
+    assert not file.save(Lsn(2), 2)
+    assert (file.failed_saves, file.last_saved and file.last_saved.lsn) == (1, 1)
+    gcs.fails = None
+    wait_until(lambda: file.save(Lsn(3), 3), "the store to take it")
+    assert json.loads(gcs.objects["shop.json"])["lsn"] == "0/3"
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["s3://bucket/a?region=us-east-1&endpoint_override={url}", f"gs://{BUCKET}/a?endpoint_override={{url}}"],
+    ids=["s3", "gs"],
+)
 def test_a_store_that_says_nothing_holds_nobody_up(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    address: str, gcs: GcsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in CREDENTIALS.items():
         monkeypatch.setenv(name, value)
     silent = socket.create_server(("127.0.0.1", 0))  # takes connections and never answers
     try:
         port = silent.getsockname()[1]
-        store = ObjectStore(
-            f"s3://bucket/a?region=us-east-1&endpoint_override=http://127.0.0.1:{port}", call_timeout_s=0.2
-        )
+        store = ObjectStore(address.format(url=f"http://127.0.0.1:{port}"), call_timeout_s=0.2)
         for number in range(LEFT_BEHIND_MAX):
             with pytest.raises(TimeoutError, match="within"):
                 store.write(f"{number}.json", b"{}")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,9 +16,11 @@ import pytest
 
 from penstock.core.position import Lsn
 from penstock.core.report import CompactedStream
-from penstock.destinations import iceberg_expiry
+from penstock.destinations import iceberg_expiry, iceberg_health
 from penstock.destinations.iceberg import IcebergTable
 from penstock.destinations.iceberg_health import Limits
+from penstock.destinations.iceberg_java import Attempt
+from penstock.destinations.iceberg_record import Known
 from penstock.failpoints import FAILPOINTS
 from penstock.lake import maintenance
 from penstock.lake.maintenance import Maintenance
@@ -50,6 +54,7 @@ LIMITS = Limits(
 )
 OF_COMPACTION = [name for name in FAILPOINTS if name.startswith("compact.")]
 KEPT = replace(LIMITS, snapshot_age_max_s=86400)
+FAR_AHEAD_MS = 1 << 60
 
 
 @dataclass
@@ -90,6 +95,7 @@ class Worn:
         work = Maintenance(destination, limits, lambda: session(self.directory), self.notes)
         found = work.compact(STREAM, by_hand=by_hand)
         assert found is not None
+        self.sweeps = int(work.has_swept)
         return found
 
     def forget_the_past(self) -> None:
@@ -171,6 +177,7 @@ def test_rounds_go_on_between_one_compaction_and_the_next(worn: Worn) -> None:
         assert worn.marker.to == Lsn(worn.at)
 
 
+@pytest.mark.slow
 def test_a_pending_load_keeps_its_branch_and_its_files(worn: Worn) -> None:
     columns = begun(worn.table, "load2")
     files = [write(worn.table, columns, [number], "again") for number in (500, 501)]
@@ -231,6 +238,63 @@ def age(path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_many_manifests_are_merged_where_everything_else_stays(tmp_path: Path) -> None:
+    worn = Worn(tmp_path)
+    for _ in range(25):
+        worn.round()
+    limits = replace(KEPT, small_file_ratio=1.0, delete_ratio=1.0)
+    before = worn.marker
+    done = worn.compact(limits, by_hand=False)
+    assert done.due == ("manifests",)
+    assert done.before.spare_manifests >= 20
+    assert done.after is not None
+    assert done.after.spare_manifests == 0
+    assert done.after.data_files == done.before.data_files
+    worn.assert_whole()
+    assert worn.marker == before
+    assert worn.compact(limits, by_hand=False).due == ()
+    worn.round(deleted=7)
+    worn.assert_whole()
+
+
+@pytest.mark.slow
+def test_others_wait_while_data_files_are_merged_and_during_no_other_step(
+    worn: Worn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only that has a limit: the files of deletes and the manifests of the whole table are merged."""
+    monkeypatch.setattr(iceberg_health, "SPARE_MANIFESTS_MIN", 2)
+    rounds, held = threading.Lock(), dict[str, bool]()
+    for step in ("_rewrite_data_files", "_merge_deletes"):
+        monkeypatch.setattr(maintenance._Turn, step, noting(step, held, rounds))
+    monkeypatch.setattr("penstock.failpoints.reach", lambda name: held.update({name: rounds.locked()}))
+    work = Maintenance(sqlite_destination(worn.directory), LIMITS, lambda: session(worn.directory), Notes())
+    done = work.compact(STREAM, by_hand=False, alone=lambda: rounds)
+    assert done is not None
+    assert {"data files", "manifests", "snapshots"} <= {*done.due}
+    assert held.pop("_rewrite_data_files")
+    assert held == {
+        "compact.rewritten": False,
+        "_merge_deletes": False,
+        "compact.deletes_merged": False,
+        "compact.manifests_merged": False,
+        "compact.written_down": False,
+        "compact.expired": False,
+    }
+    worn.assert_whole()
+
+
+def noting(step: str, held: dict[str, bool], lock: threading.Lock) -> Callable[..., Any]:
+    """A step that says whether the lock is held meanwhile."""
+    original = getattr(maintenance._Turn, step)
+
+    def note_and_go_on(*arguments: Any, **named: Any) -> Any:
+        held[step] = lock.locked()
+        return original(*arguments, **named)
+
+    return note_and_go_on
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("foreign", ["deletes", "rows"])
 def test_compaction_gives_way_to_another_writer(
     worn: Worn, monkeypatch: pytest.MonkeyPatch, foreign: str
@@ -281,6 +345,67 @@ def test_a_snapshot_that_somebody_names_meanwhile_is_kept(
     assert worn.compact().snapshots_expired > 0
     assert "theirs" in worn.table.handle.table.refs()
     assert worn.marker == before
+
+
+@pytest.mark.slow
+def test_nothing_goes_by_somebody_whom_a_newer_leader_has_replaced(
+    worn: Worn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have slept in the midst of it: what goes then is the new leader's to say."""
+    prepare = iceberg_expiry.prepare_expiry
+
+    def prepare_and_be_replaced(*arguments: Any) -> list[int]:
+        expired = prepare(*arguments)
+        assert expired
+        worn.table.fence(Lsn(2))
+        return expired
+
+    monkeypatch.setattr(maintenance, "prepare_expiry", prepare_and_be_replaced)
+    stray = worn.table.handle.files.directory / "stray.parquet"
+    stray.write_bytes(b"of a round that was cut short")
+    age(stray)
+    done = worn.compact()
+    assert any("another writer" in note for note in worn.notes)
+    assert (done.snapshots_expired, done.orphans_removed) == (0, 0)
+    assert stray.exists()
+    assert worn.sweeps == 0
+    worn.assert_whole()
+    monkeypatch.undo()
+    done = worn.compact()
+    assert done.snapshots_expired > 0
+    assert done.orphans_removed == 1
+    assert not stray.exists()
+    assert worn.sweeps == 1
+    worn.assert_whole()
+
+
+@pytest.mark.slow
+def test_two_that_let_snapshots_expire_at_once_write_down_what_both_of_them_need(
+    worn: Worn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A leader that was replaced in the midst of it, and its successor, with other limits."""
+    for _ in range(2):
+        worn.compact(KEPT)
+        worn.table.handle.table.newAppend().commit()  # of somebody else
+    others: list[int] = []
+    set_properties = Attempt.set_properties
+
+    def set_after_the_other(attempt: Any, properties: Any) -> None:
+        monkeypatch.undo()
+        other = sqlite_destination(worn.directory).table(STREAM)
+        others.extend(iceberg_expiry.prepare_expiry(other, FAR_AHEAD_MS, 1, 0))
+        set_properties(attempt, properties)
+
+    monkeypatch.setattr(Attempt, "set_properties", set_after_the_other)
+    ours = iceberg_expiry.prepare_expiry(worn.table, FAR_AHEAD_MS, 2, 0)
+    metadata = worn.table.handle.metadata()
+    assert metadata is not None
+    parser = worn.table.catalog.java.iceberg("TableMetadataParser")
+    history = iceberg_expiry.History.from_json(json.loads(str(parser.toJson(metadata.java))), 0)
+    needed = {each for expired in (ours, others) for each in iceberg_expiry.cut_off(history, set(expired))}
+    known = Known(metadata.property)
+    assert len(needed) == 2
+    assert all(each in known for each in needed)
 
 
 @pytest.mark.slow
@@ -353,6 +478,7 @@ def test_an_age_for_the_branches_of_users_does_not_end_a_load(worn: Worn, readab
     worn.assert_whole()
 
 
+@pytest.mark.slow
 def test_a_table_with_a_sort_order_is_merged_in_that_order(worn: Worn) -> None:
     java = worn.table.catalog.java
     by_id = java.iceberg("expressions.Expressions").ref("id")

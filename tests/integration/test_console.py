@@ -1,11 +1,12 @@
 """The console in a real Chromium: every screen and action on a pipeline that runs, and on one in trouble.
 
-Needs Debian's `chromium`, or another one that PENSTOCK_CHROMIUM names. With PENSTOCK_SCREENSHOTS=directory
+By Debian's `chromium`, or another one that PENSTOCK_CHROMIUM names. With PENSTOCK_SCREENSHOTS=directory
 the pictures of the guide are taken, in light and dark, at the width of a phone and of a wall.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import socket
@@ -17,7 +18,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -219,6 +220,7 @@ def _walk(
         assert answer.status == 200
     _streams(page)
     _lanes(page)
+    _stalled_lane(page, pipeline.directory / "events.ndjson")
     _letters(page)
     _shapes(page)
     _state_and_log(page)
@@ -272,7 +274,6 @@ def _lanes(page: Browser) -> None:
     page.wait(selector="#lane-file .state.held")
     page.press(key="1")
     page.see("The file lane is paused since", ".holds")
-    page.picture("flow-stalled-lane")
     page.press(key="3")
     page.press_button("Rewind", "#lane-file")
     assert "no position" in page.confirm("lane.rewind", to="not a position")
@@ -283,6 +284,25 @@ def _lanes(page: Browser) -> None:
     page.press_button("Resume", "#lane-file")
     assert page.confirm("lane.resume") == "The file lane goes on."
     page.wait(selector="#lane-file .state.good")
+
+
+def _stalled_lane(page: Browser, path: Path) -> None:
+    """A target that takes nothing, while the lane's process is well: somebody else holds the file's lock."""
+    with open(path, "rb") as file:
+        while True:  # the lane has it while it writes
+            with suppress(BlockingIOError):
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+        page.press(key="1")
+        page.see("The file lane waits: since", ".holds")
+        page.wait(selector="#node-lane-file .state.bad")
+        page.see("the target does not take what is sent", "#node-lane-file")
+        page.picture("flow-stalled-lane")
+        page.press(key="3")
+        page.see("the target does not take what is sent", "#lane-file")
+    page.wait(selector="#lane-file .state.good")
+    page.press(key="1")
+    page.see("Nothing holds the slot back", ".holds")
 
 
 def _drop_lane(page: Browser) -> None:

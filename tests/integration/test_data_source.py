@@ -111,6 +111,7 @@ def test_after_from_and_to_cut_the_log_between_any_two_changes(
     assert [row["id"] for row in rows(read(session, orders, to=second))] == ids[:3]
 
 
+@pytest.mark.slow
 def test_a_batch_query_gives_the_same_rows_while_the_log_grows(
     database: Database, orders: PipelineUnderTest, session: SparkSession
 ) -> None:

@@ -52,6 +52,9 @@ class Recorded:
     def rows(self, schema: TableSchema, leaf: StreamId, rows: pa.RecordBatch) -> None:
         self.pushed += zip(rows.column("_tx").to_pylist(), rows.column("id").to_pylist(), strict=True)
 
+    def untold(self, tx: int) -> None:
+        pytest.fail("Postgres tells all changes")
+
     def committed(self, end: Lsn, open_tx: int | None) -> None:
         whole = [row for row in self.pushed if open_tx is None or row[0] < open_tx]
         assert all(tx < end for tx, _ in whole)

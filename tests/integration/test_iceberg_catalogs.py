@@ -22,6 +22,9 @@ from penstock.core.errors import CommitConflictError
 from penstock.core.position import Lsn
 from penstock.core.stream import StreamId
 from penstock.destinations.iceberg import IcebergDestination, IcebergTable
+from penstock.destinations.iceberg_expiry import prepare_expiry
+from penstock.destinations.iceberg_java import Attempt
+from penstock.destinations.iceberg_record import Known
 from penstock.destinations.records import TableRecord
 from penstock.lake.destination import iceberg_settings
 from penstock.lake.iceberg_session import java_in
@@ -281,6 +284,34 @@ def test_a_foreign_commit_between_check_and_commit_is_kept(
         table.swap("load2", Lsn(1), "g9", Lsn(300), keep_files=True)
         shown = [(1, "loaded", 1), *shown, (50, "foreign", 50)]
     assert rows_in_spark(table, tmp_path) == sorted([*shown, (2, "again", 2)])
+
+
+@pytest.mark.parametrize("catalog", ["rest"], indirect=True)
+def test_two_that_let_snapshots_expire_at_once_take_no_answer_from_each_other(
+    catalog: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The catalog takes both commits, since neither moves a reference."""
+    table = destination(catalog, tmp_path).table(STREAM)
+    table_only(table)
+    others = []
+    for _ in range(3):
+        table.handle.table.newAppend().commit()
+        others.append(int(table.handle.table.currentSnapshot().snapshotId()))
+    successor = destination(catalog, tmp_path).table(STREAM)
+    commit = Attempt.commit
+
+    def commit_after_the_other(attempt: Attempt) -> None:
+        monkeypatch.undo()
+        assert others[0] in prepare_expiry(successor, 1 << 60, 2, 0)
+        commit(attempt)
+
+    monkeypatch.setattr(Attempt, "commit", commit_after_the_other)
+    assert others[1] in prepare_expiry(table, 1 << 60, 1, 0)
+    metadata = table.handle.metadata()
+    assert metadata is not None
+    known = Known(metadata.property)
+    assert others[1] in known, "kept by the one that was in between, without its parent"
+    assert others[2] in known, "kept by the other, without its parent"
 
 
 @pytest.mark.parametrize("status", [None, 400, 500, 503], ids=["no answer", "400", "500", "503"])

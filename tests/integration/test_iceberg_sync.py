@@ -22,9 +22,12 @@ from penstock.lake import light
 from penstock.lake.recovery import Recovery
 from penstock.pipeline import Pipeline
 from tests.conftest import Database
+from tests.duckdb_reader import copy_rows
 from tests.iceberg import rewrite_all, sqlite_destination
 from tests.integration import test_change_traps, test_review, test_sync
-from tests.pipelines import PipelineUnderTest
+from tests.oracle import assert_same
+from tests.oracle_iceberg import iceberg_metadata
+from tests.pipelines import DESTINATIONS, PipelineUnderTest
 from tests.traps import MakePipeline
 
 pytestmark = pytest.mark.parametrize("make", ["iceberg"], indirect=True)
@@ -66,7 +69,7 @@ def changed_table(database: Database, make: MakePipeline) -> PipelineUnderTest:
 
 
 def test_pyiceberg_and_duckdb_read_what_spark_reads(database: Database, make: MakePipeline) -> None:
-    """DuckDB by way of PyIceberg: its own extension is a download."""
+    """DuckDB by way of PyIceberg; by its own extension below."""
     pipeline = changed_table(database, make)
     pipeline.assert_same("public.orders")
     lake = pipeline.directory / "lake"
@@ -76,6 +79,36 @@ def test_pyiceberg_and_duckdb_read_what_spark_reads(database: Database, make: Ma
     assert by_id(scan.to_arrow()) == by_id(spark)
     counted = scan.to_duckdb("orders").execute("SELECT count(*), sum(id) FROM orders").fetchall()
     assert counted == database.query("SELECT count(*), sum(id) FROM orders")
+
+
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "files of deletes": {"upserts": "merge_on_read"},
+    "no deletes": {"upserts": "copy_on_write"},
+    "deletion vectors": {"format_version": 3},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_duckdb_reads_metadata_columns_and_deletes_by_itself(
+    database: Database, make: MakePipeline, layout: str
+) -> None:
+    test_sync.orders(database, 200)
+    pipeline = make(["public.orders"], destination={**DESTINATIONS["iceberg"], **LAYOUTS[layout]})
+    pipeline.sync()
+    database.execute("ALTER TABLE orders ADD COLUMN more int; ALTER TABLE orders RENAME amount TO total")
+    database.execute("UPDATE orders SET note = 'changed', more = 1 WHERE id % 3 = 0")
+    database.execute("DELETE FROM orders WHERE id % 7 = 0")
+    pipeline.sync()
+    pipeline.assert_same("public.orders")
+    table = table_of(pipeline, "public.orders")
+    record = table.record()
+    assert record is not None
+    assert any(file.deletes for file in table.files(record)) == (layout != "no deletes")
+    rows = pipeline.directory / "duckdb"
+    rows.mkdir()
+    copy_rows(iceberg_metadata(pipeline.warehouse, "public.orders"), rows / "rows.parquet")
+    assert_same(database.url, "public.orders", rows)
 
 
 def spark_jobs() -> int:

@@ -290,6 +290,20 @@ def test_the_marker_survives_compaction_and_expiry_by_others(
     assert table.is_thread_committed("t100")
 
 
+def test_old_metadata_files_go_beyond_those_that_are_kept(
+    destination: IcebergDestination, tmp_path: Path
+) -> None:
+    table = destination.table(STREAM)
+    columns, _ = loaded(table, [1])
+    java = table.handle.table
+    java.refresh()
+    assert java.properties().get("write.metadata.previous-versions-max") == "100"
+    java.updateProperties().set("write.metadata.previous-versions-max", "2").commit()
+    for start in range(100, 600, 100):
+        change(table, start, added=[write(table, columns, [start], "x")], columns=columns)
+    assert len(list(tmp_path.rglob("*.metadata.json"))) == 3
+
+
 def test_a_resumed_load_waits_on_its_branch_until_the_log_has_passed_it(
     destination: IcebergDestination, tmp_path: Path
 ) -> None:

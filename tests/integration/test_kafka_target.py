@@ -291,6 +291,28 @@ def test_a_bucket_that_was_committed_is_not_taken_for_its_next_try(
     lane.assert_told(20)
 
 
+def test_a_bucket_whose_answer_is_lost_is_found_out_whatever_the_others_have_under_way(
+    lane: Lane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Marks of all buckets lie in one topic, whose readers see nothing behind a transaction that is open."""
+    buckets, times = 3, 10
+    target = lane.begun(buckets=buckets)
+    real = TransactionalProducer.commit
+    fates: list[str] = []
+
+    def commit(of: TransactionalProducer) -> None:
+        real(of)
+        if fates and fates.pop() == "lost":
+            raise LostError("_TIMED_OUT")
+
+    monkeypatch.setattr(TransactionalProducer, "commit", commit)
+    for time in range(times):
+        fates.append("lost")  # the first bucket's answer, while the others' transactions are open
+        write_on(target, standing(time * 20, 1), 1, (time + 1) * 20, lane.topic, 20)
+        assert not fates
+    lane.assert_told(times * 20)
+
+
 def test_records_say_what_they_are(lane: Lane) -> None:
     target = lane.begun()
     deleted = Events(
@@ -478,6 +500,29 @@ def test_loaded_rows_and_changes_of_several_buckets_in_one_commit(lane: Lane) ->
     write_on(again, held, 2, 30, lane.topic, 5)
     numbers = sorted(int(record.value or b"-1") for record in lane.kafka.read(lane.topic))
     assert numbers == list(range(1, 31))
+
+
+def test_a_transaction_larger_than_what_is_kept_may_end_with_other_loads_or_loaded_rows(
+    lane: Lane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stream that stands still from there on is said so with it; the same would come again and again."""
+    monkeypatch.setattr("penstock.streams.kafka.group.KEPT_BYTES_MAX", 1000)
+    target = lane.begun(buckets=3)
+    write_on(target, standing(0, 1), 1, 20, lane.topic, 5)
+
+    def write_many(first: int, last: int) -> None:
+        for number in range(first, last + 1, 10):
+            numbers = range(number, number + 10)
+            target.write(changes(numbers, lane.topic, [b"%d" % each + b" " * 100 for each in numbers]))
+
+    stopped = {"public.t": {"point": "0/1", "gap": "0/2"}}
+    write_many(21, 60)
+    target.commit(standing(60, 1, loads=stopped))
+    write_many(61, 100)
+    target.write(changes([101], lane.topic, chunk="c1"))
+    target.commit(standing(101, 1, loads=stopped))
+    write_on(target, standing(101, 1, loads=stopped), 1, 120, lane.topic, 5)
+    lane.assert_told(120)
 
 
 def test_a_lane_that_is_set_back_sends_again_on_purpose(lane: Lane) -> None:

@@ -6,8 +6,10 @@ import hashlib
 import json
 import signal
 import subprocess
+import threading
+import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
@@ -35,7 +37,7 @@ from penstock.streams.letter_file import LetterFile
 from penstock.streams.publisher import Standing, StoppedError, Term
 from penstock.streams.target import Sent
 from tests.conftest import wait_until
-from tests.failure_plan import Fault, Kind, Plan
+from tests.failure_plan import KINDS, Fault, Kind, Plan
 from tests.kinesis_proxy import HttpFailureProxy
 from tests.kinesis_publisher import RETRY, History, Leader, publish, publisher, settings, start, term
 from tests.kinesis_server import CREDENTIALS, REGION, Kinesalite, KinesisServer, Moto, Record
@@ -104,7 +106,7 @@ def test_every_event_is_there_once_and_in_order(
 @pytest.mark.parametrize(
     "kills", [_KILLS[:1], pytest.param(_KILLS, marks=pytest.mark.slow)], ids=["one", "all"]
 )
-@pytest.mark.parametrize("aggregation", [False, True])
+@pytest.mark.parametrize("aggregation", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_what_killed_publishers_sent_is_not_sent_again(
     kinesalite: KinesisServer, tmp_path: Path, kills: list[str], aggregation: bool
 ) -> None:
@@ -124,22 +126,37 @@ def test_kills_failing_calls_and_other_shards_all_at_once(
     kills = ["streams.kinesis_sent=kill@3", "streams.kinesis_noting=kill@4", "streams.kinesis_sending=kill@9"]
     with HttpFailureProxy(kinesalite.port, plan) as proxy, ThreadPoolExecutor(1) as pool:
         chosen = settings(stream, proxy.endpoint, aggregation=seed == 2)
-        publishing = pool.submit(_publish_killed, history, chosen, tmp_path, kills)
+        changed = threading.Event()
+
+        def paced(batches: Iterable[Batch]) -> Iterator[Batch]:
+            *most, last = batches
+            yield from most
+            assert changed.wait(120)
+            yield last
+
+        publishing = pool.submit(_publish_killed, history, chosen, tmp_path, kills, paced)
         for change in (kinesalite.split, kinesalite.merge, kinesalite.split):
-            _wait_for_more(kinesalite, stream, publishing)
+            _wait_for_more(kinesalite, stream, len(kinesalite.read(stream)), publishing)
             change(stream)
+        changed.set()
         publishing.result()
         proxy.settle()
     assert plan.struck, plan
     history.assert_told_once_and_in_order(kinesalite.read(stream))
 
 
-def _publish_killed(history: History, chosen: KinesisSettings, directory: Path, kills: list[str]) -> None:
+def _publish_killed(
+    history: History,
+    chosen: KinesisSettings,
+    directory: Path,
+    kills: list[str],
+    paced: Callable[[Iterable[Batch]], Iterable[Batch]] = iter,
+) -> None:
     """By publishers of which each is killed somewhere, and one that is not."""
     for epoch, kill in enumerate(kills, start=1):
         with start(history, chosen, directory, epoch, kill) as publishing:
             assert publishing.wait(60) == -signal.SIGKILL
-    assert publish(history, chosen, directory, len(kills) + 1) == {}
+    assert publish(history, chosen, directory, len(kills) + 1, paced=paced) == {}
 
 
 @pytest.mark.parametrize(
@@ -164,6 +181,18 @@ def test_calls_that_fail_in_any_way_lose_and_double_nothing(
     history.assert_told_once_and_in_order(kinesalite.read(stream))
 
 
+def test_each_kind_of_failure_strikes_and_nothing_is_lost_or_doubled(
+    kinesalite: KinesisServer, tmp_path: Path
+) -> None:
+    faults = {("PutRecords", 1 + n): Fault(kind, 0.2, seed=n) for n, kind in enumerate(KINDS)}
+    stream, history = kinesalite.create_stream(3), History(12, 40)
+    with HttpFailureProxy(kinesalite.port, Plan(exactly=faults)) as proxy:
+        publish(history, settings(stream, proxy.endpoint), tmp_path, 1)
+        proxy.settle()
+        assert {struck.fault.kind for struck in proxy.plan.struck} == set(KINDS)
+    history.assert_told_once_and_in_order(kinesalite.read(stream))
+
+
 def test_a_lost_answer_is_read_back(server: KinesisServer, tmp_path: Path) -> None:
     stream, history = server.create_stream(2), History(4, 20)
     faults = {("PutRecords", 1): Fault("lost"), ("PutRecords", 2): Fault("late", 0.8)}
@@ -179,21 +208,32 @@ def test_shards_may_be_split_and_merged_under_way(
 ) -> None:
     stream, history = kinesalite.create_stream(2), History(5, 200)
     chosen = settings(stream, kinesalite.endpoint, aggregation=aggregation)
+    go_on = threading.Semaphore(0)
+
+    def paced(batches: Iterable[Batch]) -> Iterator[Batch]:
+        """Something is left to publish behind each change, however slow the changes are."""
+        for number, batch in enumerate(batches):
+            if number % 50 == 0:
+                assert go_on.acquire(timeout=120)
+            yield batch
+
     with ThreadPoolExecutor(1) as pool:
-        publishing = pool.submit(publish, history, chosen, tmp_path, 1)
+        publishing = pool.submit(publish, history, chosen, tmp_path, 1, paced=paced)
         for change in (kinesalite.split, kinesalite.merge, kinesalite.split):
-            _wait_for_more(kinesalite, stream, publishing)
+            already = len(kinesalite.read(stream))
+            go_on.release()
+            _wait_for_more(kinesalite, stream, already, publishing)
             change(stream)
+        go_on.release()
         assert publishing.result() == {}
     records = kinesalite.read(stream)
     assert len({record.shard for record in records}) > 2
     history.assert_told_once_and_in_order(records)
 
 
-def _wait_for_more(server: KinesisServer, stream: str, publishing: Future[Any]) -> None:
-    already = len(server.read(stream))
+def _wait_for_more(server: KinesisServer, stream: str, already: int, publishing: Future[Any]) -> None:
     wait_until(lambda: publishing.done() or len(server.read(stream)) > already, "more records", timeout_s=90)
-    assert not publishing.done(), "it is too fast to be disturbed"
+    assert not publishing.done(), publishing.result()
 
 
 def test_a_successor_reads_the_children_of_shards_that_its_predecessor_knew(
@@ -242,6 +282,70 @@ def test_what_was_found_is_known_to_the_next_term_although_more_was_sent_behind_
     assert third.is_there(later) == [True]
     third.note(_standing(int(later.tx[0]) + 1), 1)
     assert "true" not in next(tmp_path.rglob("*3.json")).read_text()
+
+
+class _SetBack:
+    """Two events of one key, sent by a term that was killed, or ended although an answer was lost."""
+
+    def __init__(self, server: KinesisServer, directory: Path) -> None:
+        self.server, self.directory = server, directory
+        self.chosen = settings(server.create_stream(1), server.endpoint, wait_s=1.5)
+        first, *others = (part.slice(0, 1) for part in _parts(History(6, 16, keys=1)))
+        self.first, self.second = first, next(each for each in others if each.stream == first.stream)
+        self.ends = [int(each.tx[0]) + 1 for each in (self.first, self.second)]
+
+    def send(self, end: str) -> None:
+        plan = Plan(exactly={("PutRecords", 2): Fault("lost")} if end == "in order" else {})
+        with HttpFailureProxy(self.server.port, plan) as proxy:
+            target = KinesisTarget(replace(self.chosen, endpoint=proxy.endpoint), self.directory)
+            target.open(term(1))
+            target.note(_standing(), -1)
+            target.send(self.first, 0)
+            target.note(_standing(self.ends[0]), 0)
+            if target.send(self.second, 1).unknown:
+                target.look_again(self.second)
+                target.note(_standing(self.ends[1]), 1)
+                target.close()
+
+    def told(self) -> list[str]:
+        return [record.value["penstock"]["id"] for record in self.server.read(self.chosen.stream)]
+
+
+@pytest.mark.parametrize("end", ["in order", "by a kill"])
+def test_a_lane_that_is_set_back_sends_all_of_it_again_in_order(
+    kinesalite: KinesisServer, tmp_path: Path, end: str
+) -> None:
+    lane = _SetBack(kinesalite, tmp_path)
+    lane.send(end)
+    already = lane.told()
+    assert len(already) == 2
+    with closing(publisher(KinesisTarget(lane.chosen, tmp_path), tmp_path)) as publishing:
+        publishing.open(term(2))
+        publishing.begin(replace(_standing(), epoch=Lsn(2)))
+        for event, at in zip((lane.first, lane.second), lane.ends, strict=True):
+            publishing.publish(Batch(Lsn(at), [event]))
+        assert publishing.drain(60)
+    assert lane.told() == already * 2
+
+
+@pytest.mark.parametrize("end", ["in order", "by a kill"])
+def test_what_was_there_before_a_lane_was_set_back_is_not_taken_for_sent_again(
+    kinesalite: KinesisServer, tmp_path: Path, end: str
+) -> None:
+    """Neither by a call whose answer is lost, nor by the term after a kill."""
+    lane = _SetBack(kinesalite, tmp_path)
+    lane.send(end)
+    with HttpFailureProxy(kinesalite.port, Plan(exactly={("PutRecords", 2): Fault("reset")})) as proxy:
+        target = KinesisTarget(replace(lane.chosen, endpoint=proxy.endpoint), tmp_path)
+        target.open(term(2))
+        target.note(replace(_standing(), epoch=Lsn(2)), -1)
+        assert target.send(lane.first, 0) == Sent()
+        assert target.send(lane.second, 1).unknown
+        target.look_again(lane.second)
+        assert target.is_there(lane.second) == [False]
+    successor = KinesisTarget(lane.chosen, tmp_path)
+    assert successor.open(term(3)) == replace(_standing(), epoch=Lsn(2))
+    assert (successor.is_there(lane.first), successor.is_there(lane.second)) == ([True], [False])
 
 
 def test_a_record_that_makes_a_call_invalid_is_found(kinesalite: KinesisServer, tmp_path: Path) -> None:
@@ -417,6 +521,7 @@ def test_a_leader_that_was_replaced_notes_nothing_more(kinesalite: KinesisServer
         KinesisTarget(chosen, tmp_path).open(term(1))
 
 
+@pytest.mark.slow
 def test_a_leader_that_was_stopped_and_wakes_up_sends_nothing_more(
     kinesalite: KinesisServer, tmp_path: Path
 ) -> None:
@@ -484,6 +589,45 @@ def test_a_tail_that_the_stream_does_not_keep_is_counted(
     successor = KinesisTarget(chosen, tmp_path)
     successor.open(term(2))
     assert successor.unproven == {reason: 1}
+
+
+def test_what_went_past_an_event_that_is_held_must_be_kept_since_then(
+    kinesalite: KinesisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However lately the checkpoint was written: of two calls of 25 hours ago one is not done with."""
+    stream = kinesalite.create_stream(1)
+    chosen = settings(stream, kinesalite.endpoint, wait_s=1.5)
+    target, ago = KinesisTarget(chosen, tmp_path), time.time() - 25 * 3600
+    target.open(term(1))
+    target.note(_standing(), -1)
+    with monkeypatch.context() as patched:
+        patched.setattr("time.time", lambda: ago)
+        for last in (0, 7):
+            target._bounds.begin(last)
+    target.note(_standing(), 0)
+    successor = KinesisTarget(chosen, tmp_path)
+    successor.open(term(2))
+    assert successor.unproven == {"retention": 1}
+
+
+def test_a_place_that_is_none_any_more_is_counted_and_the_shard_read_from_its_beginning(
+    kinesalite: KinesisServer, tmp_path: Path
+) -> None:
+    stream = kinesalite.create_stream(1)
+    chosen = settings(stream, kinesalite.endpoint, wait_s=1.5)
+    event = next(_parts(History(9, 5))).slice(0, 1)
+    target = KinesisTarget(chosen, tmp_path)
+    target.open(term(1))
+    target.note(_standing(), -1)
+    target.send(event, 0)
+    (path,) = tmp_path.rglob("*.json")
+    told = json.loads(path.read_bytes())
+    nowhere = {shard: {"sequence": str(2**185)} for shard in told["shards"]}
+    path.write_text(json.dumps(told | {"shards": nowhere}))
+    successor = KinesisTarget(chosen, tmp_path)
+    successor.open(term(2))
+    assert successor.unproven == {"place": 1}
+    assert all(successor.is_there(event))
 
 
 def test_another_state_directory_does_not_begin_unless_it_is_ordered_to(

@@ -23,18 +23,23 @@ from typing import Any, Self
 import pytest
 
 from penstock import Pipeline, lake_process, metrics
-from penstock.capture.from_config import LAKE_LANE, service_of, spec_of
+from penstock.capture.from_config import service_of, spec_of
 from penstock.capture.remote import RemoteCapture
+from penstock.capture.spec import LAKE_LANE
 from penstock.config import Config
 from penstock.core.errors import DestinationError, SourceBusyError
 from penstock.core.position import Lsn
+from penstock.core.stream import StreamId
+from penstock.lake import maintenance
 from penstock.lake_process import LakeProcess
+from penstock.ledger.state import StreamState
 from penstock.ledger.store import StateStore
 from penstock.log.manifest import newest_manifest
 from penstock.metrics import Metric, Sample
+from penstock.operations import rewinds
 from penstock.operations import streams as operations
 from tests.conftest import Database, wait_until
-from tests.pipelines import PipelineUnderTest, streams_of
+from tests.pipelines import DESTINATIONS, PipelineUnderTest, streams_of
 from tests.traps import MakePipeline, write
 from tests.workload import APPEND, UPSERT, Workload
 
@@ -416,7 +421,7 @@ def test_commands_that_write_the_state_say_that_the_pipeline_runs(
     instance.start_lane()
     instance.wait_until_level(tables)
     with pytest.raises(SourceBusyError, match="`penstock run` is at work"):
-        Pipeline(instance.config).compact(["public.state"])
+        Pipeline(instance.config).sync()
     instance.stop()
     Pipeline(instance.config).pause(["public.state"])
 
@@ -459,6 +464,35 @@ def test_a_stream_is_paused_resumed_and_loaded_again_by_orders_while_the_lane_ru
     wait_until(lambda: instance.pipeline.version("public.state") != before, "the table to be loaded again")
     tables.execute("UPDATE state SET v = 'after it was loaded again'")
     wait_until(lambda: values("public.state") == {"after it was loaded again"}, "it to follow")
+    instance.stop()
+    instance.pipeline.assert_same("public.state")
+
+
+@pytest.mark.slow
+def test_the_log_is_applied_again_by_the_run_that_is_at_work(tables: Database, instance: Instance) -> None:
+    instance.start_capture()
+    instance.start_lane()
+    instance.wait_until_level(tables)
+
+    def state() -> StreamState:
+        document = StateStore(instance.config.state).load()
+        assert document is not None
+        found = document.stream(StreamId("public", "state"))
+        assert found is not None
+        return found
+
+    loaded = state().committed_to
+    assert loaded is not None
+    tables.execute("UPDATE state SET v = 'changed'")
+    wait_until(lambda: (state().committed_to or loaded) > loaded, "the change to be in the table")
+    before = state()
+    plan = rewinds.plan(instance.config, "public.state", str(loaded))
+    assert (plan.start, plan.to) == (loaded, before.committed_to)
+    assert operations.rewind(instance.config, plan.stream, plan.start) == "done"
+    wait_until(lambda: state().generation != before.generation, "the log to be applied again")
+    assert state().rewind is None
+    tables.execute("UPDATE state SET v = 'after it' WHERE id > 3")
+    instance.wait_until_level(tables)
     instance.stop()
     instance.pipeline.assert_same("public.state")
 
@@ -525,3 +559,90 @@ def test_processes_that_are_killed_again_and_again_lose_and_double_nothing(
         instance.lake = None
         pipeline.assert_same(*UPSERT)
         pipeline.assert_history(*APPEND)
+
+
+@pytest.fixture
+def worn(tables: Database, make: MakePipeline, monkeypatch: pytest.MonkeyPatch) -> Iterator[Instance]:
+    """A lane of Iceberg tables that are looked after all the time, with more files than they should have."""
+    monkeypatch.setattr(lake_process, "UPKEEP_EVERY_S", 0.2)
+    settings = {**SETTINGS, "maintenance": {"every": "0s", "delete_ratio": 0.01}}
+    pipeline = make(
+        streams_of(["public.state"], ["public.history"]), destination=DESTINATIONS["iceberg"], **settings
+    )
+    with Instance(pipeline) as running:
+        running.start_capture()
+        yield running
+
+
+@pytest.mark.slow
+def test_rounds_go_on_while_a_table_is_looked_after(
+    tables: Database, worn: Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rewrite stands still for as long as the test likes; then it has lost to the rounds, or has not."""
+    under_way, may_go_on, merged = threading.Event(), threading.Event(), threading.Event()
+    rewrite = maintenance._Turn._rewrite_data_files
+
+    def wait_and_rewrite(turn: Any, files_max: int) -> int:
+        under_way.set()
+        assert may_go_on.wait(WAIT_S)
+        replaced = rewrite(turn, files_max)
+        if replaced:
+            merged.set()
+        return replaced
+
+    monkeypatch.setattr(maintenance._Turn, "_rewrite_data_files", wait_and_rewrite)
+    worn.start_lane()
+
+    def is_under_way_after_a_round() -> bool:
+        change_and_wait(worn, tables, "UPDATE state SET v = v || '.' WHERE id % 3 = 0")
+        return under_way.is_set()
+
+    wait_until(is_under_way_after_a_round, "the table to be looked after")
+    for number in range(3):
+        change_and_wait(worn, tables, f"UPDATE state SET v = v || '!' WHERE id % 4 = {number}")
+        worn.pipeline.assert_same("public.state")
+    may_go_on.set()
+    while not merged.wait(0.01):
+        change_and_wait(worn, tables, "UPDATE state SET v = v || '?' WHERE id % 5 = 0")
+    change_and_wait(worn, tables, "DELETE FROM state WHERE id % 7 = 0")
+    worn.pipeline.assert_same("public.state")
+
+
+def change_and_wait(instance: Instance, database: Database, statement: str) -> None:
+    """Until the tables hold what it changed."""
+    database.execute(statement)
+    instance.wait_until_level(database)
+
+
+@pytest.mark.slow
+def test_a_table_is_compacted_by_hand_while_the_lane_goes_on(tables: Database, worn: Instance) -> None:
+    worn.config = worn.config.model_copy(
+        update={"maintenance": worn.config.maintenance.model_copy(update={"every": None})}
+    )
+    by_hand = Pipeline(worn.config)
+    worn.start_lane()
+    worn.wait_until_level(tables)
+    while "data files" not in by_hand.compact(["public.state"], dry_run=True).streams[0].due:
+        change_and_wait(worn, tables, "UPDATE state SET v = v || '.' WHERE id % 3 = 0")
+    stop = threading.Event()
+
+    def change() -> None:
+        while not stop.wait(0.05):
+            tables.execute("UPDATE state SET v = v || '!' WHERE id = (SELECT min(id) FROM state)")
+
+    changing = threading.Thread(target=change)
+    changing.start()
+    try:
+        [done] = by_hand.compact(["public.state"]).streams
+    finally:
+        stop.set()
+        changing.join()
+    assert "data files" in done.due
+    worn.wait_until_level(tables)
+    worn.pipeline.assert_same("public.state")
+    [again] = by_hand.compact(["public.state"]).streams
+    assert again.after is not None
+    worn_files = done.before.data_files + done.before.delete_files
+    assert again.after.data_files + again.after.delete_files < worn_files
+    change_and_wait(worn, tables, "DELETE FROM state WHERE id % 7 = 0")
+    worn.pipeline.assert_same("public.state")

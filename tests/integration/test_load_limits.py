@@ -51,6 +51,20 @@ def test_a_load_that_could_not_go_on_exactly_keeps_its_snapshot(
     assert snapshots(pipeline.notes) == 0
 
 
+@pytest.mark.usefixtures("chunk_by_chunk")
+@pytest.mark.parametrize("resume", ["exact", "per_chunk"])
+def test_a_full_refresh_goes_on_under_new_snapshots_only_by_choice(
+    database: Database, make: MakePipeline, resume: str
+) -> None:
+    database.execute("CREATE TABLE state (id int PRIMARY KEY, v text)")
+    database.execute("INSERT INTO state SELECT n, md5(n::text) FROM generate_series(1, 100) n; ANALYZE")
+    stream = {"table": "public.state", "mode": "full_refresh", "resume": resume}
+    pipeline = make([stream], load={"rows_per_chunk": 20, "snapshot_age_max": "1ms", "method": "key"})
+    pipeline.sync()
+    assert (snapshots(pipeline.notes) > 0) == (resume == "per_chunk")
+    pipeline.assert_same("public.state")
+
+
 def test_no_more_rows_are_read_in_a_second_than_the_limit(database: Database, make: MakePipeline) -> None:
     make_tables(database.url)  # 20 rows each
     make(STREAMS).sync()  # starts Spark, if no test did

@@ -184,6 +184,47 @@ def test_a_table_that_is_altered_is_loaded_again(shop: MysqlServer, tmp_path: Pa
 
 
 @pytest.mark.slow
+def test_a_table_whose_rows_the_log_does_not_tell_is_loaded_again_and_no_other(
+    shop: MysqlServer, tmp_path: Path
+) -> None:
+    synced = pipeline(shop, tmp_path / "pipeline")
+    synced.sync()
+    with shop.connect() as connection, connection.cursor() as cursor:
+        cursor.execute("SET SESSION binlog_format = STATEMENT")
+        cursor.execute("UPDATE shop.words SET n = -n WHERE part = 1")
+        cursor.execute("DELETE FROM shop.words WHERE part = 2")
+    shop.execute("UPDATE shop.orders SET name = 'changed' WHERE id < 10")
+    synced.sync()
+    assert_same(shop, synced, "orders", "words")
+    assert any("shop.words" in note for note in synced.notes)
+    assert not any("shop.orders" in note for note in synced.notes)
+
+
+@pytest.mark.slow
+def test_a_versioned_table_equals_what_is_there_without_its_history(
+    server: MysqlServer, shop: MysqlServer, tmp_path: Path
+) -> None:
+    if server.kind is MYSQL:
+        pytest.skip("MySQL has no versioned tables")
+    shop.execute(
+        "ALTER TABLE shop.words ADD SYSTEM VERSIONING",
+        "UPDATE shop.words SET n = n + 1 WHERE part = 0",
+        "DELETE FROM shop.words WHERE word = 'wörd 1'",
+    )
+    synced = pipeline(shop, tmp_path / "pipeline")
+    synced.sync()
+    assert_same(shop, synced, "words")
+    shop.execute(
+        "UPDATE shop.words SET n = -n WHERE part = 1",
+        "DELETE FROM shop.words WHERE word = 'wörd 2'",
+        "INSERT INTO shop.words VALUES ('wörd 2', 0, 1), ('last', 1, 1)",
+        "DELETE HISTORY FROM shop.words",
+    )
+    synced.sync()
+    assert_same(shop, synced, "words")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "failpoint",
     [

@@ -40,6 +40,12 @@ def ensure(
     return [str(stream) for stream in added]
 
 
+def lacking(database: Database, *streams: str) -> list[SourceError]:
+    with connect(database.url) as connection:
+        manager = PublicationManager(connection, "pen stock")
+        return manager.lacking([StreamId.parse(stream) for stream in streams])
+
+
 def published(database: Database) -> set[str]:
     rows = database.query("SELECT tablename FROM pg_publication_tables WHERE pubname = 'pen stock'")
     return {name for (name,) in rows}
@@ -271,20 +277,52 @@ def test_stored_generated_columns_are_published_so_that_the_application_goes_on(
     assert publishes_generated(database)
 
 
-def test_a_publication_that_is_not_ours_to_change_must_publish_generated_columns(database: Database) -> None:
+def test_a_publication_that_is_not_ours_to_change_and_lacks_generated_columns_says_of_which_tables(
+    database: Database,
+) -> None:
     _, url = database.create_role()
     database.execute(f"{GENERATED}; CREATE TABLE a (id int PRIMARY KEY)")
     database.execute('CREATE PUBLICATION "pen stock" FOR TABLE g, a')
     statement = ""
     for mode, at in (("manual", None), ("auto", url)):
-        with pytest.raises(SourceError, match="leaves out generated columns") as raised:
-            ensure(database, "public.a", "public.g", mode=mode, url=at)  # type: ignore[arg-type]
-        assert raised.value.stream == "public.g"
+        assert ensure(database, "public.a", "public.g", mode=mode, url=at) == []  # type: ignore[arg-type]
         assert not publishes_generated(database)
-        assert ensure(database, "public.a", mode=mode, url=at) == []  # type: ignore[arg-type]
-        statement = raised.value.remedy.removeprefix("As the publication's owner run: ").removesuffix(".")
+        [error] = lacking(database, "public.a", "public.g")
+        assert error.stream == "public.g"
+        assert "leaves out generated columns" in error.message
+        statement = error.remedy.removeprefix("As the publication's owner run: ").removesuffix(".")
     database.execute(statement)
+    assert lacking(database, "public.a", "public.g") == []
     assert ensure(database, "public.a", "public.g", mode="manual") == []
+
+
+def test_whole_old_rows_are_not_asked_for_where_our_publication_lacks_generated_columns(
+    database: Database,
+) -> None:
+    """Its owner is somebody else, the table's is our role: then UPDATE would fail in the application."""
+    role, url = database.create_role()
+    database.execute(f"{GENERATED}; INSERT INTO g VALUES (1, 1); ALTER TABLE g OWNER TO {role}")
+    database.execute('CREATE PUBLICATION "pen stock" FOR TABLE g')
+    with pytest.raises(SourceError, match="leaves out generated columns") as raised:
+        ensure(database, "public.g", full=("public.g",), url=url)
+    assert raised.value.stream == "public.g"
+    assert identities(database) == {"g": "d"}
+    database.execute("UPDATE g SET n = 2")
+
+
+def test_whole_old_rows_are_not_asked_for_where_another_publication_leaves_generated_columns_out(
+    database: Database,
+) -> None:
+    database.execute(f"{GENERATED}; INSERT INTO g VALUES (1, 1); CREATE PUBLICATION other FOR TABLE g")
+    with pytest.raises(SourceError, match="publication other leaves out") as raised:
+        ensure(database, "public.g", full=("public.g",))
+    assert raised.value.stream == "public.g"
+    assert identities(database) == {"g": "d"}
+    assert ensure(database, "public.g") == ["public.g"], "its key is no generated column"
+    database.execute("UPDATE g SET n = 2")
+    database.execute("ALTER PUBLICATION other SET (publish_generated_columns = stored)")
+    assert ensure(database, "public.g", full=("public.g",)) == []
+    database.execute("UPDATE g SET n = 3; DELETE FROM g")
 
 
 def test_a_table_with_virtual_columns_is_published_by_its_key_alone(database: Database) -> None:

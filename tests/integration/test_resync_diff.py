@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from tests.beside import WriterBeside
 from tests.conftest import Database
 from tests.pipelines import DESTINATIONS, PipelineUnderTest
 from tests.traps import STREAMS, MakePipeline, PauseAt, assert_exact
+from tests.verifiable import damage_file, data_files, without_beginning, without_end
 
 #: On both kinds of tables; Iceberg's cost Java's start.
 BOTH = pytest.mark.parametrize(
@@ -88,6 +90,23 @@ def test_after_a_lost_slot_only_the_rows_that_differ_are_written(
     database.execute("UPDATE items SET n = n + 1 WHERE id % 10 = 5 AND id <= 1000")
     database.execute("DELETE FROM items WHERE id % 10 = 6")
     assert (of(pipeline.sync()).updates, of(pipeline.sync()).updates) == (98, 0)
+    pipeline.assert_same("public.items")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("damage", [without_beginning, without_end])
+def test_a_table_with_a_file_that_cannot_be_read_is_loaded(
+    database: Database, make: MakePipeline, damage: Callable[[bytes], bytes]
+) -> None:
+    fill(database)
+    pipeline = make(["public.items"])
+    pipeline.sync()
+    lose_slot(database, pipeline, *LOST)
+    [path] = data_files(pipeline, "public.items")
+    damage_file(path, damage)
+    report = of(resync(pipeline))
+    assert (report.rows_repaired, report.rows_loaded) == (0, ROWS + 10), report
+    assert "a file of its table cannot be read" in " ".join(pipeline.notes)
     pipeline.assert_same("public.items")
 
 

@@ -1,14 +1,13 @@
 """A cache in front of shapes: many clients, one request.
 
-Twice over: nginx with the configuration of `deploy/nginx`, where there is one, and a cache of the tests' own
-that does what the standards say, everywhere.
+Twice over: nginx with the configuration of `deploy/nginx`, and a cache of the tests' own that does what the
+standards say.
 """
 
 from __future__ import annotations
 
 import http.client
 import os
-import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +20,7 @@ from urllib.parse import parse_qs, urlencode, urlsplit
 import pytest
 
 from penstock.sources.postgres.embedded import EmbeddedPostgres
+from tests import debian
 from tests.caching_proxy import CachingProxy
 from tests.conftest import Database, new_database, wait_until
 from tests.ports import free_port
@@ -29,7 +29,6 @@ from tests.serving import ANSWER_TIMEOUT_S, Answer, ShapeServer
 pytestmark = pytest.mark.integration
 
 _CONFIGURATION = Path(__file__).resolve().parents[2] / "deploy" / "nginx" / "shapes.conf"
-_PLACES = "/usr/sbin:/usr/bin:/usr/local/sbin:/opt/homebrew/bin"
 _CLIENTS = 40
 
 
@@ -51,9 +50,7 @@ class Front:
 @contextmanager
 def nginx(directory: Path, server: ShapeServer) -> Iterator[Front]:
     """With the project's configuration; it logs what it asks Penstock for."""
-    program = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:{_PLACES}")
-    if program is None:
-        pytest.skip("there is no nginx here: apt-get install nginx-light")
+    program = debian.program("nginx", ["nginx-light"], "usr/sbin/nginx")
     port = free_port()
     directory.mkdir()
     shapes = (

@@ -15,6 +15,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from penstock.shapes.definition import DefinitionError
 from penstock.shapes.shape import Shape
 from penstock.sources.postgres.embedded import EmbeddedPostgres
 from tests.conftest import Database, new_database, wait_until
@@ -234,6 +235,86 @@ def test_rows_of_partitions_are_rows_of_their_root(live: LiveLane, items: Table)
     items.execute("CREATE TABLE {t}_3 PARTITION OF {t} FOR VALUES FROM (200) TO (300)")
     live.lane.engine.reconcile()
     wait_until(lambda: shape.state == "gone", "the shape to end with another partition")
+
+
+def test_a_partition_has_shapes_of_its_own(live: LiveLane, items: Table) -> None:
+    """Alone, beside its root, and when it leaves it and comes back."""
+    items.execute("""
+        DROP TABLE {t};
+        CREATE TABLE {t} (id int PRIMARY KEY, note text) PARTITION BY RANGE (id);
+        CREATE TABLE {t}_1 PARTITION OF {t} FOR VALUES FROM (0) TO (100);
+        CREATE TABLE {t}_2 PARTITION OF {t} FOR VALUES FROM (100) TO (200);
+        INSERT INTO {t} SELECT n, 'old' FROM generate_series(0, 199, 10) AS n""")
+    leaf = Table(items.database, f"{items.name}_1")
+    alone = live.ready(leaf.name)
+    items.execute("UPDATE {t} SET note = 'changed' WHERE id % 20 = 0")
+    wait_until_equal(alone, leaf, columns="id, note")
+
+    root = live.ready(items.name)
+    some = live.ready(leaf.name, where="note = 'new'")
+    other = Table(items.database, f"{items.name}_2")
+    chosen = live.ready(other.name, where=f"note IN (SELECT note FROM {leaf.name})")
+    items.execute("""
+        INSERT INTO {t} SELECT n, 'new' FROM generate_series(5, 199, 10) AS n;
+        UPDATE {t} SET id = id + 99 WHERE id < 50;
+        DELETE FROM {t} WHERE id % 30 = 0;
+        UPDATE {t} SET note = 'moved in' WHERE id IN (80, 110)""")
+    wait_until_equal(alone, leaf, columns="id, note")
+    wait_until_equal(some, leaf, "note = 'new'", columns="id, note")
+    wait_until_equal(root, items, columns="id, note")
+
+    def has_moved_in() -> bool:
+        moved = [item for item in items_of(chosen) if item["headers"].get("is_move_in")]
+        return {"id": "110", "note": "moved in"} in [item["value"] for item in moved]
+
+    wait_until(has_moved_in, "a row to come with a value of the other partition")
+
+    items.execute("ALTER TABLE {t} DETACH PARTITION {t}_1; INSERT INTO {t}_1 VALUES (1, 'apart')")
+    wait_until_equal(alone, leaf, columns="id, note")
+    live.lane.engine.reconcile()
+    wait_until(lambda: root.state == "gone", "the root's shape to end with a partition that left")
+    assert alone.state == "ready"
+    wait_until_equal(live.ready(items.name), items, columns="id, note")
+    items.execute("ALTER TABLE {t} ATTACH PARTITION {t}_1 FOR VALUES FROM (0) TO (100)")
+    items.execute("INSERT INTO {t} VALUES (2, 'back')")
+    wait_until_equal(alone, leaf, columns="id, note")
+    items.execute("TRUNCATE {t}_1")
+    wait_until(lambda: alone.state == "gone", "the shape to end with its rows")
+
+
+def test_a_table_taken_out_of_the_publication_is_put_back_and_its_shapes_made_anew(
+    live: LiveLane, items: Table
+) -> None:
+    other = Table.made(live.database)
+    shape, untouched = live.ready(items.name), live.ready(other.name)
+    ((publication,),) = live.database.query(
+        "SELECT pubname FROM pg_publication_tables WHERE tablename = %s", (items.name,)
+    )
+    live.lane.engine.reconcile()
+    items.execute(f"ALTER PUBLICATION {publication} DROP TABLE {{t}}; INSERT INTO {{t}} VALUES (1, 1, 'a')")
+    live.lane.engine.reconcile()
+    wait_until(lambda: shape.state == "gone", "the shape to end that hears of nothing")
+    assert untouched.state == "ready"
+    anew = live.ready(items.name)
+    items.execute("INSERT INTO {t} VALUES (2, 1, 'b')")
+    wait_until_equal(anew, items)
+
+
+def test_a_table_between_a_root_and_its_leaves_has_no_shapes(live: LiveLane, items: Table) -> None:
+    items.execute("""
+        DROP TABLE {t};
+        CREATE TABLE {t} (id int PRIMARY KEY, note text) PARTITION BY RANGE (id);
+        CREATE TABLE {t}_branch (id int PRIMARY KEY, note text) PARTITION BY RANGE (id);
+        CREATE TABLE {t}_leaf PARTITION OF {t}_branch FOR VALUES FROM (0) TO (100)""")
+    shape = live.ready(f"{items.name}_branch")
+    items.execute("ALTER TABLE {t} ATTACH PARTITION {t}_branch FOR VALUES FROM (0) TO (100)")
+    live.lane.engine.reconcile()
+    wait_until(lambda: shape.state == "gone", "the shape to end")
+    with pytest.raises(DefinitionError, match="a partition with partitions of its own"):
+        live.create(f"{items.name}_branch")
+    leaf = live.ready(f"{items.name}_leaf")
+    items.execute("INSERT INTO {t} VALUES (1, 'a')")
+    wait_until(lambda: len(rows_of(leaf)) == 1, "the row")
 
 
 def test_a_transaction_larger_than_the_tail_is_seen_whole_or_not_at_all(live: LiveLane, items: Table) -> None:

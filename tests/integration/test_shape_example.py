@@ -1,6 +1,6 @@
 """`examples/shapes-react` in a real Chromium: rows change on the page as they are written to the table.
 
-Needs Debian's `chromium`, or another one that PENSTOCK_CHROMIUM names. With PENSTOCK_SCREENSHOT=path the
+By Debian's `chromium`, or another one that PENSTOCK_CHROMIUM names. With PENSTOCK_SCREENSHOT=path the
 picture of the README is taken.
 """
 

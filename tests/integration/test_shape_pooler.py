@@ -1,7 +1,8 @@
 """Shapes whose rows are read through a real pooler in transaction mode: no session there is ours.
 
-PgBouncer comes in no wheel. Where it is not installed, only forwarders of the tests' own stand in for it
-(`test_check`), which show what it refuses and not what it does.
+PgBouncer comes in no wheel: it is the machine's own, or fetched from Debian's archive (`tests/debian.py`). On
+another system without it, only forwarders of the tests' own stand in for it (`test_check`), which show what
+it refuses and not what it does.
 """
 
 from __future__ import annotations
@@ -15,13 +16,12 @@ import pytest
 from penstock.core.errors import SourceError
 from penstock.sources.postgres.connection import connect
 from tests.conftest import Database
-from tests.pooler import PGBOUNCER, Pooler, pooled
+from tests.pooler import Pooler, pooled
 from tests.serving import ShapeServer, followed, rows, synced
 
 pytestmark = [
     pytest.mark.integration,
     pytest.mark.slow,
-    pytest.mark.skipif(PGBOUNCER is None, reason="PgBouncer is not installed"),
 ]
 
 

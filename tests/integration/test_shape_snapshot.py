@@ -443,7 +443,7 @@ def test_rows_that_moved_in_come_with_their_keys_and_the_columns_that_are_asked_
         assert lines.ends.tolist()[-1] == len(lines.content)
         found.update(zip(keys, map(json.loads, lines.content.splitlines()), strict=True))
 
-    moves = MoveIns(taking.pools.queries, settings_for(database.url, tmp_path))
+    moves = MoveIns(taking.pools.queries, settings_for(database.url, tmp_path), taking.earlier)
     count = moves.read(definition, sql.SQL("id <= 2500"), ["a"], points.append, rows).result(WAIT_S)
     assert count == len(found) == 2500
     assert len(points) == 1

@@ -7,12 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from psycopg import sql
 
 from penstock.core.stream import StreamId
 from penstock.shapes.shape import Shape, SnapshotProblem
 from penstock.shapes.source.catalog import Catalog
 from penstock.shapes.source.connection_pool import ConnectionPool
 from penstock.shapes.source.earlier_writers import EarlierWriters
+from penstock.shapes.source.moving import MoveIns
 from penstock.shapes.source.publishing import TablePublisher, wait_for_writers
 from penstock.shapes.source.reconciler import SchemaReconciler, Verdict
 from penstock.sources.postgres.connection import connect
@@ -20,7 +22,7 @@ from penstock.sources.postgres.embedded import EmbeddedPostgres
 from tests.always import AlwaysOn, always_spec
 from tests.conftest import WAIT_S, Database, wait_until
 from tests.live_lane import LiveLane, is_complete, rows_of, shapes_capture
-from tests.shape_source import definition_of
+from tests.shape_source import definition_of, snapshots
 
 T = StreamId("public", "t")
 
@@ -197,34 +199,58 @@ def test_tables_are_compared_in_turn_and_at_once_when_something_is_said_of_one(
     often.stop()
 
 
-def test_a_commit_that_waits_for_its_standby_is_waited_for() -> None:
-    table, earlier = StreamId("public", "t"), EarlierWriters(0.2)
+def test_a_commit_that_waits_for_its_standby_is_waited_for(tmp_path: Path) -> None:
+    """By all that queries a table: what was handed out of it before a restart is in the shapes that were kept
+    (the inner sets of subqueries, the rows of a shape that holds values), and nobody remembers it."""
     settings = {"synchronous_standby_names": "nobody", "synchronous_commit": "local"}
     with (
         EmbeddedPostgres(settings=settings) as server,
         connect(server.url(), application_name="test") as looking,
         connect(server.url(), application_name="test") as writing,
+        snapshots(server.url(), tmp_path, snapshot_lock_timeout="200ms") as taking,
     ):
-        looking.execute("CREATE TABLE t (id int)")
+        looking.execute("CREATE TABLE t (id int PRIMARY KEY, p int)")
+        looking.execute("CREATE TABLE inside (id int PRIMARY KEY)")
+        looking.execute("INSERT INTO t VALUES (1, 7)")
+        own = definition_of(server.url(), "t")
+        nested = definition_of(server.url(), "t", where="p IN (SELECT id FROM inside)")
+        moves = MoveIns(taking.pools.queries, taking.settings, taking.earlier)
         writing.execute("SET synchronous_commit = on")
-        writing.pgconn.send_query(b"INSERT INTO t VALUES (1)")
-        waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
-        wait_until(lambda: looking.execute(waits).fetchone() == (1,), "the commit to wait")
 
-        with pytest.raises(SnapshotProblem, match="table lock"):
-            earlier.wait(looking, table)
+        def move_in() -> int:
+            asked = moves.read(nested, sql.SQL("p = 7"), [], lambda _: None, lambda _: None)
+            return asked.result(WAIT_S)
 
-        writing.cancel()  # it is committed here
-        while writing.pgconn.get_result() is not None:
-            pass
-        earlier.wait(looking, table)
-        assert looking.execute("SELECT id FROM t").fetchone() == (1,)
+        def begin_to_write(statement: bytes) -> None:
+            writing.pgconn.send_query(statement)
+            waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+            wait_until(lambda: looking.execute(waits).fetchone() == (1,), "the commit to wait")
+
+        def end_waiting() -> None:
+            writing.cancel()  # it is committed here
+            while writing.pgconn.get_result() is not None:
+                pass
+
+        begin_to_write(b"INSERT INTO inside VALUES (7)")
+        assert "table lock" in taking.problem(nested).message
+        assert taking.items(own), "only those who write to what is read are waited for"
+        end_waiting()
+        assert [item["value"] for item in taking.items(nested)] == [{"id": "1", "p": "7"}]
+
+        taking.earlier.start_over()
+        begin_to_write(b"INSERT INTO t VALUES (2, 7)")
+        assert "table lock" in taking.problem(own).message
+        with pytest.raises(SnapshotProblem, match="table lock") as caught:
+            move_in()
+        assert caught.value.status == 503, "it is asked again"
+        end_waiting()
+        assert move_in() == len(taking.items(own)) == 2
 
 
 def test_before_the_first_snapshot_of_a_table_those_are_waited_for_that_may_have_committed(
     database: Database, parted: Database, connections: ConnectionPool
 ) -> None:
-    root, earlier = StreamId("public", "m"), EarlierWriters(0.2)
+    root, earlier = StreamId("public", "m"), EarlierWriters()
     waiting = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
     with (
         database.connect(autocommit=False) as idle,
@@ -233,7 +259,7 @@ def test_before_the_first_snapshot_of_a_table_those_are_waited_for_that_may_have
         connections.connection() as looking,
     ):
         idle.execute("INSERT INTO m VALUES (1000, '2026-01-05')")  # it has not committed
-        earlier.wait(looking, root)
+        earlier.wait(looking, root, 0.2)
         earlier.start_over()
         with database.connect(autocommit=False) as holding:
             holding.execute("SELECT pg_advisory_xact_lock(8)")
@@ -241,17 +267,17 @@ def test_before_the_first_snapshot_of_a_table_those_are_waited_for_that_may_have
             busy.pgconn.send_query(b"SELECT pg_advisory_xact_lock(8)")  # active, as one that waits to commit
             wait_until(lambda: database.query(waiting) == [(1,)], "it to be active")
             with pytest.raises(SnapshotProblem, match="table lock"):
-                earlier.wait(looking, root)
+                earlier.wait(looking, root, 0.2)
             late.execute("INSERT INTO m VALUES (1002, '2026-01-05')")
             late.pgconn.send_query(b"SELECT pg_advisory_xact_lock(8)")  # after the first look
             wait_until(lambda: database.query(waiting) == [(2,)], "it to be active")
             with pytest.raises(SnapshotProblem, match="table lock"):
-                earlier.wait(looking, root)
+                earlier.wait(looking, root, 0.2)
             busy.cancel()
             while busy.pgconn.get_result() is not None:
                 pass
             busy.rollback()
-            earlier.wait(looking, root)
+            earlier.wait(looking, root, 0.2)
             holding.rollback()
         while late.pgconn.get_result() is not None:
             pass

@@ -210,7 +210,7 @@ def test_the_slot_and_the_other_shapes_go_on(database: Database, tmp_path: Path,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("encoding", ["identity", "gzip"])
+@pytest.mark.parametrize("encoding", ["identity", "gzip", "br"])
 def test_a_client_that_does_not_read_pins_two_mebibytes_at_most(
     database: Database, tmp_path: Path, encoding: str
 ) -> None:

@@ -142,7 +142,9 @@ def test_a_directory_that_instances_share_goes_to_the_one_that_leads(
         leader.wait_until_active()
         last, messages = synced(leader, table="items")
         with ShapeServer(database.url, tmp_path, stream_id=leader.stream_id) as other:
-            wait_until(lambda: bool(other.running("shapes")), "the other one to wait")
+            other.wait_for_health("waiting")
+            refused = other.get(table="items", offset="-1")
+            assert (refused.status, refused.headers["retry-after"]) == (503, "5")
             asleep = [process for name in stopped for process in leader.running(name)]
             for process in asleep:
                 process.send_signal(signal.SIGSTOP)
@@ -152,10 +154,47 @@ def test_a_directory_that_instances_share_goes_to_the_one_that_leads(
             database.execute("INSERT INTO items VALUES (4, 'after the change of leaders')")
             messages += followed(other, last, "4", table="items")
             assert sorted(row["id"] for row in rows(messages).values()) == ["1", "2", "3", "4"]
-            wait_until(lambda: leader.health() == (0, ""), "the first one to wait in its turn")
+            leader.wait_for_health("waiting")
+            assert leader.ask("GET", "/").status == 200
+            assert leader.get(table="items", offset="-1").status == 503, "it waits in its turn"
             assert other.stop() == 0
             leader.wait_until_active()
             assert leader.get(table="items", offset="-1").handle == last.handle
+
+
+@pytest.mark.slow
+def test_clients_go_on_when_the_database_was_away(tmp_path: Path) -> None:
+    """It is killed, and started again, as a machine may do it."""
+    with (
+        EmbeddedPostgres() as own,
+        new_database(own) as database,
+        ShapeServer(database.url, tmp_path, environment={"ELECTRIC_LONG_POLL_TIMEOUT": "2s"}) as shapes,
+    ):
+        fill(database, "items")
+        database.execute("CREATE TABLE others (id int PRIMARY KEY)")
+        shapes.wait_until_active()
+        last, messages = synced(shapes, table="items")
+        database.execute("INSERT INTO items VALUES (4, 'four')")
+        followed(shapes, last, "4", table="items")
+        own.kill()
+        shapes.wait_for_health("waiting")
+        assert shapes.health()[0] == 202
+        assert len(rows(shapes.get(table="items", offset="-1").json())) == 3, "what there is, is served"
+        live = shapes.get(table="items", offset=last.offset, handle=last.handle, live="true")
+        assert (live.status, live.handle) == (200, last.handle)
+        for wanted in ({"table": "others"}, {"where": "id = 2"}, {"subset__where": "id = 2"}):
+            refused = shapes.get(**{"table": "items", "offset": "-1", **wanted})
+            assert refused.status == 503, refused.body
+            assert refused.json() == {"code": "database_unreachable", "error": "Database is unreachable"}
+            assert refused.headers["retry-after"] == "10"
+            assert refused.headers["cache-control"] == "no-store"
+        own.start()
+        database.execute("INSERT INTO items VALUES (5, 'five')")
+        messages += followed(shapes, last, "5", table="items")
+        assert sorted(row["id"] for row in rows(messages).values()) == ["1", "2", "3", "4", "5"]
+        wait_until(lambda: shapes.get(table="others", offset="-1").status == 200, "the other table's shape")
+        assert shapes.get(table="items", offset="-1").handle == last.handle
+        assert shapes.failures() == []
 
 
 def test_without_the_secret_nothing_is_told(database: Database, tmp_path: Path) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from penstock.core.errors import ConfigError, PositionGoneError, SourceBusyError, SourceError
+from penstock.sources.postgres import slots
 from penstock.sources.postgres.connection import connect
 from penstock.sources.postgres.embedded import EmbeddedPostgres
 from penstock.sources.postgres.slots import create_slot, drop_slot, read_slot, require_usable
-from tests.conftest import Database
+from tests.conftest import Database, wait_until
 
 pytestmark = pytest.mark.integration
 
@@ -56,7 +59,30 @@ def test_a_missing_slot_means_the_position_is_gone(database: Database) -> None:
     assert "resync" in raised.value.remedy
 
 
-def test_a_slot_in_use_is_refused_with_the_process_that_holds_it(database: Database) -> None:
+def test_a_slot_whose_reader_is_just_ending_is_dropped_once_it_has_ended(database: Database) -> None:
+    name = slot_name(database)
+    reader = connect(database.url, replication=True)
+    create_slot(reader, name, temporary=True)
+    with connect(database.url) as connection, ThreadPoolExecutor(1) as thread:
+        dropping = thread.submit(drop_slot, connection, name)
+        wait_until(lambda: dropping.done() or len(asked(database)) > 0, "the slot to be asked for")
+        reader.close()
+        assert dropping.result() is False  # a temporary one goes with its reader
+
+
+def asked(database: Database) -> list[tuple[object, ...]]:
+    """Sessions whose last statement was to drop it."""
+    return database.query(
+        "SELECT pid FROM pg_stat_activity WHERE query LIKE 'SELECT pg_drop_replication_slot(%%' "
+        "AND datname = %s",
+        (database.name,),
+    )
+
+
+def test_a_slot_in_use_is_refused_with_the_process_that_holds_it(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slots, "RELEASE_S", 0.0)
     name = slot_name(database)
     with connect(database.url) as connection, connect(database.url, replication=True) as replication:
         create_slot(replication, name, temporary=True)  # a temporary slot is active while its owner lives

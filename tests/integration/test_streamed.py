@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import threading
+from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import psycopg
+import pyarrow.compute as pc
 import pytest
 
 from penstock.capture.client import CaptureProcess
+from penstock.capture.remote import RemoteCapture
+from penstock.capture.tail_reader import TailReader
+from penstock.core.errors import CaptureAwayError
 from penstock.core.position import Lsn
 from penstock.core.stream import StreamId
 from penstock.log.reader import ChangeLog
+from tests.always import AlwaysOn, always_spec
 from tests.captured import brief, log_rows, read_now
 from tests.conftest import Database, wait_until
 from tests.integration.test_capture import MEMORY_MAX_KIB, peak_memory_kib, spec
@@ -149,7 +157,7 @@ def test_a_transaction_of_ten_million_rows_stays_within_memory(orders: Database,
             connection.commit()
         capture.read_to(capture.note_target())
         capture.wait_reached(LONG_S)
-        peak = peak_memory_kib(capture)
+        peak = peak_memory_kib(capture.pid)
     print(f"peak memory of capture: {peak / 1024:.0f} MiB")
     assert peak < MEMORY_MAX_KIB
     log = ChangeLog(tmp_path / "log")
@@ -159,6 +167,59 @@ def test_a_transaction_of_ten_million_rows_stays_within_memory(orders: Database,
     assert {(file.first_tx, file.last_tx) for file in found.files} == {(found.files[0].first_tx,) * 2}
     assert step.transactions == 1
     assert bytes_in(tmp_path / "log" / "spool") == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3 * LONG_S)
+def test_one_of_ten_million_rows_stays_within_memory_while_a_reader_follows(
+    orders: Database, tmp_path: Path
+) -> None:
+    with AlwaysOn(always_spec(orders, tmp_path, seal_every_s=1.0)) as always:
+        started = always.join("public.orders", "public.other")
+        reader = _Counting(always.capture, tmp_path / "log", started.log_end or started.slot_position)
+        with orders.connect() as connection:
+            for first in range(10_000_001, 11_000_001, 10_000):  # the tail is full of others before
+                insert(connection, first, first + 9_999)
+            connection.autocommit = False
+            for first in range(1, 10_000_001, 1_000_000):
+                insert(connection, first, first + 999_999)
+                orders.execute("INSERT INTO other VALUES (%s)", (first,))
+            spool = tmp_path / "log" / "spool"
+            wait_until(lambda: bytes_in(spool) > 500_000_000, "most of it to be on disk", LONG_S)
+            connection.commit()
+        always.capture.read_to(always.capture.note_target())
+        end = always.capture.reached(LONG_S)
+        assert end is not None, "all of it is sealed in time"
+        sizes = reader.transactions(end)
+        peak = peak_memory_kib(always.process.pid)
+    print(f"peak memory of an always-on capture with a reader: {peak / 1024:.0f} MiB")
+    assert Counter(sizes) == {10_000: 100, 1: 10, 10_000_000: 1}
+    assert peak < MEMORY_MAX_KIB
+    assert bytes_in(spool) == 0
+
+
+class _Counting(threading.Thread):
+    """Follows the tail from `after` and counts the rows of each transaction."""
+
+    def __init__(self, capture: RemoteCapture, log: Path, after: Lsn) -> None:
+        super().__init__(daemon=True)
+        self._reader, self._at = TailReader(capture, log), after
+        self._rows: Counter[int] = Counter()
+        self.start()
+
+    def run(self) -> None:
+        with suppress(CaptureAwayError):  # the end of the test
+            for found in self._reader.follow(self._at):
+                for piece in found.pieces:
+                    for each in pc.value_counts(piece.rows.column("_tx")).to_pylist():
+                        self._rows[each["values"]] += each["counts"]
+                self._at = found.end
+
+    def transactions(self, to: Lsn) -> list[int]:
+        """How many rows each has, once all up to `to` were given."""
+        wait_until(lambda: self._at >= to or not self.is_alive(), f"the reader to have read to {to}", LONG_S)
+        assert self._at >= to
+        return list(self._rows.values())
 
 
 @pytest.mark.slow

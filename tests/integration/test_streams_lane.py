@@ -16,11 +16,17 @@ import pytest
 
 from penstock import metrics
 from penstock.config import Config
-from penstock.core.errors import ConfigError, PositionGoneError
+from penstock.core.errors import ConfigError, PositionGoneError, StateError, TargetError
 from penstock.core.position import Lsn
-from penstock.streams.orders import ORDERS_FILE, lane_directory
+from penstock.log.reader import ChangeLog
+from penstock.streams import trouble
+from penstock.streams.dead_letters import DeadLetters
+from penstock.streams.file import FileTarget
+from penstock.streams.orders import ORDERS_FILE, OrderBook, lane_directory
+from penstock.streams.publisher import Standing
 from tests.conftest import WAIT_S, Database, wait_until
 from tests.kafka_server import KafkaServer
+from tests.kafka_shop import KafkaShop
 from tests.stream_lane import (
     LaneThread,
     events_of,
@@ -168,6 +174,42 @@ def test_a_paused_lane_stands_still_and_loses_nothing(shop: Shop) -> None:
         shop.wait_until_level()
 
 
+def test_what_the_target_does_not_take_is_said_and_the_lane_hears_orders_meanwhile(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And goes on by itself when the target takes it."""
+    commit, is_away = FileTarget.commit, [False]
+
+    def commit_or_not(target: FileTarget, standing: Standing) -> None:
+        if is_away[0]:
+            raise TargetError("The target is not there today.")
+        commit(target, standing)
+
+    monkeypatch.setattr(FileTarget, "commit", commit_or_not)
+    monkeypatch.setattr(trouble, "TOLD_AFTER_S", 0.0)
+    with shop.lane() as lane:
+        shop.wait_for(50)
+        is_away[0] = True
+        shop.execute("INSERT INTO orders VALUES (60, 'placed', NULL)")
+        wait_until(lambda: "(The target is not there today.)" in lane.state[1], "why it stands still", WAIT_S)
+        assert lane.state[0] == "running"
+        shop.orders.change(lambda orders: orders.pause("it is mended"))
+        wait_until(lambda: "it is mended" in lane.state[1], "the lane to stand still", WAIT_S)
+        shop.orders.change(lambda orders: orders.resume())
+        wait_until(lambda: "(The target is not there today.)" in lane.state[1], "why it stands still", WAIT_S)
+        assert shop.ops() == "r" * 50
+        is_away[0] = False
+        wait_until(lambda: lane.state == ("running", ""), "the lane to say that it goes on", WAIT_S)
+        shop.wait_until_level()
+    is_away[0] = True
+    shop.orders.change(lambda orders: orders.rewind(position_of(shop.out)))  # which the target writes down
+    with shop.lane() as lane:
+        wait_until(lambda: "not there today" in lane.state[1], "why it does not begin", WAIT_S)
+        assert lane.state[0] == "starting"
+        is_away[0] = False
+        wait_until(lambda: lane.state == ("running", ""), "the lane to begin", WAIT_S)
+
+
 def test_a_rewound_lane_sends_the_same_again_by_the_same_offsets(shop: Shop) -> None:
     with shop.lane() as lane:
         shop.wait_for(50)
@@ -184,6 +226,30 @@ def test_a_rewound_lane_sends_the_same_again_by_the_same_offsets(shop: Shop) -> 
         wait_until(lambda: bool(lane.notes), "the lane to say that it cannot", WAIT_S)
         wait_until(lambda: not shop.orders.read().is_open, "the order to be done with", WAIT_S)
         assert len(shop.events()) == 55
+
+
+def test_a_rewind_that_cannot_be_done_is_no_order_to_do_without_dead_letters_that_are_elsewhere(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched, shop.lane() as lane:
+        patched.setattr(DeadLetters, "mark", "of another file")
+        shop.wait_for(50)
+        shop.execute("INSERT INTO orders VALUES (51, 'placed', NULL)")
+        shop.wait_for(51)
+        log = ChangeLog(shop.config.state / "log")
+        wait_until(lambda: log.start() is not None, "the log to begin", WAIT_S)
+        lane.wait_until_running()
+    held = position_of(shop.out)
+    for to in (Lsn(held + 0x1000), Lsn(1)):
+        shop.orders.change(lambda orders, to=to: orders.rewind(to))  # type: ignore[misc]
+        with pytest.raises(StateError, match="another state directory"), shop.lane() as lane:
+            wait_until(lambda lane=lane: lane.error is not None, "the lane to end", WAIT_S)  # type: ignore[misc]
+    assert len(shop.events()) == 51
+    shop.orders.change(lambda orders: orders.rewind(held))
+    with shop.lane() as lane:
+        lane.wait_until_running()
+        shop.execute("INSERT INTO orders VALUES (60, 'placed', NULL)")
+        shop.wait_until_level()
 
 
 def test_a_rewind_is_carried_out_once_though_another_order_comes_meanwhile(
@@ -386,6 +452,43 @@ def test_the_lane_to_kafka_sends_rows_changes_and_tombstones_in_order(
     assert len({record.partition for record in of_seven}) == 1
     ops = [None if record.value is None else json.loads(record.value)["op"] for record in of_seven]
     assert ops == ["r", "u", "d", None]
+
+
+@pytest.mark.slow
+def test_brokers_that_do_not_answer_are_told_of_in_seconds_and_the_lane_hears_orders_meanwhile(
+    database: Database, tmp_path: Path, kafka: KafkaServer
+) -> None:
+    """Long before anything fails: a commit waits for its answer for minutes."""
+    database.execute(SHOP)
+    shop = KafkaShop(tmp_path, database, kafka)
+    orders = OrderBook(lane_directory(shop.config.state, "kafka"))
+    soon_s = 30.0  # half of what the first record has before it fails
+    with shop.captured(), shop.lane() as lane:
+        wait_until(lambda: shop.topic() in kafka.topics(), "the topic to be there", WAIT_S)
+        wait_until(lambda: len(kafka.read(shop.topic())) == 50, "the rows to be there", WAIT_S)
+        kafka.pause()
+        try:
+            database.execute("INSERT INTO orders VALUES (60, 'placed', NULL)")
+            wait_until(lambda: "has no answer yet" in lane.state[1], "why it stands still", soon_s)
+            assert lane.state[0] == "running"
+            orders.change(lambda given: given.pause("brokers are moved"))
+            wait_until(lambda: lane.state[0] != "running", "the order to be heard", soon_s)
+        finally:
+            kafka.resume()
+        wait_until(lambda: "brokers are moved" in lane.state[1], "the lane to stand still", WAIT_S)
+        orders.change(lambda given: given.resume())
+        lane.wait_until_running()
+        shop.level()
+        kafka.pause()
+        try:
+            database.execute("INSERT INTO orders VALUES (61, 'placed', NULL)")
+            wait_until(lambda: "has no answer yet" in lane.state[1], "why it stands still", soon_s)
+        finally:
+            kafka.resume()
+        lane.wait_until_running()
+        shop.level()
+    keys = [record.key for record in kafka.read(shop.topic())]
+    assert len(keys) == len(set(keys)) == 52
 
 
 def test_a_masked_column_that_is_renamed_is_never_shown_by_either_name(

@@ -240,7 +240,9 @@ def test_a_prepared_transaction_comes_whole_when_it_is_committed(
     "rewrite",
     [
         "VACUUM FULL state; VACUUM FULL history",
-        "CLUSTER state USING state_pkey; CLUSTER history USING history_pkey",
+        pytest.param(
+            "CLUSTER state USING state_pkey; CLUSTER history USING history_pkey", marks=pytest.mark.slow
+        ),
         "ALTER TABLE state ALTER v TYPE varchar(2000); ALTER TABLE state ALTER id TYPE bigint",
         "TRUNCATE state, history",
     ],

@@ -24,9 +24,18 @@ from penstock.log.reader import ChangeLog
 from penstock.log.retention import apply_retention
 from tests.beside import WriterBeside
 from tests.conftest import Database
-from tests.pipelines import DESTINATIONS, PipelineUnderTest
+from tests.pipelines import DESTINATIONS, Notes, PipelineUnderTest
 from tests.running import Instance, flushed_position, instances, is_acknowledged
 from tests.traps import MakePipeline
+from tests.verifiable import (
+    damage_file,
+    data_files,
+    plant_in,
+    with_column,
+    with_value,
+    without_beginning,
+    without_end,
+)
 
 #: On both kinds of tables; Iceberg's cost Java's start.
 BOTH = pytest.mark.parametrize(
@@ -59,29 +68,10 @@ def verify(pipeline: PipelineUnderTest, stream: str = "public.orders", **options
     return found
 
 
-def data_files(pipeline: PipelineUnderTest, stream: str) -> list[Path]:
-    """What the table's rows are in, by the paths that readers use."""
-    if pipeline.on_iceberg:
-        found = sorted(pipeline.warehouse.glob(f"{stream.replace('.', '/')}/data/*.parquet"))
-        return [path for path in found if "file_path" not in pq.read_schema(path).names]  # no deletes
-    return sorted(Pipeline.from_yaml(pipeline.file).table(stream).path.glob("*.parquet"))
-
-
 def plant(pipeline: PipelineUnderTest, change: Callable[[pa.Table], pa.Table]) -> None:
     """Change the rows of a table behind everybody's back: in the longest of its files, in its place."""
     files = data_files(pipeline, "public.orders")
     plant_in(max(files, key=lambda path: pq.read_metadata(path).num_rows), change)
-
-
-def plant_in(path: Path, change: Callable[[pa.Table], pa.Table]) -> None:
-    changed = change(pq.ParquetFile(path).read())
-    with open(path, "wb") as sink:  # the same file under all its names
-        pq.write_table(changed, sink)
-
-
-def with_column(table: pa.Table, name: str, column: pa.Array) -> pa.Table:
-    place = table.column_names.index(name)
-    return table.set_column(place, table.schema.field(name), column)
 
 
 def flipped_bit(table: pa.Table) -> pa.Table:
@@ -307,7 +297,6 @@ def test_a_history_has_every_change_of_the_log_once(database: Database, make: Ma
     database.execute("INSERT INTO orders SELECT i, 'v' || i FROM generate_series(1, 50) AS i")
     pipeline = make([{"table": "public.orders", "write": "append"}])
     pipeline.sync()
-    assert verify(pipeline).verdict == "equal"
     database.execute("UPDATE orders SET v = v || '!' WHERE id <= 20")
     database.execute("DELETE FROM orders WHERE id > 40")
     pipeline.sync()
@@ -329,6 +318,38 @@ def test_a_history_has_every_change_of_the_log_once(database: Database, make: Ma
         assert (found.missing, found.extra, found.different) == counts, name
         with open(changes[0], "wb") as sink:
             sink.write(whole)
+
+
+def test_a_history_of_which_nothing_is_compared_is_not_called_equal(
+    database: Database, make: MakePipeline
+) -> None:
+    database.execute("CREATE TABLE orders (id int PRIMARY KEY, v text); CREATE TABLE other (id int)")
+    database.execute("INSERT INTO orders SELECT i, 'v' || i FROM generate_series(1, 50) AS i")
+    pipeline = make([{"table": "public.orders", "write": "append"}])
+    pipeline.sync()
+    assert_nothing_is_compared(pipeline)
+    database.execute("INSERT INTO other VALUES (1)")  # the log goes on without the table
+    pipeline.sync()
+    found = assert_nothing_is_compared(pipeline)
+    # It is read all the same: it must have nothing that the log has not.
+    assert found.compared_from is not None
+    within = int(Lsn.parse(found.compared_from))
+    [path] = data_files(pipeline, "public.orders")
+    plant_in(path, lambda table: with_value(table, "_tx", 0, within))
+    found = verify(pipeline)
+    assert (found.verdict, found.missing, found.extra) == ("different", 0, 1), found
+    database.execute("TRUNCATE orders")
+    Pipeline.from_yaml(pipeline.file).resync(["public.orders"])
+    assert verify(pipeline).verdict == "equal"  # nothing is all there is
+
+
+def assert_nothing_is_compared(pipeline: PipelineUnderTest) -> VerifiedStream:
+    report = Pipeline.from_yaml(pipeline.file).verify()
+    [found] = report.streams
+    assert (found.verdict, found.why_not) == ("not compared", "nothing yet"), found
+    assert "after a sync that brings changes" in found.reason
+    assert not report.complete  # exit code 11
+    return found
 
 
 def history_in_steps(database: Database, make: MakePipeline) -> PipelineUnderTest:
@@ -400,6 +421,28 @@ def test_the_command_ends_with_a_code_for_what_it_found(
     assert "id=8" in page.read_text()
 
 
+@pytest.mark.parametrize("waits", [False, True], ids=["at rest", "changes wait"])
+@pytest.mark.parametrize("damage", [without_beginning, pytest.param(without_end, marks=pytest.mark.slow)])
+def test_a_file_that_cannot_be_read_is_named_and_the_other_tables_are_compared(
+    database: Database, make: MakePipeline, damage: Callable[[bytes], bytes], waits: bool
+) -> None:
+    orders(database)
+    database.execute("CREATE TABLE lines (id int PRIMARY KEY); INSERT INTO lines VALUES (1), (2)")
+    pipeline = make(["public.orders", "public.lines"])
+    pipeline.sync()
+    [path] = data_files(pipeline, "public.orders")
+    damage_file(path, damage)
+    if waits:
+        database.execute("UPDATE orders SET note = 'x' WHERE id = 7; INSERT INTO lines VALUES (3)")
+    report = Pipeline.from_yaml(pipeline.file).verify()
+    found = {each.stream: each for each in report.streams}
+    assert (found["public.lines"].verdict, found["public.lines"].source_rows) == ("equal", 2 + waits), report
+    assert (found["public.orders"].verdict, found["public.orders"].why_not) == ("not compared", "for now")
+    assert "penstock resync public.orders" in found["public.orders"].reason
+    assert path.name.partition("-")[2] in found["public.orders"].reason
+    assert not report.complete  # exit code 11
+
+
 @BOTH
 def test_a_repair_gives_exactly_the_rows_that_differ_what_the_source_has(
     database: Database, make: MakePipeline
@@ -420,6 +463,23 @@ def test_a_repair_gives_exactly_the_rows_that_differ_what_the_source_has(
     assert report.streams[0].repaired == 23
     pipeline.sync()
     pipeline.assert_same("public.orders")
+
+
+def test_a_repair_of_more_than_it_goes_through_is_refused_and_says_what_to_do(
+    database: Database, make: MakePipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    orders(database)
+    pipeline = make(["public.orders"])
+    pipeline.sync()
+    plant(pipeline, lambda table: with_column(table, "note", pa.array(["x"] * table.num_rows)))
+    before, said = pipeline.version("public.orders"), Notes()
+    monkeypatch.setattr("penstock.verify.drill.ROWS_MAX", 20)  # that are looked into at a time
+    report = Pipeline.from_yaml(pipeline.file).verify((), said, repair=True)
+    assert (report.equal, report.streams[0].repaired) == (False, 0), report
+    assert "`penstock resync public.orders` loads it anew" in " ".join(said)
+    assert pipeline.version("public.orders") == before  # no part of it was written
+    monkeypatch.undo()
+    assert Pipeline.from_yaml(pipeline.file).verify(repair=True).equal
 
 
 @pytest.mark.slow

@@ -214,9 +214,11 @@ def test_dead_letters_rewinds_and_deleted_records_are_no_differences(
     assert any("deleted" in note for note in left.notes)
     read = TopicReader.read
 
-    def overtaken(reader: TopicReader, topic: str, extents: dict[int, Extent]) -> Iterator[list[Records]]:
+    def overtaken(
+        reader: TopicReader, topic: str, extents: dict[int, Extent], **how: bool
+    ) -> Iterator[list[Records]]:
         shop.delete_records(250)
-        return read(reader, topic, extents)
+        return read(reader, topic, extents, **how)
 
     with monkeypatch.context() as patch:
         patch.setattr(TopicReader, "read", overtaken)

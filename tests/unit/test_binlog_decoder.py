@@ -19,7 +19,7 @@ from penstock.capture.log_reading import CapturedTable
 from penstock.capture.mysql import setup
 from penstock.capture.mysql.decoder import BinlogDecoder
 from penstock.capture.mysql.gtids import SeenGtids
-from penstock.capture.mysql.tables import MappedTable, MappedTables, column_of_map, mapped_table
+from penstock.capture.mysql.tables import MappedTable, MappedTables, UnreadTable, column_of_map, mapped_table
 from penstock.capture.steps import StepBuilder
 from penstock.core.binlog_place import BinlogPlace, Numbering
 from penstock.core.errors import PositionGoneError, SourceError
@@ -173,8 +173,8 @@ def recording(request: pytest.FixtureRequest) -> dict[str, Any]:
 
 @pytest.fixture(autouse=True)
 def partial_images(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The recordings have inserts with `binlog_row_image = MINIMAL`, which capture refuses."""
-    monkeypatch.setattr("penstock.capture.mysql.decoder._require_whole_inserts", lambda *_: None)
+    """The recordings have inserts with `binlog_row_image = MINIMAL`, which capture leaves out."""
+    monkeypatch.setattr("penstock.capture.mysql.decoder._lacks_defaults", lambda *_: None)
 
 
 def _begins(recording: dict[str, Any]) -> BinlogPlace:
@@ -339,6 +339,68 @@ def test_rows_that_are_taken_back_are_refused_wherever_batches_are_cut(
     with pytest.raises(SourceError, match="rolled back") if is_ours else nullcontext():
         _fed(_builder(recording, tmp_path), [recording["events"][:1], *batches])
     assert _manifests(tmp_path) == []
+
+
+def _untold(log: Path) -> list[tuple[int, int]]:
+    return [each for one in _manifests(log) for table in one.tables for each in table.untold]
+
+
+def test_of_rows_that_are_not_told_the_first_and_the_last_of_a_part_are_noted(
+    recording: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _fed(_builder(recording, tmp_path / "whole"), [recording["events"]])
+    rows = _rows_of(tmp_path / "whole")
+    inserts = [(row["_tx"], row["_op_index"]) for row in rows if row["_op"] == "i"]
+    between = [row for row in rows if row["_op"] == "u" and inserts[0][0] < row["_tx"] < inserts[-1][0]]
+    assert between, "a stream must stop before them, at the first"
+    monkeypatch.setattr(
+        "penstock.capture.mysql.decoder._lacks_defaults", lambda kind, *_: np.asarray(kind == ord("i"))
+    )
+    _fed(_builder(recording, tmp_path / "lacking"), [recording["events"]])
+    assert _untold(tmp_path / "lacking") == [inserts[0], inserts[-1]]
+    assert {row["_op"] for row in _rows_of(tmp_path / "lacking")} == {"u", "d"}
+
+    def unread(self: MapsAlone, stream: StreamId, described: TableMap) -> UnreadTable:
+        return UnreadTable(stream, SourceError("not known", remedy=""))
+
+    monkeypatch.setattr(MapsAlone, "_mapped", unread)
+    builder = _builder(recording, tmp_path / "unread")
+    _fed(builder, [recording["events"]])
+    builder.demand(builder.position)  # a step without rows ends when somebody asks for it
+    offsets = [(row["_tx"], row["_op_index"]) for row in rows]
+    assert _untold(tmp_path / "unread") == [offsets[0], offsets[-1]]
+
+
+@pytest.mark.parametrize("next_begins_with", ["its id", "another file"])
+@pytest.mark.parametrize("kept", [1, 2, 3])
+def test_a_transaction_that_was_cut_by_a_crash_never_counts(
+    recording: dict[str, Any], tmp_path: Path, kept: int, next_begins_with: str
+) -> None:
+    if recording["flavor"] == "mysql":
+        pytest.skip("MySQL takes what was cut off its log before it goes on")
+    events = recording["events"]
+    whole = _transaction(recording)
+    assert kept < len(whole)
+    at = events.index(whole[0])
+    start = [] if next_begins_with == "its id" else [next(each for each in events if each[4] == 15)]
+    cut = [*events[:at], *whole[:kept], *start, *events[at:]]
+    _fed(_builder(recording, tmp_path / "whole"), [events])
+    expected = [(row["_op"], row["id"]) for row in _rows_of(tmp_path / "whole")]
+    assert _untold(tmp_path / "whole") == []
+    for name, batches in {"at once": [cut], "one by one": [[event] for event in cut]}.items():
+        _fed(_builder(recording, tmp_path / name), batches)
+        rows, last = _rows_of(tmp_path / name), _manifests(tmp_path / name)[-1]
+        found = [(row["_op"], row["id"]) for row in rows]
+        untold = _untold(tmp_path / name)
+        has_rows = any(each[4] in (23, 30) for each in whole[:kept])
+        if name == "at once" or not has_rows:
+            assert (found, untold) == (expected, [])
+        else:
+            assert len(untold) == 1, "what was written of it before its end came has the table loaded again"
+        before = _manifests(tmp_path / "whole")[-1].place
+        assert before is not None
+        assert last.place is not None
+        assert last.place.gtid_set == before.gtid_set
 
 
 def test_maps_are_forgotten_between_transactions_and_what_the_catalog_said_is_not(

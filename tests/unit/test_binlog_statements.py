@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from typing import NoReturn
+from unittest.mock import MagicMock
 
 import pytest
 
-from penstock.capture.mysql.statements import read_statement
+from penstock.capture.mysql.statements import TableStatement, read_statement
 from penstock.capture.mysql.tables import MappedTable, MappedTables, mapped_table
 from penstock.core.stream import StreamId
 from penstock.sources.mysql.binlog.events import Statement
 from penstock.sources.mysql.binlog.rows import RowLayout
 from penstock.sources.mysql.binlog.table_map import TableMap
+from penstock.sources.mysql.statement_reach import sees_triggers
 
 
 def _told(text: str) -> tuple[str, list[str], bool]:
@@ -64,8 +66,132 @@ def test_changes_of_rows_are_told_apart(text: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "target"),
+    [
+        ("INSERT INTO mysql.rds_heartbeat2(id, value) values (1,17) ON DUPLICATE KEY UPDATE value = 2",
+         "mysql.rds_heartbeat2"),
+        ("REPLACE INTO `percona`.`checksums` (db) SELECT /*checksum*/ 'shop', COUNT(*) FROM `shop`.`orders`",
+         "percona.checksums"),
+        ("DELETE FROM `shop`.`cache`", "shop.cache"),
+        ("delete from orders where id in (select id from items)", "shop.orders"),
+        ("DELETE LOW_PRIORITY QUICK IGNORE FROM quick LIMIT 5", "shop.quick"),
+        ("DELETE FROM orders o WHERE o.id = 1", "shop.orders"),
+        ("INSERT LOW_PRIORITY IGNORE orders VALUES (1)", "shop.orders"),
+        ("INSERT INTO quick VALUES (1)", "shop.quick"),
+        ("INSERT /*+ SET_VAR(a=1) */ INTO /* x */ other . `or``ders` SET a = 1", "other.or`ders"),
+        ("/*My application*/ UPDATE IGNORE \"orders\" AS o SET o.a = 1", "shop.orders"),
+        ("UPDATE t1 SET a = 1", "shop.t1"),
+        ("SET STATEMENT max_statement_time=1 FOR UPDATE orders SET a = 1", "shop.orders"),
+        ("LOAD DATA INFILE '../tmp/x' IGNORE INTO TABLE `orders` FIELDS TERMINATED BY ','", "shop.orders"),
+        ("/*!80000 INSERT INTO orders VALUES (1) */", "shop.orders"),
+        ("UPDATE orders, items SET orders.a = 1", ""),
+        ("UPDATE orders set1, items SET items.a = 1", ""),
+        ("UPDATE orders JOIN items USING (id) SET items.a = 1", ""),
+        ("DELETE orders FROM orders JOIN items USING (id)", ""),
+        ("DELETE FROM orders USING orders JOIN items", ""),
+        ("DELETE FROM orders, items USING orders JOIN items", ""),
+        ("DELETE FROM orders.* USING orders", ""),
+        ("WITH c AS (SELECT 1) DELETE FROM orders", ""),
+        ("CALL fill()", ""),
+        ("SELECT `shop`.`fill`()", ""),
+        ("LOAD DATA INFILE 'INTO TABLE items' INTO TABLE orders", ""),
+        ("DELETE history FROM history JOIN items USING (id)", ""),
+        ("DELETE history FROM orders AS history", ""),
+        ("DELETE HISTORY FROM shop.history", ""),
+        ("DELETE HISTORY FROM orders BEFORE SYSTEM_TIME f()", ""),
+    ],
+)  # fmt: skip
+def test_the_one_table_whose_rows_a_statement_changes_is_named(text: str, target: str) -> None:
+    told = read_statement(Statement("shop", text))
+    assert (told.changes_rows, str(told.target or "")) == (True, target)
+
+
+@pytest.mark.parametrize(
+    ("text", "reads"),
+    [
+        ("INSERT INTO orders(a) VALUES (1, CONCAT('f(', \"g(\", '\\n'), now()) ON DUPLICATE KEY UPDATE a=1",
+         []),
+        ("UPDATE orders SET a = VALUES(a) WHERE id IN (1, 2) AND (b = 'f()' OR NOT(c)) -- f()", []),
+        ("INSERT INTO orders SELECT COUNT(*) FROM `shop`.`items` FORCE INDEX(`PRIMARY`) WHERE ((id > 1))",
+         ["shop.items"]),
+        ("DELETE FROM orders WHERE id IN (SELECT i.id FROM items AS i JOIN s.v ON (v.a = i.a), 1)", None),
+        ("DELETE FROM orders WHERE id IN (SELECT i.id FROM items AS i LEFT JOIN s.v ON (v.a = i.a))",
+         ["s.v", "shop.items"]),
+        ("INSERT INTO orders SELECT * FROM (SELECT 1 FROM DUAL) a", []),
+        ("INSERT INTO orders (id) SELECT id FROM orders", ["shop.orders"]),
+        ("LOAD DATA INFILE 'x' INTO TABLE orders FIELDS TERMINATED BY ',' (a, @b) SET b = IF(@b = '', 1, 2)",
+         []),
+    ],
+)  # fmt: skip
+def test_what_a_statement_reads_beside_its_table_is_named(text: str, reads: list[str] | None) -> None:
+    told = read_statement(Statement("shop", text))
+    assert told.changes_rows
+    assert (None if told.target is None else sorted(map(str, told.reads))) == reads
+
+
+@pytest.mark.parametrize(
     "text",
     [
+        "UPDATE orders SET a = f()",
+        "UPDATE orders SET a = shop . f (1)",
+        "UPDATE orders SET a = `f`()",
+        'UPDATE orders SET a = "f"()',
+        "UPDATE orders SET a = f/* x */()",
+        "UPDATE orders SET a = now ()",
+        "UPDATE orders SET a = shop.now()",
+        "UPDATE orders SET a = 1 /*!50000 + f() */",
+        "UPDATE orders SET a = '\\' + f() + '\\'",
+        'UPDATE orders SET a = "\\" + f() + "\\"',
+        "UPDATE orders SET a = {fn f()}",
+        "INSERT INTO orders VALUES (1) RETURNING f(1)",
+        "INSERT INTO orders VALUES ('a', f('b'))",
+        "INSERT INTO orders SELECT 1 FROM items, v",
+        "INSERT INTO orders SELECT 1 FROM items USE INDEX (a), v",
+        "INSERT INTO orders SELECT 1 FROM (items, v)",
+        "INSERT INTO orders SELECT 1.FROM v",
+        "INSERT INTO orders TABLE v",
+        "INSERT INTO orders WITH c AS (SELECT 1) SELECT * FROM c",
+        "LOAD DATA INFILE 'x' INTO TABLE orders SET a = f()",
+        "SET STATEMENT max_statement_time=f() FOR UPDATE orders SET a = 1",
+    ],
+)
+def test_a_statement_that_may_call_what_somebody_wrote_names_no_table(text: str) -> None:
+    assert read_statement(Statement("shop", text)) == TableStatement(changes_rows=True)
+
+
+_PLAIN_USER = "GRANT SELECT, REPLICATION SLAVE ON *.* TO `p`@`%`"
+
+
+@pytest.mark.parametrize(
+    ("grants", "sees"),
+    [
+        ([_PLAIN_USER, "GRANT SELECT ON `shop`.* TO `p`@`%`"], False),
+        ([_PLAIN_USER, "GRANT SELECT, TRIGGER ON `shop`.* TO `p`@`%`"], True),
+        (["GRANT ALL PRIVILEGES ON *.* TO 'root'@'localhost' WITH GRANT OPTION"], True),
+        (["GRANT SELECT, TRIGGER ON *.* TO `p`@`%`", "REVOKE TRIGGER ON `shop`.* FROM `p`@`%`"], False),
+        ([_PLAIN_USER, "GRANT TRIGGER ON `shop`.`order_s` TO `p`@`%`"], True),
+        ([_PLAIN_USER, "GRANT TRIGGER ON `shop`.`others` TO `p`@`%`"], False),
+        ([_PLAIN_USER, "GRANT TRIGGER ON `sho%`.* TO `p`@`%`"], False),
+        ([_PLAIN_USER, "GRANT SELECT (`TRIGGER ON`) ON `shop`.`order_s` TO `p`@`%`"], False),
+        (["GRANT `r`@`%` TO `p`@`%`", "GRANT TRIGGER ON `shop`.* TO `r`"], False),
+        ([], False),
+    ],
+)
+def test_triggers_are_seen_by_those_who_have_the_privilege(grants: list[str], sees: bool) -> None:
+    assert sees_triggers(grants, StreamId("shop", "order_s")) is sees
+
+
+def test_a_table_that_is_made_with_rows_of_a_statement_is_not_what_it_was() -> None:
+    assert _told("CREATE TABLE IF NOT EXISTS orders AS SELECT * FROM items") == ("", ["shop.orders"], False)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "DELETE HISTORY FROM orders BEFORE SYSTEM_TIME '2026-01-01'",
+        "DELETE HISTORY FROM shop.orders",
+        "DELETE HISTORY FROM orders PARTITION (a, `b`) BEFORE SYSTEM_TIME NOW()",
+        "DELETE HISTORY FROM orders PARTITION (a);",
         "CREATE TEMPORARY TABLE t (a INT)",
         "CREATE TABLE IF NOT EXISTS orders (id INT)",
         "DROP TEMPORARY TABLE IF EXISTS t",
@@ -103,6 +229,28 @@ def test_names_are_those_of_the_catalog_where_the_server_folds_them() -> None:
     assert folding.meant(StreamId("Shop", "Other")) == StreamId("shop", "other")
     exact = MappedTables(streams, connect)
     assert exact.meant(StreamId("SHOP", "ORDERS")) == StreamId("SHOP", "ORDERS")
+
+
+def test_many_statements_of_a_table_ask_the_catalog_once_until_more_of_the_log_comes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    connected: list[MagicMock] = []
+
+    def connect() -> MagicMock:
+        connected.append(MagicMock())
+        return connected[-1]
+
+    monkeypatch.setattr("penstock.capture.mysql.tables.reach_beyond", lambda *_: None)
+    orders, items = StreamId("shop", "orders"), StreamId("shop", "items")
+    tables = MappedTables([orders], connect)
+    for again in (tables.look_anew, lambda: tables.forget([items])):
+        again()
+        connected.clear()
+        for _ in range(3):
+            assert tables.reach_beyond(orders, frozenset()) is None
+        assert len(connected) == 1
+        tables.reach_beyond(orders, frozenset({items}))
+        assert len(connected) == 2
 
 
 def test_tables_of_a_pattern_that_were_logged_are_known_whatever_their_maps_are_numbered() -> None:

@@ -16,6 +16,7 @@ from pyarrow.fs import LocalFileSystem
 from penstock import failpoints
 from penstock.capture.checkpoints import CheckpointSaver
 from penstock.core.position import Lsn
+from penstock.ledger import checkpoint
 from penstock.ledger.checkpoint import Checkpoint, CheckpointFile
 from penstock.ledger.checkpoint_store import Directory, ObjectStore
 from penstock.log.writer import LogWriter
@@ -114,6 +115,41 @@ def test_the_history_keeps_the_last_ones_of_every_process(path: Path) -> None:
     for number in range(1, 8):
         assert CheckpointFile(path, history_kept=3 if number > 5 else 5).save(Lsn(number), number)
     assert [json.loads(each.read_text())["lsn"] for each in history(path)] == ["0/5", "0/6", "0/7"]
+
+
+def test_a_store_that_removes_nothing_costs_no_memory(
+    file: CheckpointFile, path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(_store: Directory, name: str) -> NoReturn:
+        raise PermissionError(f"{name} stays")
+
+    monkeypatch.setattr(checkpoint, "_LEFT_OVER_MAX", 10)
+    with monkeypatch.context() as context:
+        context.setattr(Directory, "remove", refuse)
+        for number in range(1, 31):
+            assert file.save(Lsn(number), number)
+            assert len(file._history or ()) <= 3 + 10
+    assert "old checkpoint not removed" in capsys.readouterr().out
+    assert len(history(path)) == 30
+    assert CheckpointFile(path, history_kept=3).save(Lsn(31), 31)
+    assert len(history(path)) == 3, "the next process removes what is left over"
+
+
+def test_a_checkpoint_that_only_its_history_has_leaves_no_more_than_the_history(
+    file: CheckpointFile, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = Directory.write
+
+    def refuse_the_newest(store: Directory, name: str, content: bytes) -> None:
+        if name == path.name:
+            raise PermissionError(name)
+        write(store, name, content)
+
+    monkeypatch.setattr(Directory, "write", refuse_the_newest)
+    for number in range(1, 11):
+        assert not file.save(Lsn(number), number)
+    assert file.failed_saves == 10
+    assert len(history(path)) == 3
 
 
 def test_concurrent_writers_never_mix(tmp_path: Path) -> None:

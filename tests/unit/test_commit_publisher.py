@@ -125,7 +125,7 @@ def test_a_lane_with_other_dead_letters_does_not_begin_unless_it_is_ordered_to(
         assert CommitPublisher(target, letters).open(term(5)) is not None
 
         ordered = CommitPublisher(target, others)
-        ordered.open(replace(term(6), leaves_letters=True))
+        ordered.open(replace(term(6), leaves_letters=lambda _: True))
         ordered.begin(store.standing)
         ordered.close()
         CommitPublisher(target, others).open(term(7))
@@ -150,7 +150,7 @@ def test_letters_of_a_commit_that_never_was_are_not_kept_beside_what_others_sent
         assert other.drain(30)
     with pytest.raises(StateError, match="went on without"):
         CommitPublisher(target, letters).open(term(3))
-    CommitPublisher(target, letters).open(replace(term(4), leaves_letters=True))
+    CommitPublisher(target, letters).open(replace(term(4), leaves_letters=lambda _: True))
 
 
 @contextmanager

@@ -133,6 +133,7 @@ class TestWhatIsSaidWhenAFileIsWrong:
     @pytest.mark.parametrize(
         ("wrong", "said"),
         [
+            ("run: {parked_retry: 0s}", "run.parked_retry: should be between 1s and 365d, or never"),
             ("load: {parallel: many}", "load.parallel: should be a valid integer"),
             ("load: {parallel: 0}", "load.parallel: should be greater than 0"),
             ("load: 5", "load: should be a mapping"),
@@ -245,6 +246,8 @@ class TestCursors:
             ("mode: incremental, cursor: n, lookback: -5", "should be a duration with a unit"),
             ("mode: incremental, cursor: n, lookback: 5 parsecs", "should be a duration with a unit"),
             ("mode: incremental, cursor: n, lookback: [1, 2, 3]", "should be one value, or a list"),
+            ("resume: per_chunk", "`per_chunk` is for `mode: full_refresh` alone"),
+            ("resume: per_chunk, mode: incremental, cursor: n", "is for `mode: full_refresh` alone"),
             ("deletes: soft, write: append", "`soft` is for `write: upsert`"),
             ("deletes: soft, mode: full_refresh", "`full_refresh` does not see deletes"),
             ("deletes: soft, mode: incremental, cursor: n", "`incremental` does not see deletes"),

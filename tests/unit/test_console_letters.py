@@ -109,6 +109,17 @@ def test_a_tables_letters_come_by_pages(tmp_path: Path, monkeypatch: pytest.Monk
     assert [page["more"] for page in pages] == [True, True, False]
 
 
+def test_no_more_letters_are_looked_at_than_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table_letters, "LOOKED_MAX", 2)
+    table_with_letters(tmp_path, [letter(1, "rare")], [letter(2)], [letter(3)])
+    asked = screens(tmp_path).looks()["letters.lake"]
+    found = asked({"stream": "public.orders", "text": "rare"})
+    assert (numbers(found), found["more"], found["only_newest"]) == ([], False, 2)
+    monkeypatch.setattr(table_letters, "LOOKED_MAX", 3)
+    found = asked({"stream": "public.orders", "text": "rare"})
+    assert (numbers(found), found["more"], found["only_newest"]) == ([1], False, None)
+
+
 def test_values_of_one_answer_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shown_values, "CHARACTERS_MAX", 10)
     monkeypatch.setattr(shown_values, "CHARACTERS_OF_ALL_MAX", 14)

@@ -42,11 +42,11 @@ EQUAL = VerifiedStream("public.lines", "equal", position="0/1A", source_rows=3, 
 
 @pytest.fixture
 def config(tmp_path: Path) -> Config:
-    return Config.load(idle_pipeline(tmp_path), {})
+    return Config.load(idle_pipeline(tmp_path, ["public.*"]), {})
 
 
-def saved(config: Config, hour: int, *streams: VerifiedStream) -> str:
-    report = VerifyReport(streams, f"2026-11-16T{hour:02}:00:00+00:00", 1.5, 0.05, shows_values=True)
+def saved(config: Config, hour: int, *streams: VerifiedStream, sample: float = 1.0) -> str:
+    report = VerifyReport(streams, f"2026-11-16T{hour:02}:00:00+00:00", 1.5, sample, shows_values=True)
     return reports.save(config.state, report).stem
 
 
@@ -73,6 +73,27 @@ def test_what_is_known_of_a_stream_is_of_the_newest_run_that_compared_it(config:
     assert orders["since"] == "it is being loaded again"
     saved(config, 11, VerifiedStream("public.orders", "equal"))
     assert shown(config, "verify")["streams"][1]["verdict"] == "equal"
+    saved(config, 12, VerifiedStream("public.new", "not compared", "it is not loaded yet", "for now"))
+    last = saved(config, 13, VerifiedStream("public.new", "not compared", "it waits", "for now"))
+    new = shown(config, "verify")["streams"][1]
+    assert (new["stream"], new["reason"], new["run"], "since" in new) == (
+        "public.new",
+        "it waits",
+        last,
+        False,
+    )
+
+
+def test_a_part_that_is_equal_does_not_stand_in_for_a_known_difference(config: Config) -> None:
+    first = saved(config, 9, DIFFERS)
+    equal = VerifiedStream("public.orders", "equal", position="0/2B", source_rows=1, table_rows=1)
+    saved(config, 10, equal, sample=0.05)
+    [orders] = shown(config, "verify")["streams"]
+    assert (orders["verdict"], orders["run"], orders["missing"]) == ("different", first, 1)
+    assert orders["since"] == "a part of its rows was found equal"
+    last = saved(config, 11, equal)
+    [orders] = shown(config, "verify")["streams"]
+    assert (orders["verdict"], orders["run"], "since" in orders) == ("equal", last, False)
 
 
 def test_what_a_lane_has_sent_of_a_stream_is_known_apart_from_its_table(config: Config) -> None:

@@ -14,9 +14,10 @@ import pytest
 from penstock import metrics
 from penstock.config import Config
 from penstock.console.history import History
-from penstock.console.rates import Rates
+from penstock.console.rates import Rates, counters_of
 from penstock.console.view import Found, view_of
 from penstock.console.watching import Watching
+from penstock.core.stream import StreamId
 from penstock.ledger.state import StateDocument
 from penstock.metrics import Sample
 from penstock.supervisor.health import health
@@ -85,6 +86,37 @@ def test_tables_that_stand_still_are_as_old_as_what_waits_for_them(tmp_path: Pat
     parked = view(tmp_path, status(fresh, "parked"))
     assert parked["totals"]["freshness_p99"] == 7200.0, "what a lane said before it ended is old"
     assert "lake is parked" in parked["instance"]["reasons"][0]
+
+
+def test_a_load_says_how_far_it_is_and_when_it_may_be_done(tmp_path: Path) -> None:
+    config = Config.load(idle_pipeline(tmp_path))
+    chunks = [{"min": 10, "max": 20, "status": "preparing"}, {"min": 20, "max": None}]
+    entry = {"stream": "orders", "namespace": "public", "sync_mode": "cdc", "state": {"chunks": chunks}}
+    document = StateDocument({**StateDocument.new().to_json(), "streams": [entry]})
+    rates = Rates()
+
+    def load(*samples: Sample, at: float = 0.0) -> dict[str, Any]:
+        said = json.loads(json.dumps(status([*samples])))  # as it comes from an instance
+        rates.add(at, counters_of(said))
+        found = Found("now", said, document, {StreamId("public", "orders"): 8}, {})
+        [stream] = view_of(config, found, rates)["streams"]
+        assert stream["load"] is not None
+        return dict(stream["load"])
+
+    def rows(read: float, estimated: float) -> list[Sample]:
+        labels = {"stream": "public.orders"}
+        return [
+            (metrics.LOAD_ROWS.name, labels, read),
+            (metrics.LOAD_ROWS_ESTIMATED.name, labels, estimated),
+        ]
+
+    begun = load()
+    assert (begun["chunks_left"], begun["chunks"], begun["part"], begun["eta_s"]) == (2, 8, 0.75, None)
+    assert load(*rows(1000, 10_000), at=1.0)["part"] == 0.1
+    on = load(*rows(4000, 10_000), at=2.0)
+    assert (on["part"], on["rate"], on["eta_s"]) == (0.4, 3000.0, 2.0)
+    beyond = load(*rows(12_000, 10_000), at=3.0)  # an estimate is one
+    assert (beyond["part"], beyond["eta_s"]) == (0.99, None)
 
 
 @pytest.fixture

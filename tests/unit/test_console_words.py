@@ -56,6 +56,7 @@ def test_what_holds_the_slot_is_named() -> None:
         ),
         ((status("standby"), [], []), "good", "stands by"),
         ((status(healthy=False), [], []), "bad", "loaded again"),
+        ((status("down", "the slot is gone", healthy=False), [], []), "bad", "loaded again"),
         ((status(), [], [lane("lake"), lane("kafka", 10)]), "good", "Nothing holds the slot back"),
         (
             (status(), [paused], [lane("lake", 900), lane("kafka", 10)]),
@@ -135,8 +136,26 @@ def test_what_holds_the_slot_is_named() -> None:
         ((status(), [], [lane("lake", known=False)]), "busy", "has not said how far it is"),
         (
             (status(), [], [lane("lake"), lane("kafka", 5, state="reconnecting", reason="no broker\nmore")]),
-            "bad",
+            "busy",
             "The kafka lane is reconnecting (no broker).",
+        ),
+        (
+            (
+                status(),
+                [],
+                [lane("lake", 1 << 30), lane("kafka", 0, reason="since 12:04 the target takes nothing")],
+            ),
+            "bad",
+            "The kafka lane waits: since 12:04 the target takes nothing.",
+        ),
+        (
+            (
+                status(),
+                [],
+                [lane("lake"), lane("kafka", gaps=1, reason="since 12:04 nothing; a.b lacks changes")],
+            ),
+            "bad",
+            "1 stream stands still until loaded again (since 12:04 nothing; a.b lacks changes).",
         ),
     ]
     for arguments, level, text in cases:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import datetime as dt
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.core.position import Lsn
 from penstock.core.schema import SourceColumn, TableSchema
 from penstock.core.stream import StreamId
+from penstock.lake import dead_letters
 from penstock.lake.dead_letters import (
     DEAD_LETTERS,
     SETTLED_KEYS,
@@ -22,6 +26,7 @@ from penstock.lake.dead_letters import (
     newest_of_each,
     open_letters,
     read_dead_letters,
+    unknown_letters,
 )
 from penstock.lake.printing import print_values
 from penstock.lake.target import Target
@@ -95,7 +100,8 @@ def test_reasons_name_every_column_that_is_unfit_and_no_other() -> None:
 def write(path: Path, name: str, offsets: list[tuple[str, int, int]]) -> Path:
     schema = SETTLED_KEYS if name.startswith("settled-") else DEAD_LETTERS
     rows = [
-        {"_op": "u", "_tx": tx, "_op_index": op_index, "_key": [key, key]} for key, tx, op_index in offsets
+        {"_op": "u", "_tx": tx, "_op_index": op_index, "_key": [key, key], "_row": [("a", key)]}
+        for key, tx, op_index in offsets
     ]
     pq.write_table(pa.Table.from_pylist(rows, schema), path / name)
     return path / name
@@ -111,6 +117,53 @@ def test_letters_are_open_until_a_later_change_settles_them(tmp_path: Path) -> N
     assert open_letters(paths, 1).num_rows == 0, "a key of another width is no key of the table"
     assert open_letters((), 2).num_rows == 0
     assert read_dead_letters(paths).num_rows == 5
+
+
+def test_of_what_is_applied_again_only_letters_that_were_none_are_new(tmp_path: Path) -> None:
+    """One that lacks a value has the offset of its batch's end: it is known by its key, if that is open."""
+    before = [
+        write(tmp_path, "a.parquet", [("x", 10, 0), ("y", 20, 2), ("z", 90, 0)]),
+        write(tmp_path, "settled-a.parquet", [("y", 30, 0)]),
+    ]
+    again = [("x", 10, 0), ("y", 20, 2), ("z", 100, 0), ("y", 100, 0), ("w", 40, 0), ("v", 100, 0)]
+    left, lacking = unknown_letters(before, [write(tmp_path, "b.parquet", again)], Lsn(100), 2)
+    assert [key[0] for key in left.column("_key").to_pylist()] == ["y", "w", "v"]
+    assert lacking == 2
+
+
+def test_a_row_that_lacks_a_value_is_not_taken_for_another_that_lacked_one_in_the_same_batch(
+    tmp_path: Path,
+) -> None:
+    """Their offsets are the same: it would be neither in the table, nor a letter, nor a reason to load."""
+    before = [write(tmp_path, "a.parquet", [("x", 100, 0)])]
+    again = [write(tmp_path, "b.parquet", [("x", 100, 0), ("y", 100, 0)])]
+    left, lacking = unknown_letters(before, again, Lsn(100), 2)
+    assert [key[0] for key in left.column("_key").to_pylist()] == ["y"]
+    assert lacking == 1
+
+
+def test_of_letters_that_are_known_no_row_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+
+    def noted(self: pq.ParquetFile, *args: Any, columns: list[str] | None = None, **more: Any) -> pa.Table:
+        read.extend(columns or self.schema_arrow.names)
+        return whole(self, *args, columns=columns, **more)
+
+    whole = pq.ParquetFile.read
+    monkeypatch.setattr(pq.ParquetFile, "read", noted)
+    offsets = [(f"k{number}", number, 0) for number in range(40)]
+    before = [write(tmp_path, "a.parquet", offsets)]
+    known = [write(tmp_path, f"b{part}.parquet", offsets[part::4]) for part in range(4)]
+    assert unknown_letters(before, known, Lsn(100), 2)[0].num_rows == 0
+    assert set(read) == {"_tx", "_op_index", "_commit_ts"}
+    monkeypatch.setattr(dead_letters, "_BATCH_ROWS", 2)
+    mixed = [("k3", 3, 0), ("n1", 41, 0), ("k4", 4, 0), ("n2", 42, 0), ("n3", 43, 0)]
+    left, lacking = unknown_letters(before, [*known, write(tmp_path, "c.parquet", mixed)], Lsn(100), 2)
+    assert [row[0]["value"] for row in left.column("_row").to_pylist()] == ["n1", "n2", "n3"]
+    assert (left.schema, lacking) == (DEAD_LETTERS, 0)
+    assert not {"_key", "_row"}.intersection(read)
 
 
 def test_letters_of_the_first_format_are_read(tmp_path: Path) -> None:

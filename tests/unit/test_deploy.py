@@ -23,7 +23,16 @@ import pytest
 import yaml
 
 from penstock.config import Config
-from penstock.metrics import BY_NAME, METRICS
+from penstock.config.sections import ConsoleConfig
+from penstock.metrics import (
+    BY_NAME,
+    CHECKPOINT_FAILURES,
+    METRICS,
+    RECONNECTS,
+    RESTARTS,
+    SAMPLES_DROPPED,
+    VERIFY_FAILURES,
+)
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 CHART = DEPLOY / "helm" / "penstock"
@@ -117,6 +126,20 @@ class TestMonitoring:
             }
             assert named <= known, expression
 
+    def test_alerts_on_what_grew_see_also_what_was_not_there_before(self) -> None:
+        """`increase` and `delta` of a series that has just begun are 0, whatever it begins with."""
+        from_zero = {
+            metric.name
+            for metric in (RESTARTS, RECONNECTS, CHECKPOINT_FAILURES, VERIFY_FAILURES, SAMPLES_DROPPED)
+        }
+        looked_at = set[str]()
+        for text in all_under(read_yaml(RULES), "expr"):
+            for name, span in re.findall(r"(?:increase|delta)\((\w+)\[(\w+)\]\)", text):
+                looked_at.add(name)
+                began = re.search(rf"{name}\b\)? > 0\s+unless\s.*{name} offset {span}", text, re.DOTALL)
+                assert began or name in from_zero, text
+        assert looked_at > from_zero
+
     def test_the_dashboard_shows_every_metric_and_no_other(self) -> None:
         dashboard = json.loads(DASHBOARD.read_text())
         shown = {name for text in all_under(dashboard, "expr") for name in _METRIC.findall(text)}
@@ -206,6 +229,10 @@ class TestContainer:
         assert config.lanes.shapes is not None
         ports = read_yaml(DEPLOY / "compose" / "compose.yaml")["services"]["penstock"]["ports"]
         assert f"127.0.0.1:3001:{config.lanes.shapes.port}" in ports
+        assert not config.console.is_local, "nobody outside the container would reach it"
+        port = config.console.listen.rpartition(":")[2]
+        assert f"127.0.0.1:{port}:{port}" in ports
+        assert [(each.role, each.password is not None) for each in config.console.access] == [("act", True)]
         stop = read_yaml(DEPLOY / "compose" / "compose.yaml")["services"]["penstock"]["stop_grace_period"]
         assert int(stop.removesuffix("s")) > config.run.stop_timeout.total_seconds()
 
@@ -253,6 +280,10 @@ class TestChart:
         assert "{{" not in re.sub(r"\{\{[^{}]*\}\}|\{\{/\*.*?\*/\}\}", "", _without_texts(text))
         opened = re.findall(r"\{\{-?\s*(?:if|with|range|define)\b", text)
         assert len(opened) == len(re.findall(r"\{\{-?\s*end\b", text))
+
+    def test_its_notes_say_how_to_reach_the_console(self) -> None:
+        port = ConsoleConfig().listen.rpartition(":")[2]
+        assert f"-0 {port}\n" in (CHART / "templates" / "NOTES.txt").read_text()
 
     def test_it_runs_as_nobody_in_particular(self) -> None:
         values = read_yaml(CHART / "values.yaml")

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from penstock.core.schema import SourceColumn, TableSchema
+from penstock.core.selection import Selection, SelectionError
 from penstock.core.stream import StreamId
+from penstock.core.where import Condition
 from penstock.lake.evolve import ColumnSource, plan_evolution
+from penstock.lake.work import MustReload, SchemaPlan, plan_schema, untold
+from penstock.log.reader import LogFile
 
 
 def column(
@@ -24,6 +30,7 @@ def table(*columns: SourceColumn, key: tuple[str, ...] = ("id",), oid: int = 7) 
 
 ID = column("id", 1)
 BASE = table(ID, column("a", 2), column("b", 3))
+UNKNOWN = [replace(each, attribute_number=0) for each in BASE.columns]
 
 
 def test_the_same_columns_are_the_same() -> None:
@@ -46,6 +53,86 @@ def test_an_added_generated_column_needs_a_new_load() -> None:
         assert "c is generated" in evolution.reason
     ordinary = table(*BASE.columns, column("c", 4))
     assert plan_evolution(new, ordinary).kind == "same", "DROP EXPRESSION"
+
+
+def test_an_added_generated_column_is_null_in_older_rows_that_are_to_stay() -> None:
+    old = replace(BASE, storage="before")  # adding the column writes the table anew
+    new = replace(table(*BASE.columns, column("c", 4, generated=True)), storage="after")
+    evolution = plan_evolution(old, new, keeps_older_rows=True)
+    assert evolution.kind == "rewrite"
+    assert evolution.columns[3:] == (ColumnSource("c", None, None),)
+    besides = replace(table(*new.columns, column("d", 5)), storage="after")
+    assert plan_evolution(old, besides, keeps_older_rows=True).kind == "resync", "d may have got any values"
+
+
+W = column("w", 4, generated=True)
+PUBLISHED = table(*BASE.columns[:2], W, BASE.columns[2])
+LEFT_OUT = replace(BASE, unpublished=(W,))
+
+
+def test_a_generated_column_that_is_no_longer_published_is_not_dropped() -> None:
+    for new in (LEFT_OUT, replace(LEFT_OUT, columns=tuple(UNKNOWN))):
+        for keeps in (False, True):
+            evolution = plan_evolution(PUBLISHED, new, keeps_older_rows=keeps)
+            assert evolution.kind == "resync"
+            assert "w is generated" in evolution.reason
+    assert plan_evolution(PUBLISHED, BASE).kind == "rewrite", "DROP COLUMN"
+    assert plan_evolution(BASE, LEFT_OUT).kind == "same", "it was never published"
+
+
+def planned(base: TableSchema, *versions: TableSchema, keeps: bool = True) -> SchemaPlan | MustReload:
+    """Of a range whose files have these versions, in order."""
+    files = [LogFile(Path("f"), version.id, str(version.stream), 0, 0, {}, 0, 0) for version in versions]
+    by_id = {version.id: version for version in versions}
+    return plan_schema(base, files, by_id.__getitem__, keeps_older_rows=keeps)
+
+
+@pytest.mark.parametrize("versions", [(LEFT_OUT,), (PUBLISHED, LEFT_OUT), (LEFT_OUT, PUBLISHED)])
+def test_rows_that_stay_as_they_were_told_keep_a_column_that_is_no_longer_published(
+    versions: tuple[TableSchema, ...],
+) -> None:
+    plan = planned(PUBLISHED, *versions)
+    assert isinstance(plan, SchemaPlan)
+    assert plan.rewrite is None
+    assert plan.schema == PUBLISHED
+    untold_in = {version.id: untold(plan.columns[version.id], plan.schema) for version in versions}
+    assert untold_in == {each.id: ["w"] if each == LEFT_OUT else [] for each in versions}
+    assert isinstance(planned(PUBLISHED, *versions, keeps=False), MustReload)
+    never = planned(BASE, LEFT_OUT, keeps=False)
+    assert isinstance(never, SchemaPlan)
+    assert never.schema == BASE, "what rows of the log lack says nothing of the table"
+
+
+def test_what_else_changes_while_a_column_is_not_published_is_followed() -> None:
+    renamed, more = replace(W, name="x"), column("d", 5, missing_value="5")
+    left_out = replace(LEFT_OUT, columns=(*BASE.columns[:2], more), unpublished=(renamed, column("y", 6)))
+    plan = planned(PUBLISHED, left_out)
+    assert isinstance(plan, SchemaPlan)
+    assert plan.rewrite == (
+        ColumnSource("id", "id"),
+        ColumnSource("a", "a"),
+        ColumnSource("x", "w"),
+        ColumnSource("d", None, "5"),
+    )
+    assert plan.columns[left_out.id][2:] == (ColumnSource("x", None), ColumnSource("d", "d"))
+
+
+def test_a_part_of_the_table_lacks_what_it_holds_and_is_not_published() -> None:
+    with_w, without = Selection(("id", "w")), Selection(("id", "a"))
+    plan = planned(with_w.of(PUBLISHED), with_w.of(LEFT_OUT))
+    assert isinstance(plan, SchemaPlan)
+    assert plan.schema == with_w.of(PUBLISHED)
+    assert without.of(LEFT_OUT) == without.of(BASE)
+    asked = Selection(("id", "a"), Condition.compile("w = 1", PUBLISHED.columns))
+    with pytest.raises(SelectionError, match="column w"):
+        asked.of(LEFT_OUT)  # nobody can tell which rows are of the part
+    assert asked.unpublished(LEFT_OUT) == (W,)
+
+
+def test_a_version_says_that_columns_are_not_published_and_others_are_what_they_were() -> None:
+    assert TableSchema.from_json(json.loads(json.dumps(LEFT_OUT.to_json()))) == LEFT_OUT
+    assert LEFT_OUT.id != BASE.id
+    assert "unpublished" not in BASE.to_json()
 
 
 def test_a_column_that_was_altered_in_a_rewritten_table_needs_a_new_load() -> None:
@@ -148,9 +235,6 @@ def test_a_domain_over_a_type_is_that_type_and_another_type_of_the_same_name_is_
         old = table(ID, column("a", 2, type_name))
         new = table(ID, replace(column("a", 2, type_name), type_oid=99))
         assert plan_evolution(old, new).kind == kind
-
-
-UNKNOWN = [replace(each, attribute_number=0) for each in BASE.columns]
 
 
 def test_without_numbers_only_what_names_tell_is_certain() -> None:

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
+import json
 import socket
 import struct
 import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.conftest import wait_until
-from tests.failure_plan import Fault, Kind, Plan
+from tests.failure_plan import KINDS, Fault, Kind, Plan
 from tests.failure_proxy import HOST, FailureProxy
+from tests.kinesis_proxy import HttpFailureProxy
 
 PRODUCE, END_TXN = 0, 26
 
@@ -89,6 +94,79 @@ def test_the_named_request_is_struck_and_no_other(broker: Broker, kind: Kind, is
             wait_until(lambda: b"2" in broker.taken, "the request to reach the broker")
     assert (b"2" in broker.taken) == is_taken
     assert [(struck.operation, struck.ordinal) for struck in plan.struck] == [("EndTxn", 2)]
+
+
+@pytest.fixture
+def service() -> Iterator[tuple[int, list[str]]]:
+    """A port where records are put, and the keys of those that were."""
+    taken: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            records = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["Records"]
+            taken.extend(record["PartitionKey"] for record in records)
+            body = json.dumps({"Records": [{"SequenceNumber": record["PartitionKey"]} for record in records]})
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body.encode())
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    with ThreadingHTTPServer((HOST, 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield server.server_address[1], taken
+        server.shutdown()
+        thread.join()
+
+
+def put(proxy: HttpFailureProxy, *keys: str) -> tuple[int, Any] | None:
+    """Status and answer; nothing, if the connection was cut."""
+    connection = http.client.HTTPConnection(HOST, int(proxy.endpoint.rpartition(":")[2]))
+    body = json.dumps({"Records": [{"PartitionKey": key} for key in keys]})
+    try:
+        connection.request("POST", "/", body, {"X-Amz-Target": "Kinesis_20131202.PutRecords"})
+        answer = connection.getresponse()
+        return answer.status, json.loads(answer.read())
+    except (OSError, http.client.HTTPException):
+        return None
+    finally:
+        connection.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_named_call_of_kinesis_is_struck_as_the_plan_says(
+    service: tuple[int, list[str]], kind: Kind
+) -> None:
+    port, taken = service
+    keys = [str(number) for number in range(20)]
+    with HttpFailureProxy(port, Plan(exactly={("PutRecords", 2): Fault(kind, 0.02, seed=1)})) as proxy:
+        assert put(proxy, "first") == (200, {"Records": [{"SequenceNumber": "first"}]})
+        answer = put(proxy, *keys)
+        assert put(proxy, "last") is not None
+        proxy.settle()
+    arrived = [key for key in taken if key in keys]
+    if kind in ("reset", "lost", "late"):
+        assert answer is None
+        assert arrived == ([] if kind == "reset" else keys)
+        return
+    assert answer is not None
+    status, told = answer
+    if kind in ("throttled", "failed"):
+        assert arrived == []
+        assert (status, told["__type"]) == (
+            (400, "ProvisionedThroughputExceededException")
+            if kind == "throttled"
+            else (500, "InternalFailure")
+        )
+        return
+    assert status == 200
+    results = told["Records"]
+    assert [key for key, result in zip(keys, results, strict=True) if "ErrorCode" not in result] == arrived
+    assert (arrived == keys) == (kind == "slow")
+    assert kind == "slow" or 0 < len(arrived) == 20 - told["FailedRecordCount"] < 20
 
 
 def test_a_proxy_on_the_same_port_again_and_a_broker_that_is_away(broker: Broker) -> None:

@@ -14,10 +14,12 @@ from penstock.ledger.flush_tracker import FlushTracker, align_offset_to_txn_boun
 
 pytestmark = pytest.mark.unit
 CONSUMERS = ("a", "b", "c", "d")
+GRACE_S = 5.0
 
 
 class Model(RuleBasedStateMachine):
-    """`owed`: for each consumer the last offsets of transactions that it was handed and has not flushed."""
+    """`owed`: for each consumer the last offsets of what it was handed and has not flushed. `level`: how far
+    one that owes something has flushed, or before what it was handed the first of it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -25,16 +27,37 @@ class Model(RuleBasedStateMachine):
         self.tx = 10
         self.owed: dict[str, list[LogOffset]] = {name: [] for name in CONSUMERS}
         self.flushed: dict[str, LogOffset] = {name: LogOffset(10, 0) for name in CONSUMERS}
+        self.level: dict[str, LogOffset] = {}
         self.reported = 10
+        self.now = 0.0
+        self.still_since: dict[str, tuple[float, bool]] = {}  # and whether it was asked since
 
     @rule(step=st.integers(1, 5), ops=st.integers(0, 4), given=st.sets(st.sampled_from(CONSUMERS)))
     def hand_out(self, step: int, ops: int, given: set[str]) -> None:
-        self.tx += step
-        last = LogOffset(self.tx, 2 * ops)
-        self.tracker.transaction(last, given)
+        last = LogOffset(self.tx + step, 2 * ops)
+        self.tracker.transaction(last, given, self.now)
+        self.handed(last.tx, last, given)
+
+    @rule(
+        step=st.integers(1, 3),
+        more=st.integers(0, 6),
+        ops=st.integers(0, 4),
+        given=st.sets(st.sampled_from(CONSUMERS)),
+    )
+    def hand_out_a_batch(self, step: int, more: int, ops: int, given: set[str]) -> None:
+        first, last = self.tx + step, LogOffset(self.tx + step + more, 2 * ops)
+        self.tracker.transactions(first, last, given, self.now)
+        self.handed(first, last, given)
+
+    def handed(self, first_tx: float, last: LogOffset, given: set[str]) -> None:
+        self.tx = int(last.tx)
         for name in given:
-            if self.flushed[name] < last:
-                self.owed[name].append(last)
+            if self.flushed[name] >= last:
+                continue
+            if not self.owed[name]:
+                self.level[name] = max(LogOffset(int(first_tx) - 1, math.inf), self.flushed[name])
+                self.still_since[name] = self.now, False
+            self.owed[name].append(last)
 
     @rule(name=st.sampled_from(CONSUMERS), back=st.integers(0, 4), whole=st.booleans())
     def flush(self, name: str, back: int, whole: bool) -> None:
@@ -50,42 +73,95 @@ class Model(RuleBasedStateMachine):
         """What comes is flushed before it is registered: a transaction that wrote nothing, say."""
         self.notify(name, LogOffset(self.tx + ahead, math.inf))
 
+    @rule(name=st.sampled_from(CONSUMERS), back=st.integers(1, 9))
+    def say_again_what_is_old(self, name: str, back: int) -> None:
+        if self.owed[name]:
+            self.notify(name, LogOffset(self.level[name].tx - back, 0))
+
     def notify(self, name: str, offset: LogOffset) -> None:
-        self.tracker.notify_flushed(name, offset)
+        self.tracker.notify_flushed(name, offset, self.now)
         self.flushed[name] = max(self.flushed[name], offset)
         self.owed[name] = [last for last in self.owed[name] if last > offset]
+        if name in self.level and offset > self.level[name]:
+            self.level[name] = offset
+            self.still_since[name] = self.now, False
+        self.forget_if_level(name)
+
+    @rule(name=st.sampled_from(CONSUMERS), back=st.integers(0, 12))
+    def come_back(self, name: str, back: int) -> None:
+        """One that was known before says how far it is, which may be less than the others have."""
+        if self.owed[name] or self.flushed[name] > LogOffset(self.tx, math.inf):
+            return
+        held, seen = LogOffset(self.tx - back, math.inf), self.tracker.last_seen_offset
+        self.tracker.hold(name, held, self.now)
+        if held < seen:
+            self.owed[name], self.level[name], self.flushed[name] = [seen], held, held
+            self.still_since[name] = self.now, False
 
     @rule(name=st.sampled_from(CONSUMERS))
     def remove(self, name: str) -> None:
         self.tracker.remove(name)
         self.owed[name] = []
         self.flushed[name] = LogOffset(10, 0)
+        self.forget_if_level(name)
+
+    def forget_if_level(self, name: str) -> None:
+        if not self.owed[name]:
+            self.level.pop(name, None)
+            self.still_since.pop(name, None)
 
     @rule(step=st.integers(0, 5))
     def keepalive(self, step: int) -> None:
         self.tracker.keepalive(self.tx + step)
-        if not any(self.owed.values()):
+        if not self.level:
             self.tx += step
+
+    @rule(passed=st.sampled_from([0.5, 2.0, 6.0]))
+    def challenge(self, passed: float) -> None:
+        """Who stood still for the whole grace is asked, and after as long again is overdue."""
+        self.now += passed
+        still = [name for name, (since, _) in self.still_since.items() if self.now - since >= GRACE_S]
+        expected = {name: self.still_since[name][1] for name in still}
+        ask, overdue = self.tracker.challenge(GRACE_S, self.now)
+        assert sorted(ask) == sorted(name for name, asked in expected.items() if not asked)
+        assert sorted(overdue) == sorted(name for name, asked in expected.items() if asked)
+        self.still_since |= dict.fromkeys(still, (self.now, True))
+
+    @rule()
+    def excuse(self) -> None:
+        self.tracker.excuse(self.now)
+        self.still_since = dict.fromkeys(self.still_since, (self.now, False))
 
     @invariant()
     def nothing_owed_is_reported(self) -> None:
+        """But for what was reported before somebody came back with less."""
+        held = [self.level[name].tx + 1 for name in self.level]
         owed = [last.tx for pending in self.owed.values() for last in pending]
-        assert self.tracker.flushed < min(owed, default=math.inf)
+        assert self.tracker.flushed < max(min(owed, default=math.inf), self.reported + 1)
+        assert self.tracker.flushed < max(min(held, default=math.inf), self.reported + 1)
 
     @invariant()
-    def everything_flushed_is_reported_at_once(self) -> None:
-        if not any(self.owed.values()):
-            assert self.tracker.is_level
-            assert self.tracker.flushed == self.tx
-
-    @invariant()
-    def it_never_goes_back(self) -> None:
-        assert self.tracker.flushed >= self.reported
+    def what_is_reported_is_exactly_the_least(self) -> None:
+        """The last whole transaction that everybody has, and no less: log would be kept for nothing."""
+        least = min((_whole(level) for level in self.level.values()), default=self.tx)
+        assert self.tracker.flushed == max(self.reported, least)
+        assert self.tracker.is_level == (not self.level)
         self.reported = self.tracker.flushed
 
     @invariant()
-    def those_behind_are_those_that_owe(self) -> None:
-        assert set(self.tracker.behind()) == {name for name, pending in self.owed.items() if pending}
+    def those_behind_are_those_that_owe_as_far_as_they_are(self) -> None:
+        assert self.tracker.behind() == self.level
+        assert set(self.level) == {name for name, pending in self.owed.items() if pending}
+
+    @invariant()
+    def the_map_and_the_heap_agree(self) -> None:
+        entries = set(self.tracker._heap)
+        assert all((flushed, name) in entries for name, flushed in self.tracker.behind().items())
+        assert self.tracker._least() == min(self.tracker.behind().values(), default=None)
+
+
+def _whole(level: LogOffset) -> int:
+    return int(level.tx) if level.op == math.inf else int(level.tx) - 1
 
 
 TestModel = Model.TestCase

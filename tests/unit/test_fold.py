@@ -189,7 +189,7 @@ class Target:
             schema=schema,
         )
 
-    def apply(self, folded: Folded) -> None:
+    def apply(self, folded: Folded, *, again: bool = False) -> None:
         before = self.arrow().slice(0, 0) if folded.truncated else self.arrow()
         if folded.truncated:
             self.rows.clear()
@@ -200,10 +200,11 @@ class Target:
         self._add(folded.rows)
         if folded.pending is not None:
             pending = Pending.from_table(folded.pending.to_table())
+            pending = pending.at_own_keys() if again else pending
             asked = {comparable(key) for key in tuples_of(pending.lookup_keys)}
             assert asked <= set(keys), "only rows that go are asked for"
             known = [comparable(key) in asked for key in tuples_of(before.select(self.kind.names))]
-            done = complete(pending, before.filter(pa.array(known, pa.bool_())))
+            done = complete(pending, before.filter(pa.array(known, pa.bool_())), again=again)
             self._add(done.rows)
             self.unresolved += done.unresolved.to_pylist()
 
@@ -283,6 +284,40 @@ def check_against_source(
             start = end
     assert target.unresolved == []
     assert target.rows == source.table()
+
+
+@pytest.mark.parametrize("deferrable", [False, True], ids=["immediate", "deferrable"])
+@settings(max_examples=150, deadline=None)
+@given(transactions=TRANSACTIONS, cuts=CUTS, since=st.integers(0, 8))
+def test_folding_again_what_the_table_holds_gives_the_source_and_mends_what_it_touches(
+    deferrable: bool, transactions: list[list[Any]], cuts: set[int], since: int
+) -> None:
+    kind = KINDS["bigint"]
+    source, target = Source(kind), Target(kind)
+    ends = run_transactions(source, transactions, deferrable)
+    start = 0
+    for number, end in enumerate(ends):
+        if number in cuts or number == len(ends) - 1:
+            target.apply(fold(changes_of(source.log[start:end], kind), ["id"], deferrable))
+            start = end
+    assert target.rows == source.table()
+    again = source.log[ends[since] if since < len(ends) else 0 :]
+    touched = {comparable(key) for each in again for key in (each.key, each.old_key) if key is not None}
+    for key in touched & target.rows.keys():  # `a` is in every change
+        target.rows[key] = (-1, *target.rows[key][1:])
+    target.apply(fold(changes_of(again, kind), ["id"], deferrable), again=True)
+    assert target.unresolved == []
+    assert target.rows == source.table()
+
+
+def test_a_row_that_moved_takes_no_value_from_the_one_that_came_after_it_when_it_is_folded_again() -> None:
+    kind = KINDS["bigint"]
+    moved = Change("u", 1, 0, kind.make(2), (5, None, "n"), old_key=kind.make(1), unchanged=("body",))
+    other = Change("i", 2, 0, kind.make(1), (6, "another", None))
+    after = {kind.make(2): (5, "its own", "n"), kind.make(1): (6, "another", None)}
+    target = Target(kind, dict(after))
+    target.apply(fold(changes_of([moved, other], kind), ["id"], False), again=True)
+    assert (target.rows, target.unresolved) == (after, [])
 
 
 def shuffle(source: Source, keys: list[int], sent: tuple[bool, bool]) -> None:

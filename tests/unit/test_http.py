@@ -60,6 +60,54 @@ class Instance:
         return self.said
 
 
+def test_what_is_measured_is_shown_in_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    """What `/metrics` says of lag, freshness, rows, durations, retries and what is kept, people see too."""
+    stream, lake, kafka = {"stream": "public.orders"}, {"lane": "lake"}, {"lane": "kafka"}
+    said: list[tuple[metrics.Metric, dict[str, str], float, str]] = [
+        (metrics.LANE_KNOWN, lake, 1, ""),
+        (metrics.LANE_KNOWN, kafka, 1, ""),
+        (metrics.LANE_LAG_BYTES, lake, 11 << 20, "11.0 MiB"),
+        (metrics.LANE_LAG_SECONDS, lake, 12.5, "12.5 s"),
+        (metrics.STREAM_LAG_BYTES, stream, 13 << 10, "13.0 KiB"),
+        (metrics.STREAM_LAG_SECONDS, stream, 14.5, "14.5 s"),
+        (metrics.FRESHNESS_SECONDS, stream, 15.5, "15.5 s"),
+        (metrics.STREAM_LANE_FRESHNESS_SECONDS, kafka, 16.5, "16.5 s"),
+        (metrics.ROWS_APPLIED, stream | {"operation": "insert"}, 1017, "1,017"),
+        (metrics.DEAD_LETTERS, stream, 1018, "1,018"),
+        (metrics.STREAM_DEAD_LETTERS, kafka | {"stream": "public.orders", "code": "c"}, 1019, "1,019"),
+        (metrics.ROUND_RETRIES, lake, 1020, "1,020"),
+        (metrics.STREAM_RETRIES, kafka, 1021, "1,021"),
+        (metrics.ROUNDS, {}, 10, ""),
+        (metrics.ROUND_SECONDS, {}, 222, "22.2 s"),
+        (metrics.STREAM_PUBLISHES, kafka, 10, ""),
+        (metrics.STREAM_PUBLISH_SECONDS, kafka, 0.23, "23 ms"),
+        (metrics.ROWS_CAPTURED, {}, 1024, "1,024 rows"),
+        (metrics.TRANSACTIONS_CAPTURED, {}, 1025, "1,025 transactions"),
+        (metrics.BYTES_CAPTURED, {}, 26 << 20, "26.0 MiB"),
+        (metrics.STEPS_SEALED, {}, 1027, "1,027 steps sealed"),
+        (metrics.SEAL_SECONDS, {}, 1027 * 2.8, "2.8 s each"),
+        (metrics.SPILLED_BYTES, {}, 29 << 20, "29.0 MiB"),
+        (metrics.RETAINED_WAL_BYTES, {}, 30 << 20, "30.0 MiB"),
+        (metrics.SAFE_WAL_BYTES, {}, 31 << 20, "31.0 MiB"),
+        (metrics.CAPTURE_LAG_BYTES, {}, 32 << 20, "32.0 MiB"),
+        (metrics.LOG_BYTES, {}, 33 << 20, "33.0 MiB"),
+        (metrics.LOG_UNSEALED_BYTES, {}, 34 << 20, "34.0 MiB"),
+        (metrics.TAIL_BYTES, {}, 35 << 20, "35.0 MiB"),
+        (metrics.RECONNECTS, {}, 1036, "1,036 times"),
+        (metrics.CHECKPOINT_AGE_SECONDS, {}, 37.5, "37.5 s"),
+        (metrics.CHECKPOINT_FAILURES, {}, 1038, "1,038 checkpoints"),
+        (metrics.EPOCH, {}, 0x39, "0/39"),
+        (metrics.ACKNOWLEDGED, {}, 0x40, "0/40"),
+    ]
+    samples = [(metric.name, labels, float(value)) for metric, labels, value, _ in said]
+    lanes = (CAPTURE, replace(LAKE, restarts=1041), replace(LAKE, name="kafka"))
+    status = run_status("here", 42, NOW, lanes, samples, live=True, stopping=False)
+    Console(width=200).print(run_view(status_document(Instance(status))))
+    shown = capsys.readouterr().out
+    expected = [text for _, _, _, text in said] + ["1,041"]
+    assert [text for text in expected if text not in shown] == []
+
+
 def test_a_lane_without_a_process_is_told_as_one_to_be_dropped(capsys: pytest.CaptureFixture[str]) -> None:
     said = [*SAMPLES, *((metrics.LANE_KNOWN.name, {"lane": lane}, 1.0) for lane in ("lake", "kafka"))]
     status = run_status("here", 42, NOW, (CAPTURE, LAKE), said, live=True, stopping=False)
@@ -157,6 +205,14 @@ class TestHealth:
         code, _, content = get(server, "/health")
         assert code == 503
         assert json.loads(content)["reasons"] == ["lake is parked: No space left."]
+
+    def test_when_a_parked_lane_is_tried_again_is_said(self) -> None:
+        parked = replace(
+            LAKE, state="parked", reason="No space left.", pid=None, next_try="2026-01-01T00:10:00"
+        )
+        assert health(of(CAPTURE, parked)).reasons == [
+            "lake is parked and tried again at 2026-01-01T00:10:00: No space left."
+        ]
 
     def test_a_standby_is_ready_while_its_lanes_wait(self) -> None:
         standing_by = of(replace(CAPTURE, state="standby"), replace(LAKE, state="waiting"))

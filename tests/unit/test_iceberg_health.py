@@ -21,7 +21,7 @@ from penstock.destinations.iceberg_health import (
     spare_manifests,
 )
 from penstock.destinations.iceberg_history import Ancestor, newest_commit
-from penstock.destinations.iceberg_record import CUT_OFF, cut_off_text, read_known
+from penstock.destinations.iceberg_record import CUT_OFF_TOGETHER, Known, cut_off_properties, outlived
 
 MIB = 1024 * 1024
 LIMITS = Limits(256 * MIB, 0.3, 0.1, 5 * 86400, 10, 3 * 86400)
@@ -173,7 +173,7 @@ def test_what_a_kept_snapshot_holds_is_known_after_any_expiry(
         parent = max(number - 1 - back, 0) or None
         versions[number] = version(number, parent, ours=ours)
         truth[number] = f"commit {number}" if ours else truth.get(parent or 0)
-    known: dict[int, str | None] = {}
+    written: dict[str, str] = {}
 
     def find(number: int) -> Ancestor | None:
         found = versions.get(number)
@@ -186,15 +186,32 @@ def test_what_a_kept_snapshot_holds_is_known_after_any_expiry(
     for older_than, keep in expiries:
         made = history(*versions.values(), main=Reference(len(commits), True))
         expired = to_expire(made, older_than, keep)
+        known = Known(written.get)
         answers = {each: newest_commit(each, find, known) for each in cut_off(made, expired)}
-        known = read_known({CUT_OFF: cut_off_text(answers)}.get)
+        gone = outlived(written, versions.keys())
+        written = {name: held for name, held in written.items() if name not in gone}
+        written |= cut_off_properties(answers)
         versions = {number: each for number, each in versions.items() if number not in expired}
         for number in versions:
-            assert newest_commit(number, find, known) == truth[number]
+            assert newest_commit(number, find, Known(written.get)) == truth[number]
 
 
 def test_every_answer_is_written_down() -> None:
     answers: dict[int, str | None] = {
         number: f"commit {number}" if number % 2 else None for number in range(100)
     }
-    assert read_known({CUT_OFF: cut_off_text(answers)}.get) == answers
+    known = Known(cut_off_properties(answers).get)
+    assert {number: known[number] for number in answers} == answers
+    assert all(number in known for number in answers)
+    assert 100 not in known
+
+
+def test_what_is_written_down_of_a_snapshot_goes_when_that_is_gone() -> None:
+    """Also what the first versions wrote, all in one, which stays while one of its snapshots does."""
+    older = {CUT_OFF_TOGETHER: '{"1":"commit 1","2":null}'}
+    written = {**older, **cut_off_properties({3: "commit 3", 4: None}), "penstock.epoch": "0/1"}
+    known = Known(written.get)
+    assert [known[number] for number in (1, 2, 3, 4)] == ["commit 1", None, "commit 3", None]
+    assert outlived(written, {1, 2, 3, 4}) == []
+    assert outlived(written, {2, 4}) == [*cut_off_properties({3: None})]
+    assert outlived(written, {3}) == [CUT_OFF_TOGETHER, *cut_off_properties({4: None})]

@@ -66,6 +66,17 @@ class TestQueue:
         queue.poke()
         assert queue.get(60) is None
 
+    def test_who_rests_takes_nothing_and_is_woken_by_a_poke_or_the_end(self) -> None:
+        queue = InflightEventQueue[int](QueueLimits())
+        queue.put(1, 1, 1)
+        queue.rest(0.01)
+        queue.poke()
+        queue.rest(600.0)
+        assert queue.get() == 1
+        queue.stop()
+        with pytest.raises(StoppedError):
+            queue.rest(600.0)
+
 
 class TestBatcher:
     @given(

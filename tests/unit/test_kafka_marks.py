@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.config.streams import KafkaLaneConfig
 from penstock.core.position import Lsn
 from penstock.streams.events import Events
 from penstock.streams.kafka.group import Group
@@ -26,6 +27,7 @@ from penstock.streams.kafka.marks import (
     term_record,
 )
 from penstock.streams.kafka.producer import Failure
+from penstock.streams.kafka.target import KafkaTarget
 from tests.kafka_writer import changes, number_at, position, standing
 
 pytestmark = pytest.mark.unit
@@ -183,3 +185,50 @@ def test_every_row_has_one_bucket() -> None:
     }
     assert sorted(np.concatenate(list(shares.values())).tolist()) == list(range(99))
     assert len(shares) == _BUCKETS
+
+
+class _Producer:
+    """Takes records; what is committed goes to `kafka`."""
+
+    def __init__(self, kafka: list[bytes]) -> None:
+        self._kafka = kafka
+        self._under_way: list[bytes] = []
+
+    def send(self, events: Events, _places: Sequence[int]) -> list[tuple[int, str]]:
+        self._under_way += [value.as_py().strip() for value in events.value]
+        return []
+
+    def put(self, *_: object) -> None: ...
+
+    def commit(self) -> None:
+        self._kafka += self._under_way
+        self._under_way = []
+
+    def abort(self) -> None:
+        self._under_way = []
+
+
+class _Writers(list[_Producer]):
+    positions = "positions"
+    committed = 0
+
+    def flush(self) -> None: ...
+
+    def abort(self) -> None:
+        for producer in self:
+            producer.abort()
+
+
+def test_what_is_too_large_to_be_kept_may_end_in_any_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as with a stream that stands still from there on, which only a whole commit says."""
+    monkeypatch.setattr("penstock.streams.kafka.group.KEPT_BYTES_MAX", 1000)
+    kafka: list[bytes] = []
+    target = KafkaTarget(KafkaLaneConfig(bootstrap="localhost:1", buckets=_BUCKETS))
+    monkeypatch.setattr(target, "_open_writers", _Writers(_Producer(kafka) for _ in range(_BUCKETS)))
+    monkeypatch.setattr(target._topics, "partitions", lambda _: 3)
+    target.commit(standing(0, 1))
+    for first in range(1, 100, 10):
+        numbers = range(first, first + 10)
+        target.write(changes(numbers, "t", [b"%d" % each + b" " * 100 for each in numbers]))
+    target.commit(standing(100, 1, loads={"public.t": {"point": "0/1"}}))
+    assert sorted(map(int, kafka)) == list(range(1, 101))

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
+from unittest import mock
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.streams.kinesis import bounds as bounds_module
 from penstock.streams.kinesis.bounds import BEGINNING, Bound, BoundKeeper, Bounds, Call
 
-_STEPS = ["begin", "begin", "answer", "answer", "lose", "arrive", "split", "note", "retry"]
+_STEPS = ["begin", "begin", "answer", "answer", "lose", "refuse", "arrive", "split", "note", "retry"]
 
 
 @dataclass
@@ -47,8 +49,15 @@ class _Stream:
 
 
 @settings(max_examples=1000)
-@given(st.integers(0, 2**32), st.integers(5, 60))
-def test_everything_beyond_the_standing_is_found_whatever_was_lost_or_split(seed: int, steps: int) -> None:
+@given(st.integers(0, 2**32), st.integers(5, 60), st.sampled_from([2, 5, 1000]))
+def test_everything_beyond_the_standing_is_found_whatever_was_lost_or_split(
+    seed: int, steps: int, calls_max: int
+) -> None:
+    with mock.patch.object(bounds_module, "_CALLS_MAX", calls_max):
+        _follow(seed, steps)
+
+
+def _follow(seed: int, steps: int) -> None:
     chance = random.Random(seed)
     stream, keeper = _Stream(), BoundKeeper({"0": BEGINNING, "1": BEGINNING})
     sent, done, noted = 0, -1, -1
@@ -69,6 +78,9 @@ def test_everything_beyond_the_standing_is_found_whatever_was_lost_or_split(seed
                 taken = [event for event in events if chance.random() < 0.8]
                 keeper.heard(stream.put(taken, chance))
                 arrived |= set(taken)
+            case "refuse" if under_way:
+                call, _ = under_way.pop(chance.randrange(len(under_way)))
+                keeper.forget(call)
             case "lose" if under_way:
                 call, events = under_way.pop(chance.randrange(len(under_way)))
                 keeper.lose(call)
@@ -101,6 +113,39 @@ def test_the_call_that_was_lost_first_bounds_what_is_read_again() -> None:
     assert keeper.done(2) == {"0": Bound(5)}
     assert keeper.lost() is None
     assert keeper.is_idle
+
+
+def test_calls_beyond_a_record_that_is_held_for_ever_are_remembered_together() -> None:
+    """However many there are, and what is lost among them is read for."""
+    keeper = BoundKeeper({"0": BEGINNING})
+    calls = []
+    for number in range(20 * bounds_module._CALLS_MAX):
+        calls.append(keeper.begin(number + 1))
+        keeper.heard({"0": number + 1})
+    assert len(keeper._calls) <= bounds_module._CALLS_MAX
+    assert keeper.done(0) == {"0": BEGINNING}
+    keeper.lose(calls[12_345])
+    lost = keeper.lost()
+    assert lost is not None
+    assert (lost.bounds["0"].sequence or 0) <= 12_345 < lost.last
+    assert keeper.done(20 * bounds_module._CALLS_MAX) == {"0": Bound(20 * bounds_module._CALLS_MAX)}
+    assert keeper.is_idle
+
+
+def test_what_was_sent_must_be_kept_since_the_oldest_call_that_is_not_done_with(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = [100.0]
+    monkeypatch.setattr("time.time", lambda: clock[0])
+    monkeypatch.setattr(bounds_module, "_CALLS_MAX", 3)
+    keeper = BoundKeeper({"0": BEGINNING})
+    for last in range(9):
+        keeper.begin(last)
+        clock[0] += 1
+    keeper.done(-1)
+    assert keeper.since == 100.0
+    keeper.done(8)
+    assert keeper.since == clock[0]
 
 
 def test_a_shard_without_news_is_read_from_a_moment() -> None:

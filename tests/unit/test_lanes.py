@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.core.errors import StateError
+from penstock.core.errors import SourceError, StateError
 from penstock.core.position import Lsn
 from penstock.core.stream import StreamId
 from penstock.ledger.lanes import LaneRegistry
@@ -88,3 +88,37 @@ def test_what_was_published_for_a_lane_is_told_until_it_has_heard(path: Path) ->
     assert LaneRegistry(path).join("lake", [orders, items]) == (orders,)
     registry.heard("lake")
     assert LaneRegistry(path).join("lake", [orders, items]) == ()
+
+
+def test_who_may_not_lead_any_more_writes_nothing_over_what_the_successor_has_written(path: Path) -> None:
+    leads = True
+
+    def may_write() -> None:
+        if not leads:
+            raise SourceError("The lock was lost.", remedy="None.")
+
+    registry, orders = LaneRegistry(path, may_write), StreamId("public", "orders")
+    registry.join("lake", [orders], [orders])
+    registry.flushed("lake", Lsn(100))
+    leads = False
+    successor = LaneRegistry(path)
+    successor.join("kafka")
+    successor.flushed("lake", Lsn(200))
+    successor.save()
+    written = path.read_bytes()
+    for write in (
+        registry.save,
+        registry.forget_positions,
+        lambda: registry.heard("lake"),
+        lambda: registry.drop("lake"),
+        lambda: registry.join("lake"),
+    ):
+        with pytest.raises(SourceError):
+            write()
+    assert path.read_bytes() == written
+    leads = True  # it was not taken away, only near it: what could not be written then is written now
+    registry.heard("lake")
+    registry.join("lake", [orders])
+    registry.save()
+    lane = LaneRegistry(path).lanes()["lake"]
+    assert (lane.position, lane.streams, lane.published) == (Lsn(100), (orders,), ())

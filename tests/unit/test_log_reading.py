@@ -268,3 +268,47 @@ def test_a_source_that_has_nothing_to_be_told_is_read_to_its_target(follows: boo
     loop.stop()
     assert failures == []
     assert logged(tmp_path) == expected(messages)
+
+
+def test_a_lane_that_asks_again_and_again_while_the_disk_stalls_costs_nothing(tmp_path: Path) -> None:
+    messages = transactions(2, 3, 1)
+    ends = sorted({end_of(message.tx) for message in messages})
+    writer, stream = open_log(tmp_path), ListStream()
+    stalls, goes_on, failures = threading.Event(), threading.Event(), list[BaseException]()
+
+    class Stalling(ListDecoder):
+        def decode(
+            self, part: Batch, first: int, log_end: Lsn, must_end: Callable[[Lsn], bool], sink: ChangeSink
+        ) -> Decoded:
+            stalls.set()
+            goes_on.wait()
+            return super().decode(part, first, log_end, must_end, sink)
+
+    builder = StepBuilder(writer, Stalling(), 1 << 20)
+    loop = ReplicationLoop(
+        stream,
+        builder,
+        writer,
+        AcknowledgementTracker({"lake": None}, START, START),
+        on_reached=lambda _: None,
+        on_progress=lambda _: None,
+        on_failed=failures.append,
+    )
+    loop.start()
+    try:
+        loop.follow()
+        loop.demand(ends[0])
+        stream.send(messages)
+        assert stalls.wait(60)
+        for number in range(10_000):
+            loop.demand(Lsn(ends[-1] + number))
+            loop.demand(ends[number % len(ends)])
+        assert len(loop._asked_targets) <= 64
+        assert len(loop._in_flight) <= 2 + 64 + 1
+    finally:
+        goes_on.set()
+    wait_until(lambda: writer.end >= ends[-1], "all that was asked for to be sealed")
+    loop.stop()
+    assert failures == []
+    assert len(builder._targets) <= 64
+    assert logged(tmp_path) == expected(messages)

@@ -96,6 +96,29 @@ def test_the_protocols_are_met(tmp_path: Path) -> None:
 # Loads
 
 
+def test_a_table_takes_again_what_it_holds_under_a_new_generation_and_stays_where_it_is(
+    table: ParquetTable,
+) -> None:
+    load(table, [1, 2, 3])
+    before = change(table, 100, 200, [write(table, [4])])
+    again = marker(100, 200, generation="g-2")
+    kept: dict[str, Any] = {"added": [write(table, [4, 5], batch=1)], "removed": [before.files[-1].name]}
+    with pytest.raises(CommitConflictError, match="loaded anew"):
+        table.commit_changes(Lsn(200), again, SCHEMA, rewinds="g-other", **kept)
+    with pytest.raises(CommitConflictError, match="is at 0/C8"):
+        table.commit_changes(Lsn(150), again, SCHEMA, rewinds="g-l1", **kept)
+    for other in (marker(100, 250, generation="g-2"), marker(200, 200, generation="g-2")):
+        with pytest.raises(ValueError, match="ends where the table is"):
+            table.commit_changes(Lsn(200), other, SCHEMA, rewinds="g-l1", **kept)
+    with pytest.raises(CommitConflictError, match="loaded anew"):
+        table.commit_changes(Lsn(200), again, SCHEMA, **kept)
+    assert table.commit_changes(Lsn(200), again, SCHEMA, rewinds="g-l1", **kept).marker == again
+    assert ids(table) == [1, 2, 3, 4, 5]
+    with pytest.raises(CommitConflictError, match="loaded anew"):
+        change(table, 200, 300, [])  # of the generation before
+    table.commit_changes(Lsn(200), marker(200, 300, generation="g-2"), SCHEMA, added=[], removed=[])
+
+
 def test_a_table_that_is_mended_is_what_the_load_would_make_of_it_once(table: ParquetTable) -> None:
     before = load(table, [1, 2, 3])
     assert before.marker is not None

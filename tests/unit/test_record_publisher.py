@@ -17,15 +17,18 @@ from hypothesis import strategies as st
 
 from penstock.core.errors import StaleTermError
 from penstock.core.position import Lsn
+from penstock.streams import letter_requests
 from penstock.streams.dead_letters import DeadLetterPolicy, DeadLetters
 from penstock.streams.events import CREATE, Batch, Events
 from penstock.streams.inflight import QueueLimits
 from penstock.streams.letter_file import LetterFile
 from penstock.streams.letter_names import names_of
 from penstock.streams.publisher import Publisher
+from penstock.streams.record_flow import AheadLimits
 from penstock.streams.record_publisher import RecordPublisher
 from penstock.streams.retry import RetryPolicy
 from penstock.streams.target import Sent
+from penstock.streams.trouble import Trouble
 from tests.conftest import wait_until
 from tests.publishing import (
     CLASSES,
@@ -99,10 +102,17 @@ def store(tmp_path: Path) -> Store:
 
 
 @contextmanager
-def begun(store: Store, answer: Callable[[Events], Sent]) -> Iterator[tuple[RecordPublisher, _Scripted]]:
+def begun(
+    store: Store,
+    answer: Callable[[Events], Sent],
+    queue: QueueLimits | None = None,
+    ahead: AheadLimits | None = None,
+) -> Iterator[tuple[RecordPublisher, _Scripted]]:
     with DeadLetters(store.letters, "kinesis") as letters:
         target = _Scripted(store, answer)
-        publisher = RecordPublisher(target, letters, CLASSES.classify, RETRY, note_every_s=0.001)
+        publisher = RecordPublisher(
+            target, letters, CLASSES.classify, RETRY, queue, note_every_s=0.001, ahead=ahead
+        )
         publisher.open(term(1))
         publisher.begin(START)
         try:
@@ -198,6 +208,105 @@ def test_a_throttled_record_is_tried_without_end(store: Store) -> None:
         publisher.publish(batch(200, b"[1]", b"[2]", b"[1]"))
         assert publisher.drain(30)
         assert [name[3] for name in store.arrived] == [b"1 c", b"0 c", b"2 c"]
+        assert not store.dead()
+
+
+def test_keepalives_behind_a_record_that_is_held_take_no_room(store: Store) -> None:
+    is_held = [True]
+
+    def answer(of: Events) -> Sent:
+        return Sent(dict.fromkeys(range(len(of)), ("slow", "said so")) if is_held[0] else {})
+
+    with begun(store, answer, QueueLimits(20)) as (publisher, _):
+        publisher.publish(batch(200, b"[1]"))
+        for end in range(201, 1200):
+            publisher.publish(batch(end))
+        wait_until(lambda: publisher._queue.count == 1, "only the record is under way")
+        assert len(publisher._flow._spans) == len(publisher._flow._tracker._ends) == 1
+        assert publisher.standing.position == START.position
+        is_held[0] = False
+        assert publisher.drain(30)
+        assert publisher.standing.position == Lsn(1199)
+
+
+@pytest.mark.parametrize("ahead", [AheadLimits(events=50), AheadLimits(batches=50)], ids=str)
+def test_a_record_that_is_held_for_long_lets_so_many_pass_it_and_no_more(
+    store: Store, ahead: AheadLimits
+) -> None:
+    """Nothing grows then: the queue fills up, the lane waits, and goes on when the record goes through."""
+    is_held = [True]
+
+    def answer(of: Events) -> Sent:
+        rows = [row for row, key in enumerate(of.key.to_pylist()) if key == b"[1]" and is_held[0]]
+        return Sent(dict.fromkeys(rows, ("slow", "said so")))
+
+    batches, taken = 400, [0]
+    with begun(store, answer, QueueLimits(20), ahead) as (publisher, _):
+
+        def publish() -> None:
+            for number in range(batches):
+                keys = [] if number % 2 == 0 and number else [b"[%d]" % (number or 1)]
+                publisher.publish(batch(200 + number, *keys))
+                taken[0] += 1
+
+        lane = threading.Thread(target=publish, daemon=True)
+        lane.start()
+        wait_until(lambda: (publisher.trouble or Trouble("", 0.0)).is_full, "as many are past it as may")
+        wait_until(lambda: publisher._queue.count == 20 or taken[0] == batches, "the queue is full")
+        flow = publisher._flow
+        assert flow._tracker.next_id - flow._tracker.open_id <= 51
+        assert len(flow._spans) <= 51
+        assert len(flow._tracker._ends) <= 51
+        assert taken[0] < batches
+        assert publisher.standing.position == START.position
+        trouble = publisher.trouble
+        assert trouble is not None
+        assert (trouble.said, trouble.stream) == ("slow", str(STREAMS[0]))
+        is_held[0] = False
+        lane.join(60)
+        assert publisher.drain(30)
+        assert publisher.trouble is None
+        assert publisher.standing.position == Lsn(200 + batches - 1)
+        assert len(store.arrived) == 1 + batches // 2
+        assert not store.dead()
+
+
+def test_letters_that_are_replayed_and_not_taken_hold_the_lane_in_bounds(store: Store) -> None:
+    """Nothing is noted meanwhile, so that all that was sent would have to be read back."""
+    fates = {b"[1]": "poison"}
+
+    def answer(of: Events) -> Sent:
+        keys = enumerate(of.key.to_pylist())
+        return Sent({row: (fates[key], "said so") for row, key in keys if key in fates})
+
+    batches, taken = 400, [0]
+    with begun(store, answer, QueueLimits(20), AheadLimits(events=50)) as (publisher, _):
+        publisher.publish(batch(200, b"[1]"))
+        assert publisher.drain(30)
+        fates[b"[1]"] = "slow"
+        file = LetterFile(store.letters)
+        letter_requests.ask(file, "replay")
+        file.close()
+        wait_until(lambda: publisher.trouble is not None, "the letter to be tried")
+
+        def publish() -> None:
+            for number in range(batches):
+                publisher.publish(batch(201 + number, b"[%d]" % (2 + number)))
+                taken[0] += 1
+
+        lane = threading.Thread(target=publish, daemon=True)
+        lane.start()
+        wait_until(lambda: publisher._queue.count == 20, "the queue is full")
+        wait_until(lambda: len(store.arrived) == 50, "as many as may have gone past it")
+        trouble = publisher.trouble
+        assert trouble is not None
+        assert (trouble.said, trouble.stream, trouble.is_full) == ("slow", str(STREAMS[0]), True)
+        assert publisher.standing.position == Lsn(200)
+        fates.clear()
+        lane.join(60)
+        assert publisher.drain(30)
+        assert publisher.trouble is None
+        assert len(store.arrived) == 1 + batches
         assert not store.dead()
 
 

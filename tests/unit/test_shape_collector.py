@@ -6,6 +6,7 @@ import json
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -20,12 +21,13 @@ from penstock.capture.transactions import MessageConverter
 from penstock.core.offset import LogOffset
 from penstock.core.position import Lsn
 from penstock.core.schema import SourceColumn
-from penstock.shapes.definition import ShapeDefinition
+from penstock.core.stream import StreamId
+from penstock.shapes.definition import DefinitionRequest, ShapeDefinition, define
 from penstock.shapes.engine.collector import ShapeLogCollector
-from penstock.shapes.engine.consumer import RecentTransactions, RoutedRows, WaitingChanges
+from penstock.shapes.engine.consumer import RecentTransactions, RoutedRows, SnapshotFilter, WaitingChanges
 from penstock.shapes.shape import Shape, SnapshotPoint
 from penstock.shapes.storage import ShapeStore
-from tests.logged_changes import COLUMNS, TABLE, Logged, Row, definition, item, piece
+from tests.logged_changes import CARD, COLUMNS, TABLE, Logged, Row, definition, item, piece
 
 START = Lsn(1000)
 
@@ -246,6 +248,35 @@ def test_snapshot_and_log_together_are_the_table_whatever_commits_around_the_sna
             assert offsets == sorted(set(offsets))
             lasts = {each["headers"]["lsn"]: each["headers"].get("last", False) for each in items_of(shape)}
             assert all(lasts.values()), "the last item of each transaction says so"
+
+
+def test_a_snapshot_is_asked_about_transactions_up_to_its_position_and_beyond_it_about_none() -> None:
+    """Whatever its id, what commits beyond the position is not in the snapshot (correctness 10)."""
+    transactions = {
+        (999, 49): False,  # it shows that one
+        (999, 54): False,
+        (999, 55): True,  # it was running
+        (999, 60): True,  # it began later
+        (1000, 49): True,
+        (1000, 54): True,
+        (1000, 55): True,
+    }
+    tx, xid = (np.array(column) for column in zip(*transactions, strict=True))
+    kept = SnapshotFilter(SnapshotPoint(50, 60, (55,), 1000)).keeps(tx, xid.astype(np.uint64))
+    assert kept.tolist() == list(transactions.values())
+
+
+def test_changes_of_a_partition_are_those_of_its_root_and_its_own() -> None:
+    leaf = StreamId("public", "leaf_0")
+    with lane() as live:
+        root = live.streaming(definition())
+        own = live.streaming(define(DefinitionRequest(str(leaf)), {leaf: replace(CARD, stream=leaf)}.get))
+        live.process(
+            1100, [Logged(1000, 0, "i", {"id": "1"})], [Logged(1000, 2, "i", {"id": "2"})], bytes_max=1
+        )
+        assert [each["value"]["id"] for each in items_of(root)] == ["1", "2"]
+        assert [each["value"]["id"] for each in items_of(own)] == ["1"]
+        assert items_of(own)[0]["headers"]["relation"] == ["public", "leaf_0"]
 
 
 def test_a_snapshot_that_lacks_what_was_handed_out_before_is_not_used() -> None:

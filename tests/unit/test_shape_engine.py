@@ -108,6 +108,34 @@ def test_a_shape_outlives_a_restart_once_its_snapshot_is_whole(tmp_path: Path) -
         assert text.count(b'"key"') == 1
 
 
+def test_whoever_has_the_first_rows_has_a_handle_that_outlives_a_kill(tmp_path: Path) -> None:
+    """Of a snapshot that is one block: a larger one is read as it is written, and discarded by a crash."""
+    begun, gate, told = threading.Event(), threading.Event(), threading.Event()
+
+    def hold_the_disk() -> None:
+        begun.set()
+        gate.wait(WAIT_S)
+
+    with running(tmp_path / "lane") as engine:
+        engine._store.loop.run(hold_the_disk)
+        assert begun.wait(WAIT_S)
+        shape = engine.create(definition()).result(WAIT_S)
+        shape.subscribe(told.set)
+        engine.snapshot_known(shape, POINT)
+        shape.storage.make_new_snapshot().close(b'{"headers":{"control":"snapshot-end"}}')
+        engine.snapshot_completed(shape)
+        for _ in range(2):  # the turn of the first has ended when the second has its own
+            engine.submit(lambda: None).result(WAIT_S)
+        assert (shape.snapshot_started, told.is_set()) == (False, False)
+        gate.set()
+        assert told.wait(WAIT_S)
+        assert shape.snapshot_started
+        killed = _copied(engine, tmp_path / "lane", tmp_path / "killed")
+
+    with running(killed) as engine:
+        assert [each.handle for each in engine.registry.all()] == [shape.handle]
+
+
 def test_a_snapshot_that_failed_says_why_and_ends_its_shape(tmp_path: Path) -> None:
     with running(tmp_path) as engine:
         shape = engine.create(definition()).result(WAIT_S)

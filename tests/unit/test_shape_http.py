@@ -408,12 +408,16 @@ def test_a_shape_is_deleted_by_definition_or_handle(tmp_path: Path) -> None:
         assert delete().json()["errors"] == {"handle": ["can't be blank when shape definition is missing"]}
         assert delete(handle="x").json() == {"message": "No existing shape found"}
         assert delete(handle="x").status == 404
-        mismatch = delete(table="items", handle="x")
-        assert mismatch.status == 400
-        assert mismatch.json()["message"].startswith(
-            "The specified shape definition and handle do not match."
-        )
+        for mismatch in (
+            delete(table="items", handle="x"),
+            delete(table="items", columns="id", handle=shape.handle),  # of which there is no shape
+        ):
+            assert mismatch.status == 400
+            assert mismatch.json()["message"].startswith(
+                "The specified shape definition and handle do not match."
+            )
         assert delete(table="items", columns="id").status == 404
+        assert delete(table="items", columns="id", handle="x").status == 404
         gone = delete(table="items")
         assert (gone.status, gone.body, gone.headers["cache-control"]) == (202, b"", "no-cache")
         assert shape.state == "gone"

@@ -9,23 +9,28 @@ import re
 import resource
 import secrets
 import socket
+import tracemalloc
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from penstock.core.errors import ConfigError
 from penstock.shapes.http.asgi import AsgiApp
 from penstock.shapes.http.compression import Compressor
-from penstock.shapes.http.connection import HEAD_BYTES_MAX
+from penstock.shapes.http.connection import HEAD_BYTES_MAX, Connection
+from penstock.shapes.http.sent_body import SentBodies
 from penstock.shapes.http.server import connections_possible, serve
 from penstock.shapes.shape import SnapshotProblem
 from penstock.shapes.source.spool import Spools
 from tests.conftest import wait_until
 from tests.serving import Answer
 from tests.shape_wire import END, Snapshot, Wire, item, live, waits
+
+_GUARDED = {"secret": "hidden"}
 
 
 def test_initial_and_existing_requests_are_limited_apart(
@@ -137,6 +142,128 @@ def test_small_chunks_are_no_flood_and_trailers_mean_nothing(wire: Wire) -> None
     assert answer.headers["access-control-allow-origin"] == "*"
 
 
+@pytest.mark.parametrize("wire", [_GUARDED], indirect=True, ids=[""])
+@pytest.mark.parametrize(
+    ("line", "status"),
+    [
+        ("POST /v1/shape?table=items&offset=-1&secret=guess", 401),
+        ("POST /v1/shape?table=items&offset=-1", 401),
+        ("POST /v1/shape?secret=%ff", 400),
+        ("POST /", 404),
+        ("GET /v1/shape?table=items&offset=-1&secret=hidden", 200),
+        ("DELETE /v1/shape?table=items&secret=hidden", 405),
+    ],
+)
+def test_a_body_that_means_nothing_is_heard_to_its_end_and_not_kept(
+    wire: Wire, line: str, status: int
+) -> None:
+    body = b" " * 8_000_000
+    head = f"{line} HTTP/1.1\r\ncontent-length: {len(body) + 1}\r\nconnection: close\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", wire.port)) as client, _pinned() as pinned:
+        client.settimeout(120)
+        client.sendall(head.encode())
+        client.sendall(body)
+        wait_until(lambda: wire.received_bytes() == [len(body)], "all but its last byte to come")
+        assert pinned() < 512 * 1024
+        assert wire.door.bodies.used_bytes == 0
+        client.sendall(b" ")
+        assert _answer(_all_of(client)).status == status
+
+
+@pytest.mark.parametrize("wire", [_GUARDED], indirect=True, ids=[""])
+def test_a_body_in_small_chunks_takes_no_more_than_it_is_long(wire: Wire) -> None:
+    size = 256 * 1024
+    head = b"POST /v1/shape?table=items&offset=-1&secret=hidden HTTP/1.1\r\nconnection: close\r\n"
+    sent = head + b"transfer-encoding: chunked\r\n\r\n" + b"2\r\n  \r\n" * (size // 2)
+    with socket.create_connection(("127.0.0.1", wire.port)) as client, _pinned() as pinned:
+        client.settimeout(120)
+        client.sendall(sent)
+        wait_until(lambda: wire.received_bytes() == [size], "the body to come")
+        assert pinned() < 4 * size
+        client.sendall(b"2\r\n{}\r\n0\r\n\r\n")
+        assert _answer(_all_of(client)).status == 200
+    assert wire.door.bodies.used_bytes == 0
+
+
+def test_an_address_in_small_pieces_takes_no_more_than_it_is_long(wire: Wire) -> None:
+    size = 256 * 1024
+
+    async def feed() -> int:
+        connection = Connection(wire.door, set())
+        connection.connection_made(cast(Any, SimpleNamespace(set_write_buffer_limits=lambda high: None)))
+        with _pinned() as pinned:
+            for piece in [b"GET /?", *[b"xy"] * (size // 2)]:
+                connection.data_received(piece)
+            return pinned()
+
+    assert wire.run(feed()) < 2 * size
+
+
+def test_a_body_that_is_allowed_has_room_if_it_is_alone() -> None:
+    bodies = SentBodies(bytes_max=10, all_bytes_max=4)
+    body = bodies.open()
+    body.add(b"0123456789")
+    assert (body.refusal, bodies.used_bytes, body.take(), bodies.used_bytes) == (None, 10, b"0123456789", 0)
+
+
+def test_bodies_of_all_connections_have_a_common_bound(wire: Wire) -> None:
+    wire.door.bodies.all_bytes_max = 1_000_000
+    line = "POST /v1/shape?table=items&offset=-1 HTTP/1.1\r\nhost: x\r\n"
+    body = b"{" + b" " * 500_000 + b"}"
+    with socket.create_connection(("127.0.0.1", wire.port)) as slow:
+        slow.sendall(f"{line}content-length: 900000\r\n\r\n".encode() + b" " * 800_000)
+        wait_until(lambda: wire.door.bodies.used_bytes == 800_000, "it to be sent")
+        refused = _exchange(wire, f"{line}content-length: {len(body)}\r\n\r\n".encode() + body)
+        assert refused.status == 503
+        assert refused.json()["code"] == "request_body_limit_exceeded"
+        assert int(refused.headers["retry-after"]) >= 6
+        assert refused.headers["connection"] == "close"
+        assert refused.headers["electric-internal-known-error"] == "true"
+        assert wire.door.bodies.used_bytes == 800_000
+        assert wire.get(table="items", offset="-1").status == 200, "what has no body is not concerned"
+    wait_until(lambda: wire.door.bodies.used_bytes == 0, "the slow one to be gone")
+    assert wire.ask("POST", "/v1/shape", {"table": "items", "offset": "-1"}, body).status == 200
+    assert wire.door.bodies.used_bytes == 0
+
+
+def test_a_body_is_not_kept_while_its_answer_is_awaited(
+    wire: Wire, meanwhile: Callable[[Callable[[], Answer]], Future[Answer]]
+) -> None:
+    shape = wire.synced()
+    parameters = {"table": "items", "offset": "0_inf", "handle": shape.handle, "live": "true"}
+    body = json.dumps({"ignored": "x" * 1_000_000}).encode()
+    waiting = meanwhile(lambda: wire.ask("POST", "/v1/shape", parameters, body))
+    waits(wire)
+    assert wire.door.bodies.used_bytes == 0
+    wire.append(shape, 100, [item(1)])
+    assert waiting.result().status == 200
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET / HTTP/1.1\r\nif-none-match: %b\r\n\r\n",
+        b"GET / HTTP/1.1\r\norigin: %b\r\n\r\n",
+        b"GET / HTTP/1.1\r\nmeans-nothing: %b\r\n\r\n",
+        b"GET /%b HTTP/1.1\r\n\r\n",
+        b"GET /?%b HTTP/1.1\r\n\r\n",
+    ],
+    ids=["read", "given back", "not read", "path", "query"],
+)
+def test_heads_sent_ahead_of_their_answers_pin_less_than_two_mebibytes(
+    wire: Wire, head: bytes, meanwhile: Callable[[Callable[[], None]], Future[None]]
+) -> None:
+    shape = wire.synced()
+    first = f"GET /v1/shape?table=items&offset=0_inf&handle={shape.handle}&live=true HTTP/1.1\r\n\r\n"
+    sent = first.encode() + head % (b"x" * (HEAD_BYTES_MAX - 1000)) * 16
+    with socket.create_connection(("127.0.0.1", wire.port)) as client, _pinned() as pinned:
+        sending = meanwhile(lambda: client.sendall(sent))
+        wait_until(lambda: wire.held_back() == 1, "no more to be read")
+        assert pinned() < 2 * 1024 * 1024
+        client.shutdown(socket.SHUT_RDWR)
+        assert isinstance(sending.exception(), OSError | None)
+
+
 def test_headers_sent_twice_are_one_list(wire: Wire) -> None:
     tag = wire.get(table="items", offset="-1").headers["etag"]
     lines = f'if-none-match: "x"\r\nIf-None-Match: {tag}\r\nconnection: close\r\n\r\n'
@@ -208,7 +335,7 @@ def test_connections_leave_room_for_files() -> None:
 
 def test_a_port_that_is_taken_is_named(wire: Wire) -> None:
     with pytest.raises(ConfigError, match=f"port {wire.port} .*in use") as caught:
-        wire.run(serve(wire.app, "127.0.0.1", wire.port))
+        wire.run(serve(wire.door, "127.0.0.1", wire.port))
     assert "ELECTRIC_PORT" in caught.value.remedy
 
 
@@ -313,7 +440,7 @@ def test_the_application_speaks_asgi_too(wire: Wire) -> None:
         async def send(message: Any) -> None:
             sent.append(message)
 
-        wire.run(AsgiApp(wire.app)({**scope, "query_string": query.encode()}, receive, send))
+        wire.run(AsgiApp(wire.door)({**scope, "query_string": query.encode()}, receive, send))
         content = b"".join(message.get("body", b"") for message in sent[1:])
         return sent[0]["status"], dict(sent[0]["headers"]), content
 
@@ -324,6 +451,21 @@ def test_the_application_speaks_asgi_too(wire: Wire) -> None:
     assert ask("GET", f"table=items&offset=100_7998&handle={shape.handle}&live=true")[0] == 200
     assert ask("POST", "table=items&offset=-1", b"x" * 9_000_000)[0] == 413
     assert wire.app.admission.present == {"initial": 0, "existing": 0}
+
+
+@pytest.mark.parametrize("wire", [_GUARDED], indirect=True, ids=[""])
+def test_an_asgi_server_is_asked_for_no_body_without_the_secret(wire: Wire) -> None:
+    sent: list[Any] = []
+
+    async def receive() -> dict[str, Any]:
+        raise AssertionError("nobody needs the body")
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": "/v1/shape", "headers": []}
+    wire.run(AsgiApp(wire.door)({**scope, "query_string": b"table=items&offset=-1"}, receive, send))
+    assert sent[0]["status"] == 401
 
 
 def _noise(count: int) -> list[dict[str, Any]]:
@@ -337,6 +479,17 @@ def _open_chunks() -> int:
         with contextlib.suppress(OSError):
             names.append(str(descriptor.readlink()))
     return sum("chunk_" in name for name in names)
+
+
+@contextlib.contextmanager
+def _pinned() -> Iterator[Callable[[], int]]:
+    """How much memory is taken since, of what has not been given back."""
+    gc.collect()
+    tracemalloc.start()
+    try:
+        yield lambda: tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
 
 
 @contextlib.contextmanager

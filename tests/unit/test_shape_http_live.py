@@ -210,6 +210,7 @@ def test_events_follow_the_log_and_resume_without_repeating(tmp_path: Path) -> N
         assert answer.headers["cache-control"] == "public, max-age=19"
         assert answer.headers["electric-cursor"]
         assert answer.headers["connection"] == "keep-alive"
+        assert answer.headers["electric-has-data"] == "false"
         wait_until(lambda: shape.waiting == 1, "the stream waits")
         assert set(answer.read1().split(b"\n\n")) == {b": keep-alive", b""}
         five = [item(number) for number in range(5)]
@@ -223,6 +224,7 @@ def test_events_follow_the_log_and_resume_without_repeating(tmp_path: Path) -> N
         wire.append(shape, 200, [item(9)])
         pending = wire.get(table="items", handle=shape.handle, live="true", live_sse="true", offset="101_0")
         assert events(pending.body) == [item(9), up_to_date(201)]
+        assert pending.headers["electric-has-data"] == "true"
 
 
 def test_a_stream_ends_after_its_time(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 import brotli
+import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,11 +17,18 @@ from hypothesis import strategies as st
 from penstock.core.offset import LogOffset
 from penstock.shapes.http.admission import Admission
 from penstock.shapes.http.answers import matching
-from penstock.shapes.http.app import route_of
 from penstock.shapes.http.compression import Body, Compressor, accepted
 from penstock.shapes.http.cursor import EPOCH_S, next_cursor
+from penstock.shapes.http.door import route_of
 from penstock.shapes.http.fields import BodyError, QueryError, parse_query, with_body
-from penstock.shapes.http.request import RequestError, ShapeRequest, parse_delete, parse_request
+from penstock.shapes.http.request import (
+    PARAMS_BYTES_MAX,
+    RequestError,
+    ShapeRequest,
+    parse_delete,
+    parse_request,
+)
+from penstock.shapes.source.subset import SubsetRequest
 
 
 def request(**fields: str) -> ShapeRequest:
@@ -129,6 +137,21 @@ def test_params_are_numbered_from_one() -> None:
     assert errors("table=t&offset=-1&params[1]=1&params[01]=2") == sequential
 
 
+def test_params_of_a_shape_are_bounded_and_those_of_a_subset_by_the_body() -> None:
+    """A shape keeps them for as long as it is there; a subset is read once."""
+    fields = parse_query(b"table=t&offset=-1")
+    half = "ä" * (PARAMS_BYTES_MAX // 4)
+
+    def body(last: str) -> bytes:
+        return orjson.dumps({"subset": {"params": {"1": half * 9}}, "params": {"1": half, "2": last}})
+
+    held = parse_request(with_body(fields, body(half)))
+    assert held.definition.params == (half, half)
+    with pytest.raises(RequestError) as refused:
+        parse_request(with_body(fields, body(half + "x")))
+    assert refused.value.errors == {"params": ["Parameters are bigger than maximum size of 256 KiB"]}
+
+
 def test_unknown_parameters_change_nothing() -> None:
     other = request(**{"cache-buster": "x", "expired_handle": "y", "subset__where_expr": "z"})
     assert other == request()
@@ -183,6 +206,7 @@ def test_an_empty_body_is_no_subset_and_columns_may_be_a_list() -> None:
     fields = parse_query(b"table=t&offset=-1")
     assert parse_request(with_body(fields, b"  ")).subset is None
     assert parse_request(with_body(fields, b"{}")).subset is None
+    assert parse_request(with_body(fields, b'{"subset":{}}')).subset == SubsetRequest()
     listed = parse_request(with_body(fields, b'{"columns":["id","a\\"b"]}'))
     assert listed.definition.columns == '"id","a""b"'
 
@@ -212,6 +236,13 @@ def test_a_delete_needs_a_definition_or_a_handle() -> None:
     with pytest.raises(RequestError) as caught:
         parse_delete({"handle": "h", "live": "banana"})
     assert caught.value.errors == {"live": ["is invalid"]}
+
+
+def test_what_waiting_clients_send_again_is_parsed_once_and_a_flood_of_fields_is_not_remembered() -> None:
+    usual = b"table=items&offset=0_inf&handle=1-1&live=true"
+    assert parse_query(usual) is parse_query(usual)
+    many = b"&".join(b"%d" % number for number in range(500))
+    assert parse_query(many) is not parse_query(many)
 
 
 @pytest.mark.parametrize(

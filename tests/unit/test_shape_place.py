@@ -95,9 +95,10 @@ class Waiting:
         self.stop_asked, self.capture = threading.Event(), Capture(epoch)
         self.result: bool | None = None
         channel = cast(Any, SimpleNamespace(stop_asked=self.stop_asked, state=lambda *_: None))
+        self.door = door = cast(Any, SimpleNamespace(status="starting"))
 
         def wait() -> None:
-            self.result = service.wait_for_place(channel, directory, cast(Any, self.capture))
+            self.result = service.wait_for_place(channel, door, directory, cast(Any, self.capture))
 
         self.thread = threading.Thread(target=wait)
         self.thread.start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -9,8 +10,11 @@ import pytest
 
 from penstock.core.stream import StreamId
 from penstock.shapes.definition import DefinitionRequest, ShapeDefinition, define
-from penstock.shapes.source.catalog import CardColumn, TableCard
-from penstock.shapes.source.reconciler import compare
+from penstock.shapes.shape import SnapshotProblem
+from penstock.shapes.source.catalog import CardColumn, Catalog, TableCard
+from penstock.shapes.source.problems import unreachable
+from penstock.shapes.source.reconciler import compare, is_published
+from penstock.sources.postgres.connection import Connection
 from tests.shape_wire import card, column
 
 ID = column("id", "int4", nullable=False)
@@ -104,3 +108,35 @@ def test_an_added_column_of_a_table_without_a_key_is_part_of_every_key() -> None
     now = replace(keyless, columns=(*keyless.columns, column("c")))
     assert verdict(shape(keyless, columns="a"), now) == "rotate"
     assert verdict(shape(keyless, columns="a"), replace(without("hidden"), key=())) == "rotate"
+
+
+def test_while_the_source_is_away_a_table_is_taken_for_what_it_was() -> None:
+    def connections() -> AbstractContextManager[Connection]:
+        raise unreachable()
+
+    catalog = Catalog(connections)
+    catalog.put(BEFORE)
+    catalog.forget(BEFORE.stream)
+    catalog.forget(BEFORE.stream)
+    assert catalog.known(BEFORE.stream) is None, "it is asked for again each time"
+    assert catalog.card(BEFORE.stream) == BEFORE
+    with pytest.raises(SnapshotProblem):
+        catalog.card(StreamId("public", "others"))
+
+
+def test_a_table_with_partitions_that_becomes_a_partition_is_rotated_and_another_one_is_not() -> None:
+    parted = table(kind="p")
+    assert verdict(shape(parted), replace(parted, is_partition=True)) == "rotate"
+    assert verdict(shape(), table(is_partition=True)) == "refresh"
+    assert TableCard.from_json(parted.to_json()) == parted
+    written_before = {name: value for name, value in BEFORE.to_json().items() if name != "is_partition"}
+    assert TableCard.from_json(written_before) == BEFORE
+
+
+def test_a_table_is_published_if_it_is_or_all_of_its_leaves_are() -> None:
+    assert is_published(BEFORE, frozenset({BEFORE.oid}))
+    assert not is_published(BEFORE, frozenset({BEFORE.oid + 1}))
+    parted = table(kind="p", partitions=("/1:7", "/2:8/3:9"))
+    assert is_published(parted, frozenset({1, 3}))
+    assert not is_published(parted, frozenset({1, 2}))
+    assert is_published(table(kind="p"), frozenset()), "there are no rows that could change"

@@ -414,6 +414,35 @@ def test_an_element_that_is_there_twice_is_found_once() -> None:
     assert listed(router_of([asked], indexed=True).route(rows)) == [(0, 0, INSERTED), (0, 1, UPDATED)]
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param("id = 5", id="looked up"),
+        pytest.param("id > 4", id="compiled"),
+        pytest.param("id + 1 > 5", id="by Arrow"),
+        pytest.param("name = 'x' AND id + 1 > 5", id="looked up, then by Arrow"),
+    ],
+)
+def test_a_change_is_an_insert_an_update_or_a_delete_by_the_row_as_it_was_and_as_it_is(text: str) -> None:
+    out, into = ({"id": number, "name": "x"} for number in ("1", "5"))
+    rows = batch(
+        [
+            ("i", None, into),
+            ("i", None, out),
+            ("u", out, into),
+            ("u", into, into),
+            ("u", into, out),
+            ("u", out, out),
+            ("d", into, None),
+            ("d", out, None),
+        ]
+    )
+    routed = router_of([condition(text)], indexed=True).route(rows)
+    assert [found[1:] for found in listed(routed)] == [
+        (0, INSERTED), (2, INSERTED), (3, UPDATED), (4, DELETED), (6, DELETED)
+    ]  # fmt: skip
+
+
 def test_a_condition_that_cannot_be_evaluated_fails_its_shape_and_no_other() -> None:
     failing = ["id > 0", "id + 1 > 0", "name = 'x' AND id > 0", "name = 'x' AND id + 1 > 0"]
     passing = ["name = 'x'", "name > 'a'", "name = 'y' AND id + 1 > 0"]

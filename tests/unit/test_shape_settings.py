@@ -72,6 +72,24 @@ class TestVariables:
         assert (settings.source_url, settings.query_url) == (URL, "postgresql://pool/shop")
         assert (settings.db_pool_size, settings.max_shapes) == (8, 9)
 
+    @pytest.mark.parametrize(
+        ("variable", "text", "setting", "value"),
+        [
+            ("ELECTRIC_LISTEN_ON_IPV6", "true", "host", "::"),
+            ("ELECTRIC_LISTEN_ON_IPV6", "false", "host", "0.0.0.0"),
+            ("ELECTRIC_QUERY_DATABASE_URL", "postgresql://pool/shop", "query_url", "postgresql://pool/shop"),
+            ("ELECTRIC_MAX_SHAPES", "7", "max_shapes", 7),
+            ("ELECTRIC_TWEAKS_SCHEMA_RECONCILER_PERIOD", "1min", "schema_check_every", timedelta(minutes=1)),
+            ("ELECTRIC_SUBQUERY_BUFFER_MAX_TRANSACTIONS", "5", "subquery_buffer_max_transactions", 5),
+            ("ELECTRIC_ENABLE_INTEGRATION_TESTING", "false", "allow_shape_deletion", False),
+            ("ELECTRIC_DATABASE_CA_CERTIFICATE_FILE", "/c a", "source_url", f"{URL}?sslrootcert=%2Fc%20a"),
+        ],
+    )
+    def test_every_one_reaches_its_setting(
+        self, variable: str, text: str, setting: str, value: object
+    ) -> None:
+        assert getattr(served({variable: text}).settings, setting) == value
+
     def test_the_command_line_comes_before_the_environment(self, tmp_path: Path) -> None:
         found = served({"ELECTRIC_PORT": "4000", "ELECTRIC_STORAGE_DIR": "/x"}, port=0, storage_dir=tmp_path)
         assert found.settings.port == 0

@@ -244,10 +244,14 @@ class Engine:
         delivery.settle()
         for outer in self.layers.due(int(delivery.position)):
             self.commit()
+            had = {shape: shape.storage.last_seen_txn_offset for shape in self.shapes.values()}
             with self.store.together():
                 delivery.lsn.transaction(self.layers.splice(outer))
                 delivery.settle()
                 self.commit()
+            for shape, last in had.items():
+                # Whoever was sent all of it as events resumes one above (correctness 45).
+                assert log_of(shape, LogOffset(last.tx + 1, 0)) == log_of(shape, last)
         self.collector.end_broken()
 
     def commit(self) -> None:
@@ -300,6 +304,12 @@ def line(shape: Shape, key: str, row: Row, tables: Tables, salt: str) -> bytes:
         tags = Tags(form, salt)
         headers += tags.headers(tags.slots(values), active).decode()
     return f'{{"key":{json.dumps(key)},"value":{json.dumps(row)},"headers":{{{headers}}}}}\n'.encode()
+
+
+def log_of(shape: Shape, after: LogOffset) -> list[dict[str, Any]]:
+    stream = shape.storage.get_log_stream(after, shape.storage.last_seen_txn_offset)
+    found: list[dict[str, Any]] = json.loads(b"[" + b"".join(stream) + b"]")
+    return found
 
 
 class Run:
@@ -472,8 +482,7 @@ class Run:
         while (chunk := shape.storage.snapshot_chunk(number)) is not None:
             client.take(json.loads(b"[" + b"".join(chunk.blocks()) + b"]"))
             number += 1
-        stream = shape.storage.get_log_stream(LogOffset.LAST_BEFORE_REAL, shape.storage.last_seen_txn_offset)
-        client.take(json.loads(b"[" + b"".join(stream) + b"]"))
+        client.take(log_of(shape, LogOffset.LAST_BEFORE_REAL))
         return client
 
     def check(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,9 @@ from penstock.config import Config
 from penstock.config.streams import KafkaLaneConfig
 from penstock.core.errors import ConfigError
 from penstock.core.stream import StreamId
+from penstock.streams.record_publisher import RecordPublisher
 from penstock.streams.settings import StreamSettings
+from penstock.streams.targets import publisher_of
 from penstock.supervisor.programs import programs_of
 
 PIPELINE = """\
@@ -47,6 +50,17 @@ def test_the_short_forms_of_the_lanes_are_whole(tmp_path: Path) -> None:
     assert config.lanes.file.path == tmp_path / "changes.ndjson"
 
 
+@pytest.mark.parametrize(("told", "linger_s"), [("", 0.0), (", linger: 250ms", 0.25)])
+def test_events_for_kinesis_wait_for_others_as_long_as_they_are_told_to(
+    tmp_path: Path, told: str, linger_s: float
+) -> None:
+    config = load(tmp_path, f"lanes: {{kinesis: {{stream: shop, region: eu-west-1{told}}}}}\n")
+    with ExitStack() as opened:
+        publisher = publisher_of(StreamSettings.of_pipeline(config, "kinesis"), opened)
+        assert isinstance(publisher, RecordPublisher)
+        assert publisher._linger_s == linger_s
+
+
 def test_capture_waits_for_stream_lanes_and_never_begins_anew_without_asking_them(tmp_path: Path) -> None:
     config = load(tmp_path, "lanes: {file: {path: ./out}, shapes: {secret: s}}\n")
     spec = spec_of(config, service=SERVICE)
@@ -62,6 +76,16 @@ def test_each_lane_is_a_process_that_reads_the_pipeline_file_itself(tmp_path: Pa
         *_, lane, _console = programs_of(config, tmp_path / "penstock.yaml", SERVICE, tmp_path / "admin")
         assert (lane.name, lane.command[-1]) == ("kafka", module)
         assert "hunter2" not in str(lane.spec)
+
+
+@pytest.mark.parametrize(("cores", "module"), [(4, "penstock.streams"), (5, "penstock.streams_process")])
+def test_events_are_made_by_spark_where_there_are_cores_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cores: int, module: str
+) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: cores)
+    config = load(tmp_path, 'lanes: {kafka: {bootstrap: "b:1"}}\n')
+    *_, lane, _console = programs_of(config, tmp_path / "penstock.yaml", SERVICE, tmp_path / "admin")
+    assert lane.command[-1] == module
 
 
 def test_no_credential_shows_in_what_is_printed_or_said(tmp_path: Path) -> None:

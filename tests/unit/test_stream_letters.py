@@ -323,3 +323,24 @@ class TestReplaying:
             again.begin(term(2), replace(PASSED, replays=held))
             assert file.count("replay = 0") == left
             assert len(again.blocked) == (1 if left else 0)
+
+    def test_no_mark_outlives_the_letters(self, letters: DeadLetters, file: LetterFile, path: Path) -> None:
+        """Taken back, letters again, and dropped by somebody: any instance may go on."""
+        fallen = events(ONE, 107, [row(0, b"[1]")])
+        letters.write([dead(fallen)])
+        with DeadLetters(path, "kafka") as again:
+            again.begin(term(2), START)
+            assert again.mark, "a bucket that is ahead may have passed it"
+            assert again.sift(fallen).keys() == {0}
+            again.write([dead(fallen)])
+            assert again.mark
+            letter_requests.ask(file, "drop", stream=str(ONE))
+            assert again.replays.next(1, 1) is None
+            assert again.mark == ""
+
+    def test_a_row_of_a_load_that_was_read_anew_is_forgotten(self, letters: DeadLetters, path: Path) -> None:
+        letters.write([dead(events(ONE, 0, [(0, READ, b"[1]", b"{}")], chunk="load 1"))])
+        with DeadLetters(path, "kafka") as again:
+            again.begin(term(2), START)
+            assert again.mark == ""
+            assert again.sift(events(ONE, 0, [(0, READ, b"[1]", b"{}")], chunk="load 1")) == {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,8 @@ from penstock.core.position import Lsn
 from penstock.file_lock import held
 from penstock.operations import lanes
 from penstock.streams.orders import ORDERS_FILE, OrderBook, Orders, lane_directory
+from penstock.streams.publisher import Standing
+from penstock.streams.starting_point import Ordered
 from tests.idle_pipeline import idle_pipeline
 
 
@@ -49,6 +52,24 @@ def test_an_order_that_came_meanwhile_stays_and_the_one_that_was_carried_out_goe
     assert known.serial != left.serial, "the lane still has to hear of it"
     assert book.carried_out(left).serial == book.read().serial
     assert not book.read().is_open
+
+
+@pytest.mark.parametrize(
+    ("to", "log_start", "is_done"), [(5, 3, True), (3, 3, True), (7, 3, True), (8, 3, False), (2, 3, False)]
+)
+def test_a_rewind_goes_where_the_log_reaches_and_not_beyond_what_the_target_holds(
+    to: int, log_start: int, is_done: bool
+) -> None:
+    """Only one that can be done does without dead letters that are elsewhere, and it does so once."""
+    orders = Orders(book="book").rewind(Lsn(to))
+    held = Standing(Lsn(7), Lsn(1), "source", 1)
+    ordered = Ordered(orders, Lsn(log_start))
+    assert ordered.goes_back_to(held) == (Lsn(to) if is_done else None)
+    assert ordered.leaves_letters(held) == is_done
+    assert not Ordered(orders, None).leaves_letters(held)
+    assert not ordered.leaves_letters(replace(held, orders=orders.mark))
+    assert Ordered(orders.load_anew(()), None).leaves_letters(held)
+    assert not Ordered(Orders(book="book").load_anew(("public.orders",)), None).leaves_letters(held)
 
 
 def test_what_a_target_remembers_is_not_carried_out_again_though_it_was_not_struck_out(

@@ -69,6 +69,17 @@ channel = Channel()
 channel.failed({"code": "source", "message": "The slot is gone."})
 sys.exit(3)
 """
+#: Fails while there is a file `broken` beside the journal, and is obedient when it is mended.
+MENDABLE = OBEDIENT.replace(
+    'write("starts")',
+    """
+import pathlib
+if pathlib.Path(channel.spec["journal"]).with_name("broken").exists():
+    channel.failed({"code": "storage", "message": "No space left."})
+    sys.exit(7)
+write("starts")
+""",
+)
 #: Does not end when it is asked to.
 STUBBORN = """
 import time
@@ -119,6 +130,7 @@ class Run:
     directory: Path
     scripts: dict[str, str]
     restarts_max: int = 5
+    parked_retry_s: float | None = None
     stop_timeout_s: float = 30.0
     events: list[Event] = field(default_factory=list)
     logged: list[tuple[str, str]] = field(default_factory=list)
@@ -131,6 +143,7 @@ class Run:
             state=self.directory / "state",
             service=ServiceSpec("grpc+unix:///nowhere", token="secret"),
             restarts_max=self.restarts_max,
+            parked_retry=None if self.parked_retry_s is None else timedelta(seconds=self.parked_retry_s),
             stop_timeout=timedelta(seconds=self.stop_timeout_s),
             report=self.events.append,
             log=lambda process, line: self.logged.append((process, line)),
@@ -233,6 +246,7 @@ channel.stop_asked.wait()
         run.wait_for("capture", "leading")
         parked = run.wait_for("lake", "parked")
         assert (parked.reason, parked.pid, parked.restarts) == ("The slot is gone.", None, 1)
+        assert parked.next_try is None
         assert parked.error == {"code": "source", "message": "The slot is gone."}
         assert run.process("capture").state == "leading", "the others go on"
         assert _sample(run, metrics.PARKED, process="lake") == 1
@@ -243,6 +257,41 @@ channel.stop_asked.wait()
         run.join()
         assert run.in_order
 
+    def test_a_parked_process_is_tried_again_until_it_lives_and_counts_as_parked_meanwhile(
+        self, runs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """What it died of, a disk or a catalog, is mended by somebody who does not know of us."""
+        (tmp_path / "broken").touch()
+        run = runs({"capture": OBEDIENT, "lake": MENDABLE}, restarts_max=1, parked_retry_s=0.05)
+        wait_until(lambda: "parked" in run.kinds("lake"), "lake to be parked")
+        shown: set[float | None] = set()
+
+        def has_restarted(times: int) -> bool:
+            shown.add(_sample(run, metrics.PARKED, process="lake"))
+            return (_sample(run, metrics.RESTARTS, process="lake") or 0) >= times
+
+        wait_until(lambda: has_restarted(4), "further tries")
+        parked = next(event for event in run.events if event.kind == "parked")
+        assert parked.fields["next_try"][:19] >= parked.at[:19]
+        assert parked.fields["next_try"] in parked.message
+        one_try = ["started", "failed", "parked"]
+        assert run.kinds("lake")[:9] == ["started", "failed", "died", *one_try, *one_try]
+        (tmp_path / "broken").unlink()
+        run.wait_for("lake", "running")
+        assert shown | {_sample(run, metrics.PARKED, process="lake")} == {1.0}, "it is on trial"
+        monkeypatch.setattr("penstock.supervisor.restarts.LIVED_S", 0.0)
+        assert _sample(run, metrics.PARKED, process="lake") == 0, "it has lived"
+        assert run.process("lake").next_try is None
+
+    @pytest.mark.parametrize("code", ["config", "position_gone"])
+    def test_a_parked_process_that_time_does_not_mend_waits_for_somebody(self, runs: Any, code: str) -> None:
+        failing = FAILING.replace('"source"', f'"{code}"')
+        run = runs({"capture": OBEDIENT, "lake": failing}, restarts_max=0, parked_retry_s=0.0)
+        assert run.wait_for("lake", "parked").next_try is None
+        run.supervisor.retry()
+        wait_until(lambda: run.kinds("lake").count("parked") == 2, "another try when somebody asks")
+        assert run.process("lake").restarts == 1
+
     def test_a_process_that_was_told_something_wrong_is_parked_at_once(self, runs: Any) -> None:
         run = runs({"capture": OBEDIENT, "lake": FAILING.replace('"source"', '"config"')}, restarts_max=5)
         parked = run.wait_for("lake", "parked")
@@ -250,6 +299,42 @@ channel.stop_asked.wait()
         run.supervisor.retry()
         wait_until(lambda: run.process("lake").restarts == 1, "another try when somebody asks")
         run.wait_for("lake", "parked")
+
+    def test_a_capture_that_ended_for_want_of_log_leaves_the_slot_unhealthy(self, runs: Any) -> None:
+        """Its own samples went with it: whoever watches, and the alert, have only the supervisor's word."""
+        without_log = FAILING.replace('"source"', '"position_gone"')
+        run = runs({"capture": without_log, "lake": OBEDIENT}, restarts_max=0)
+        assert run.wait_for("capture", "parked").error["code"] == "position_gone"
+        assert _sample(run, metrics.SLOT_HEALTHY) == 0
+        assert run.supervisor.snapshot().source.slot_healthy is False
+
+    def test_a_capture_that_ended_otherwise_says_nothing_of_the_slot(self, runs: Any) -> None:
+        run = runs({"capture": FAILING, "lake": OBEDIENT}, restarts_max=0)
+        run.wait_for("capture", "parked")
+        assert _sample(run, metrics.SLOT_HEALTHY) is None
+        assert run.supervisor.snapshot().source.slot_healthy is None
+
+    def test_news_that_nobody_has_looked_at_does_not_pile_up(self, runs: Any) -> None:
+        run = runs({"capture": OBEDIENT})
+        run.wait_for("capture", "leading")
+        holding, held = threading.Event(), threading.Event()
+
+        def hold(*_: Any, **__: Any) -> None:
+            held.set()
+            holding.wait()
+
+        keep, run.supervisor._keep = run.supervisor._keep, hold
+        wait_until(held.is_set, "the main thread to stand still")
+        try:
+            for number in range(10_000):
+                run.supervisor._heard(Event("note", "capture", str(number)))
+            assert run.supervisor._inbox.qsize() <= 2
+        finally:
+            run.supervisor._keep = keep
+            holding.set()
+        run.supervisor.ask_stop()
+        run.join()
+        assert run.in_order
 
     def test_a_second_request_to_stop_kills_at_once(self, runs: Any) -> None:
         run = runs({"capture": OBEDIENT, "lake": STUBBORN}, stop_timeout_s=3600)
@@ -400,6 +485,18 @@ class TestRestarts:
         assert [restarts.died(0, 1), restarts.died(1, 1)] == [FIRST_DELAY_S, None]
         restarts.forgive()
         assert restarts.died(2, 1) == FIRST_DELAY_S
+
+    def test_one_that_is_tried_once_more_is_parked_again_unless_it_lives(self) -> None:
+        restarts = Restarts(1)
+        assert [restarts.died(0, 1), restarts.died(1, 1)] == [FIRST_DELAY_S, None]
+        for at_s in (10 * WINDOW_S, 20 * WINDOW_S):
+            restarts.try_once()
+            assert restarts.is_on_trial(LIVED_S - 1)
+            assert restarts.died(at_s, LIVED_S - 1) is None
+        restarts.try_once()
+        assert not restarts.is_on_trial(LIVED_S)
+        assert restarts.died(20 * WINDOW_S + 1, LIVED_S) == FIRST_DELAY_S, "it begins anew"
+        assert restarts.died(20 * WINDOW_S + 2, 1) is None
 
 
 class TestWhatIsSaid:

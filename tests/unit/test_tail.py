@@ -358,6 +358,25 @@ def test_memory_stays_bounded_however_much_passes_through() -> None:
     assert len(tail._groups) < 40
 
 
+def test_many_small_commits_are_bounded_in_number_however_little_they_take() -> None:
+    tail = Tail(64 * MIB, groups_max=100)
+    tail.identify("7", 1, Lsn(5), START)
+    end, asked = START, 0
+    for number in range(1000):
+        end = Lsn(1100 + 100 * number)
+        add(tail, (end - 50, 0))
+        tail.committed(end, None)
+        assert len(tail._groups) <= 100 + 1
+        if tail.full:
+            asked += 1
+            tail.sealed(end)
+            assert not is_full(tail)
+    assert 5 <= asked <= 10, "a step is asked for when there are too many, and not before"
+    assert tail.bytes < 8 * MIB
+    assert isinstance(taken(tail, START), ReadLog), "who is further behind reads the log"
+    assert brief(taken(tail, Lsn(end - 100)))[0] == end
+
+
 def test_closing_a_tail_sends_waiting_readers_away() -> None:
     tail = new_tail()
     ended = threading.Event()
@@ -463,3 +482,60 @@ def test_an_open_transaction_does_not_keep_the_batch_that_it_began_in() -> None:
     tail._groups.clear()  # as if they were let go
     assert [(tx, op) for _, tx, op, _ in offsets_of(tail._open)] == open_
     assert memory_of(tail) < MIB // 64
+
+
+@pytest.mark.parametrize("open_tx", [None, 1300])
+def test_transactions_of_which_changes_are_missing_go_by_the_log_which_says_so(open_tx: int | None) -> None:
+    tail = new_tail()
+    add(tail, (1010, 0))
+    tail.committed(Lsn(1020), None)
+    add(tail, (1030, 0), (1100, 0), (1200, 0))
+    tail.untold(1100)
+    if open_tx is not None:
+        add(tail, (open_tx, 0))
+    tail.committed(Lsn(1210), open_tx)
+    assert brief(taken(tail, START)) == (1020, [(1010, 0)])
+    assert tail.read(Lsn(1020), 0) is None, "it waits for the log"
+    assert is_full(tail), "and asks for it"
+    tail.sealed(Lsn(1210))
+    assert taken(tail, Lsn(1020)) == ReadLog(Lsn(1210))
+    if open_tx is None:
+        add(tail, (1300, 0))
+    tail.committed(Lsn(1310), None)
+    assert brief(taken(tail, Lsn(1210))) == (1310, [(1300, 0)])
+
+
+def test_changes_that_are_missing_in_an_open_transaction_are_told_with_its_end() -> None:
+    tail = new_tail()
+    add(tail, (1010, 0), (1100, 0))
+    tail.untold(1100)
+    tail.committed(Lsn(1020), 1100)
+    assert brief(taken(tail, START)) == (1020, [(1010, 0)])
+    tail.committed(Lsn(1200), None)
+    tail.sealed(Lsn(1200))
+    assert taken(tail, Lsn(1020)) == ReadLog(Lsn(1200))
+
+
+def test_a_transaction_that_was_cut_off_is_never_told_from_memory() -> None:
+    tail = new_tail()
+    add(tail, (1010, 0))
+    tail.committed(START, 1010)
+    tail.untold(1010)
+    tail.committed(Lsn(1010), None)  # it ends where it began
+    add(tail, (1100, 0))
+    tail.committed(Lsn(1200), None)
+    tail.sealed(Lsn(1200))
+    assert taken(tail, START) == ReadLog(Lsn(1200))
+
+
+def test_transactions_that_were_cut_off_ask_for_no_step_once_the_log_has_them() -> None:
+    tail = Tail(MIB, groups_max=3)
+    tail.identify("7", 1, Lsn(5), START)
+    for number in range(10):
+        begins, end = Lsn(START + 100 * number), Lsn(START + 100 * (number + 1))
+        tail.untold(begins)
+        tail.committed(begins, None)  # it ends where it began, and the log ends there too
+        add(tail, (end - 50, 0))
+        tail.committed(end, None)
+        tail.sealed(end)
+        assert not is_full(tail)

@@ -17,6 +17,21 @@ def inserted(tx: int, op: int) -> Logged:
     return Logged(tx, op, "i", {"id": f"{tx}-{op}"})
 
 
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=20), st.integers(0, 10), st.integers(0, 10))
+def test_changes_between_two_positions_are_those_from_the_first_and_before_the_second(
+    drawn: list[int], start: int, end: int
+) -> None:
+    txs = sorted(drawn)
+    own = piece([inserted(tx, n) for n, tx in enumerate(txs)])
+    [fragment] = MessageConverter().fragments(item(100, own))
+    [changes] = fragment.changes
+    for until in (Lsn(end), None):
+        wanted = [tx for tx in txs if start <= tx and (until is None or tx < end)]
+        part = changes.between(Lsn(start), until)
+        assert (wanted == []) == (part is None)
+        assert part is None or part.tx.tolist() == wanted
+
+
 def ids(changes: Sequence[ChangeRows]) -> list[str | None]:
     return [value for each in changes for value in each.new("id").to_pylist()]
 
@@ -44,6 +59,10 @@ def test_rows_of_all_leaves_come_in_the_order_of_the_log_however_an_item_is_cut(
     assert [found for each in fragments for found in ids(each.changes)] == [
         f"{tx}-{op}" for tx, op, _ in changes
     ]
+    parts = [part for each in fragments for part in each.partitions]
+    for leaf in range(3):
+        of_leaf = [part for part in parts if str(part.stream) == f"public.leaf_{leaf}"]
+        assert ids(of_leaf) == [f"{tx}-{op}" for tx, op, each in changes if each == leaf]
     assert [each.is_last for each in fragments] == [False] * (len(fragments) - 1) + [True]
     assert {each.end for each in fragments} == {Lsn(1000)}
     filled = [each for each in fragments if each.changes]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import cast
@@ -24,7 +25,7 @@ NOT_NOW = VerifiedStream("public.orders", "not compared", "it is being loaded ag
 
 @pytest.fixture
 def config(tmp_path: Path) -> Config:
-    return Config.load(idle_pipeline(tmp_path, verify={"every": "24h"}), {})
+    return Config.load(idle_pipeline(tmp_path, ["public.*"], verify={"every": "24h"}), {})
 
 
 def instance(config: Config, *, has_loaded: bool = True) -> Verifying:
@@ -108,3 +109,37 @@ def test_a_part_that_is_equal_makes_no_known_difference_forgotten(config: Config
     assert reports.known(config.state) == {"public.orders": equal}
     said(config, 1, DIFFERS, sample=0.05)
     assert reports.known(config.state) == {"public.orders": DIFFERS}
+
+
+def test_a_known_difference_outlives_any_number_of_results_that_do_not_settle_it(config: Config) -> None:
+    orders, lines = VerifiedStream("public.orders", "equal"), VerifiedStream("public.lines", "equal")
+    said(config, 300, DIFFERS, replace(DIFFERS, stream="public.lines"))
+    said(config, 299, lines, by_schedule=False)
+    for hour in range(2 * reports.KEPT):
+        said(config, 200 - hour, orders, sample=0.05)
+    assert reports.known(config.state) == {"public.orders": DIFFERS, "public.lines": lines}
+    assert measured(instance(config))[metrics.VERIFY_DIFFERENCES.name] == 3
+    assert len(list(reports.kept(config.state))) == reports.KEPT + 2
+    said(config, 1, orders)  # all of its rows
+    assert len(list(reports.kept(config.state))) == reports.KEPT
+    assert reports.known(config.state) == {"public.orders": orders}
+
+
+def test_what_is_compared_by_hand_is_heard_of_by_an_instance_at_work(config: Config) -> None:
+    said(config, 2, DIFFERS)
+    at_work = instance(config)
+    assert measured(at_work)[metrics.VERIFY_DIFFERENCES.name] == 3
+    said(config, 1, VerifiedStream("public.orders", "equal"), by_schedule=False)
+    at_work.hear()
+    assert measured(at_work)[metrics.VERIFY_DIFFERENCES.name] == 0
+
+
+def test_a_table_that_is_compared_no_more_has_no_known_difference(config: Config) -> None:
+    said(config, 3, DIFFERS)
+    said(config, 2, VerifiedStream("public.orders", "not compared", "it is loaded whole", "by its mode"))
+    assert measured(instance(config))[metrics.VERIFY_DIFFERENCES.name] == 0
+
+
+def test_a_stream_that_was_taken_out_of_the_pipeline_is_no_trouble_of_it(config: Config) -> None:
+    said(config, 3, DIFFERS, replace(DIFFERS, stream="elsewhere.orders"))
+    assert {labels["stream"] for _, labels, _ in instance(config).samples() if labels} == {"public.orders"}

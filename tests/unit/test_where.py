@@ -120,6 +120,35 @@ def test_no_rows_and_one_row_have_answers_too() -> None:
         assert condition.evaluate(columns, len(values)).to_pylist() == [True] * len(values)
 
 
+@pytest.mark.parametrize(
+    ("text", "answers"),
+    [
+        # Of each pair of true, false and unknown, in this order.
+        ("a AND b", "tfu fff ufu"),
+        ("a OR b", "ttt tfu tuu"),
+        ("NOT a", "fff ttt uuu"),
+        ("NOT (a AND b)", "ftu ttt utu"),
+        ("a = b", "tfu ftu uuu"),
+        ("a IS DISTINCT FROM b", "ftt tft ttf"),
+        ("a IS NOT TRUE", "fff ttt ttt"),
+        ("(a OR b) IS UNKNOWN", "fff fft ftt"),
+        ("a IN (true, NULL)", "ttt uuu uuu"),
+        ("a NOT IN (true, NULL)", "fff uuu uuu"),
+        ("a NOT IN (true)", "fff ttt uuu"),
+    ],
+)
+def test_logic_has_three_values(text: str, answers: str) -> None:
+    columns = [SourceColumn(name, 16, -1, "bool", "bool") for name in "ab"]
+    condition = Condition.compile(text, columns)
+    truths = ["t", "f", None]
+    pairs = {
+        "a": pa.array([truth for truth in truths for _ in truths]),
+        "b": pa.array([truth for _ in truths for truth in truths]),
+    }
+    found = condition.evaluate(pairs, 9).to_pylist()
+    assert found == [{"t": True, "f": False, "u": None}[each] for each in answers.replace(" ", "")]
+
+
 def test_rows_of_a_slice_have_the_answers_of_their_own_values() -> None:
     condition = compiled("at > '2024-01-01'")
     at = pa.array(["2024-02-29 10:30:00+00", None, "-infinity", "1970-01-01 00:00:00+00"] * 3)

@@ -2,8 +2,10 @@
 
 A term ends when the lock or the stream is lost. What time can heal (the server restarts, a session is ended,
 another instance was faster, a full disk) leads to the next term, after a pause that doubles, of which a
-random part is waited. What time cannot heal (the slot is gone, the log belongs to another server) ends the
-process.
+random part is waited. It begins anew after a term that got somewhere: to lead is not enough, since each term
+costs the source sessions and a message in its log, and tables a commit that fences them off. But who has led
+knows that the source is there, and does not wait as long as one whom it does not answer. What time cannot
+heal (the slot is gone, the log belongs to another server) ends the process.
 
 The service lives through all terms. A lane is answered by the term that it joined or not at all: an old
 epoch, a term that ends meanwhile, no term, all are `CaptureAwayError`, and the lane starts over.
@@ -12,7 +14,9 @@ epoch, a term that ends meanwhile, no term, all are `CaptureAwayError`, and the 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from penstock import metrics
@@ -37,7 +41,16 @@ from penstock.core.errors import (
 from penstock.metrics import Sample
 
 _PAUSE_MIN_S, _PAUSE_MAX_S = 0.2, 30.0
+_PAUSE_AFTER_LEADING_MAX_S = 10.0
+_GOOD_TERM_S = 30.0  # of one in which nothing was there to be sealed, or that another one led
 _STORAGE_TRIES_MAX = 10
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    led: bool
+    got_somewhere: bool
+    error: Exception
 
 
 class AlwaysCapture:
@@ -57,17 +70,24 @@ class AlwaysCapture:
 
     def run(self) -> int:
         """The process's exit code; it must end then, which closes what lanes have open here."""
-        stop, pauses = self._channel.stop_asked, 0
+        stop, unreached, in_vain = self._channel.stop_asked, 0, 0
         try:
             self._service.start()
             while not stop.is_set():
-                led, error = self._serve_a_term(stop)
-                if error is None:
+                ended = self._serve_a_term(stop)
+                if ended is None:
                     continue
-                pauses = 1 if led else pauses + 1
-                self._reason = _words(error)
+                if ended.got_somewhere:
+                    unreached = in_vain = 0
+                if ended.led:
+                    unreached, in_vain = 0, in_vain + 1
+                    pause = pause_s(in_vain, _PAUSE_MIN_S, _PAUSE_AFTER_LEADING_MAX_S)
+                else:
+                    unreached += 1
+                    pause = pause_s(unreached, _PAUSE_MIN_S, _PAUSE_MAX_S)
+                self._reason = _words(ended.error)
                 self._channel.state("reconnecting", self._reason)
-                stop.wait(pause_s(pauses, _PAUSE_MIN_S, _PAUSE_MAX_S))
+                stop.wait(pause)
         except Exception as error:
             log_unexpected(error)
             self._channel.failed(error_to_json(error))
@@ -75,21 +95,23 @@ class AlwaysCapture:
             return error.exit_code if isinstance(error, PenstockError) else 1
         return 0
 
-    def _serve_a_term(self, stop: threading.Event) -> tuple[bool, Exception | None]:
-        """Whether this process has led, and what ended that, if time can heal it."""
+    def _serve_a_term(self, stop: threading.Event) -> _Ended | None:
+        """How the term failed, if time can heal that; None: it ended as it was to."""
         term, led, in_order = Term(self._spec, self._channel.note), False, False
+        began = time.monotonic()
         try:
             self._reason = "Another instance leads."
             led = term.lead(stop, lambda: self._channel.state("standby"))
             if led:
                 self._lead(term, stop)
             in_order = led
-            return led, None
+            return None
         except Exception as error:
             self._reconnects += led
             if not self._heals(error, term.server.source) and not (led and term.was_lost):
                 raise
-            return led, error
+            lasted = time.monotonic() - began >= _GOOD_TERM_S
+            return _Ended(led, term.has_sealed_changes or lasted, error)
         finally:
             self._term = None
             self._counted = summed(self._counted, term.counted())
@@ -143,7 +165,7 @@ class AlwaysCapture:
         try:
             return term.carry_out(request, arguments)
         except Exception as error:
-            if term.server.failure is not None or term is not self._term:
+            if term.server.failure is not None or term.was_lost or term is not self._term:
                 raise CaptureAwayError("Capture's term is over.", remedy="Join the next one.") from error
             if request == "join" and isinstance(error, PositionGoneError | StateError | StorageError):
                 others_decide = arguments["lane"] in self._spec.renewable and not may_begin_anew(self._spec)

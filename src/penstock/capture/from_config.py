@@ -6,14 +6,12 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from penstock.capture.source_spec import MongoSpec, MysqlSpec, PostgresSpec, SourceSpec
-from penstock.capture.spec import SYNC_HEARTBEAT_S, CaptureSpec, ServiceSpec
+from penstock.capture.spec import LAKE_LANE, SYNC_HEARTBEAT_S, CaptureSpec, ServiceSpec
 from penstock.config import Config
 from penstock.config.shapes import SHAPES_LANE
 from penstock.core.errors import ConfigError
 from penstock.core.stream import StreamId
 from penstock.ledger.lanes import LANES_FILE
-
-LAKE_LANE = "lake"
 
 
 def spec_of(

@@ -26,6 +26,7 @@ PATIENCE_VARIABLE = "PENSTOCK_PATIENCE_S"
 _PATIENCE_S = "5"
 _POLL_S = 0.1
 _STANDBY_POLL_S = 0.2
+_LAST_BEAT_S = 0.2
 
 
 def patience_s() -> float:
@@ -47,7 +48,8 @@ class Lock(Protocol):
     def lost(self) -> PenstockError:
         """It was ours."""
 
-    def release(self) -> None: ...
+    def release(self) -> None:
+        """Let it go, also while a question whether it is held waits for its answer."""
 
 
 class Leadership:
@@ -105,6 +107,8 @@ class Leadership:
 
     def release(self) -> None:
         self._ended.set()
+        if self._thread.is_alive():
+            self._thread.join(_LAST_BEAT_S)  # a beat that is under way ends, unless the network is silent
         self._lock.release()
 
     def _try(self) -> bool:

@@ -83,8 +83,9 @@ class ChangeSink(Protocol):
     def truncate(self, table: CapturedTable, at: Truncation, *, whole: bool) -> None:
         """`whole`: no leaf of the table's root has rows now."""
 
-    def alter(self, stream: StreamId, tx: int, op_index: int) -> None:
-        """A statement changed the stream's table itself: what its rows are now, the log cannot tell."""
+    def alter(self, stream: StreamId, tx: int, op_index: int, *, is_untold: bool = False) -> None:
+        """A statement changed the stream's table itself: what its rows are now, the log cannot tell.
+        `is_untold`: rows of it were changed, and the log has no change of that."""
 
 
 class LogStream(Protocol[Batch_co]):

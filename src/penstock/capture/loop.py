@@ -29,7 +29,7 @@ from typing import Generic
 from penstock.capture.acknowledgement import AcknowledgementTracker
 from penstock.capture.log_reading import Batch, LogStream
 from penstock.capture.spec import CaptureProgress
-from penstock.capture.steps import StepBuilder
+from penstock.capture.steps import StepBuilder, add_target
 from penstock.core.position import Lsn
 from penstock.log.writer import LogWriter
 
@@ -85,7 +85,7 @@ class ReplicationLoop(Generic[Batch]):
     def read_to(self, target: Lsn) -> None:
         """Have everything up to `target` sealed as soon as it has come; unless following, stop there."""
         with self._lock:
-            self._asked_targets.append(target)
+            add_target(self._asked_targets, target)
         self._wake()
 
     demand = read_to
@@ -143,7 +143,9 @@ class ReplicationLoop(Generic[Batch]):
 
     def _take_orders(self) -> None:
         with self._lock:
-            targets, self._asked_targets = self._asked_targets, []
+            targets: list[Lsn] = []
+            if len(self._in_flight) <= _BATCHES_IN_FLIGHT:  # else they wait where they are bounded
+                targets, self._asked_targets = self._asked_targets, []
             follow, self._follow_asked = self._follow_asked, False
         if follow and not self._following:
             self._following = True

@@ -25,7 +25,7 @@ from penstock.capture.leadership import Leadership
 from penstock.capture.open import open_source
 from penstock.capture.reading import Reading
 from penstock.capture.source import Wanted
-from penstock.capture.spec import CaptureProgress, CaptureSpec, Started
+from penstock.capture.spec import LAKE_LANE, CaptureProgress, CaptureSpec, Started
 from penstock.core.errors import (
     AnotherServerError,
     AnotherSourceError,
@@ -103,7 +103,14 @@ class CaptureServer:
         return True
 
     def join(self, lane: str, streams: Sequence[StreamId], full_identity: Collection[StreamId]) -> Started:
-        """Have these streams read, and hold the source's log for `lane` from now on."""
+        """Have these streams read, and hold the source's log for `lane` from now on.
+
+        The lake lets a stream stand still whose changes lack columns; any other lane is told that it cannot
+        have it.
+        """
+        if lane != LAKE_LANE:
+            for error in self.source.lacking(streams):
+                raise error
         with self._joining:
             self.snapshots.release(lane)
             if self.reading is None:
@@ -226,7 +233,8 @@ class CaptureServer:
         spec = self._spec
         lanes = dict(spec.lanes)
         if spec.service is not None and spec.lanes_path is not None:
-            self.lanes = LaneRegistry(spec.lanes_path)
+            require = None if self.leadership is None else self.leadership.require
+            self.lanes = LaneRegistry(spec.lanes_path, require)
             lanes |= self.lanes.positions()
         log = self.source.set_up(Wanted(tuple(streams), frozenset(full_identity), lanes), take_lead)
         leadership = self.leadership

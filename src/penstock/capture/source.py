@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from penstock.capture.leadership import Lock
 from penstock.capture.log_reading import LogReading
 from penstock.capture.spec import ExportedSnapshot
+from penstock.core.errors import SourceError
 from penstock.core.position import Lsn
 from penstock.core.stream import StreamId
 from penstock.ledger.load_record import LoadPoint
@@ -75,7 +76,8 @@ class Monitor(Protocol):
     def status(self) -> dict[str, Any]:
         """What people are shown."""
 
-    def samples(self, received: Lsn) -> list[Sample]: ...
+    def samples(self, received: Lsn | None) -> list[Sample]:
+        """`received`: None while nothing is read."""
 
 
 def distance(position: Lsn, *ends: Lsn | None) -> int | None:
@@ -116,6 +118,9 @@ class CaptureSource(Protocol):
         self, streams: Sequence[StreamId], full_identity: Collection[StreamId]
     ) -> tuple[StreamId, ...]:
         """Have the log hold changes of these streams too; those of which it did not until now."""
+
+    def lacking(self, streams: Sequence[StreamId]) -> Sequence[SourceError]:
+        """Those whose changes come without some of their columns: why, and the way out."""
 
     def confirmed(self, wanted: Lsn, within_s: float, go_on: Callable[[], None]) -> Lsn:
         """What the source knows that it may forget, once that is `wanted`, which it was told by

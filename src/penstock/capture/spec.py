@@ -15,6 +15,7 @@ from penstock.core.stream import StreamId
 AcknowledgeAt = Literal["lanes", "log"]
 OnWalPressure = Literal["hold", "acknowledge_log"]
 
+LAKE_LANE = "lake"
 SYNC_HEARTBEAT_S = 30.0  # nobody takes over from a sync: its lease only has to end some time
 
 

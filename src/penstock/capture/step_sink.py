@@ -51,5 +51,7 @@ class StepSink:
         if whole:
             self._writer.truncate(stream, at.tx, at.op_index)
 
-    def alter(self, stream: StreamId, tx: int, op_index: int) -> None:
-        self._writer.alter(stream, tx, op_index)
+    def alter(self, stream: StreamId, tx: int, op_index: int, *, is_untold: bool = False) -> None:
+        self._writer.alter(stream, tx, op_index, is_untold=is_untold)
+        if is_untold and self._tail is not None:
+            self._tail.untold(tx)

@@ -33,6 +33,7 @@ from penstock.core.position import Lsn
 from penstock.log.writer import LogWriter
 
 _EMPTY_STEP_EVERY_S = 30.0
+_TARGETS_MAX = 64
 
 
 @dataclass
@@ -81,7 +82,7 @@ class StepBuilder(Generic[Batch]):
         """Seal as soon as `target` is passed; bounded, read on to it. Whether it is reached."""
         if target <= self._writer.end:
             return True
-        bisect.insort(self._targets, target)
+        add_target(self._targets, target)
         return self._seal_if_due() or self._work()
 
     def follow(self) -> bool:
@@ -187,3 +188,13 @@ class StepBuilder(Generic[Batch]):
         self.counters.seal_seconds += self._sealed_at - began
         if self._tail is not None:
             self._tail.sealed(manifest.end)
+
+
+def add_target(targets: list[Lsn], target: Lsn) -> None:
+    """Keep it with the others, in order. Of too many the furthest stands for those just before it: a lane
+    that asks again and again while nothing can be sealed costs no more than one that waits."""
+    if target in targets:
+        return
+    bisect.insort(targets, target)
+    if len(targets) > _TARGETS_MAX:
+        del targets[-2]

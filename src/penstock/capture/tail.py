@@ -10,10 +10,11 @@ What a reader may rely on, and why it holds:
 - *Any reader, any position.* A reader is nothing but the position it has read to; a position inside a group
   is answered with the rest of it. A slow reader holds up nobody and has no queue: it asks for the next item
   when it has sent the last one, and finds itself behind the groups in memory, or not.
-- *Bounded.* At most `bytes_max` and one batch of capture's. A slice that keeps more than twice its size in
-  memory is copied. A group is at most `_group_bytes_max`, so that it can be sent as one message; more is cut
-  between transactions, and a transaction that is larger goes by the log: its rows are dropped, capture is
-  asked to seal, and then readers are told.
+- *Bounded.* At most `bytes_max` and `groups_max`, and one batch of capture's. A slice that keeps more than
+  twice its size in memory is copied. A group is at most `_group_bytes_max`, so that it can be sent as one
+  message; more is cut between transactions, and a transaction that is larger goes by the log: its rows are
+  dropped, capture is asked to seal, and then readers are told. So does one of which the log says that changes
+  are missing: what tells it is the manifest.
 
 A group is encoded when the first reader wants it, in that reader's thread, and once for all of them.
 """
@@ -48,6 +49,7 @@ from penstock.core.stream import StreamId
 from penstock.log import columns as log_columns
 
 _GROUP_BYTES_MAX = 16 << 20
+_GROUPS_MAX = 8192  # of one small commit each, they take 64 MiB at ten columns
 _COLUMN_BYTES = 1024  # what a column of a small batch takes beside its values
 
 
@@ -56,6 +58,9 @@ class TailSink(Protocol):
 
     def rows(self, schema: TableSchema, leaf: StreamId, rows: pa.RecordBatch) -> None:
         """A piece, as it was given to the log."""
+
+    def untold(self, tx: int) -> None:
+        """The log says of this transaction that changes are missing in it."""
 
     def committed(self, end: Lsn, open_tx: int | None) -> None:
         """What was told with `_tx` below `open_tx`, or all if that is None, is whole and ends at `end`."""
@@ -80,17 +85,18 @@ class Served:
 class Tail:
     """A `TailSink`, and where readers read. One for each term; `close` ends its readers."""
 
-    def __init__(self, bytes_max: int) -> None:
-        self._bytes_max = bytes_max
+    def __init__(self, bytes_max: int, groups_max: int = _GROUPS_MAX) -> None:
+        self._bytes_max, self._groups_max = bytes_max, groups_max
         self._group_bytes_max = min(_GROUP_BYTES_MAX, bytes_max // 4)
         self._changed = threading.Condition()
         self._origin = Origin("", 0, Lsn(0), Lsn(0))
         self._groups: list[_Group] = []
         self._start = self._sealed = self._position = Lsn(0)
         self._by_log_end = Lsn(0)  # of the newest group that only the log has
-        self._held_bytes = self._unsealed_bytes = 0
+        self._held_bytes = self._unsealed_bytes = self._unsealed_groups = 0
         self._open: list[Piece] = []
         self._by_log_tx: int | None = None  # the open transaction, if it is too large for us
+        self._untold: list[int] = []
         self._closed = False
 
     def identify(self, system_id: str, timeline: int, epoch: Lsn, position: Lsn) -> None:
@@ -117,6 +123,9 @@ class Tail:
         if rows.num_rows:
             self._open.append(Piece(schema.stream, leaf, schema.id, rows))
 
+    def untold(self, tx: int) -> None:
+        self._untold.append(tx)
+
     def committed(self, end: Lsn, open_tx: int | None) -> None:
         groups: list[_Group] = []
         start = self._position
@@ -133,6 +142,10 @@ class Tail:
             self._open = []
         if whole:
             groups += _grouped(whole, start, end, self._group_bytes_max)
+        if any(open_tx is None or tx < open_tx for tx in self._untold):
+            groups = [_Group(self._position, end, None)]
+            # One that a crash of the source cut off ends where it began: the next range has it.
+            self._untold = [tx for tx in self._untold if tx >= end]
         if groups:
             # Positions between transactions are as good as the end of the last one, but not as round.
             groups[-1].end = end
@@ -142,9 +155,9 @@ class Tail:
     def sealed(self, end: Lsn) -> None:
         with self._changed:
             waiting = self._waits_for_log
-            self._unsealed_bytes -= sum(
-                group.bytes for group in self._groups if self._sealed < group.end <= end
-            )
+            newly = [group.bytes for group in self._groups if self._sealed < group.end <= end]
+            self._unsealed_bytes -= sum(newly)
+            self._unsealed_groups -= len(newly)
             self._sealed = end
             self._let_go()
             if waiting:
@@ -152,7 +165,11 @@ class Tail:
 
     @property
     def full(self) -> bool:
-        return self._unsealed_bytes > self._bytes_max or self._waits_for_log
+        return (
+            self._unsealed_bytes > self._bytes_max
+            or self._unsealed_groups > self._groups_max
+            or self._waits_for_log
+        )
 
     def close(self) -> None:
         """The term is over: readers are sent away."""
@@ -196,9 +213,11 @@ class Tail:
             if self._closed:
                 return
             self._groups += groups
-            size = sum(group.bytes for group in groups)
-            self._held_bytes += size
-            self._unsealed_bytes += size
+            self._held_bytes += sum(group.bytes for group in groups)
+            # A transaction that was cut off may end where the log does: no step will ever be sealed for it.
+            unsealed = [group.bytes for group in groups if group.end > self._sealed]
+            self._unsealed_bytes += sum(unsealed)
+            self._unsealed_groups += len(unsealed)
             self._position = max(self._position, end)
             self._by_log_end = max([self._by_log_end, *(group.end for group in groups if group.is_by_log)])
             self._let_go()
@@ -208,7 +227,8 @@ class Tail:
         """Forget the oldest groups, as far as there is too much and the log has them."""
         gone = 0
         for group in self._groups:
-            if group.end > self._sealed or (self._held_bytes <= self._bytes_max and not group.is_by_log):
+            too_much = self._held_bytes > self._bytes_max or len(self._groups) - gone > self._groups_max
+            if group.end > self._sealed or not (too_much or group.is_by_log):
                 break
             self._held_bytes -= group.bytes
             self._start = group.end

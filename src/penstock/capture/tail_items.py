@@ -22,8 +22,8 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, TypeAlias
 
@@ -71,11 +71,16 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Transactions:
-    """Whole transactions, with all there is up to `end`. `at` is None for those read from the log."""
+    """Whole transactions, with all there is up to `end`. `at` is None for those read from the log.
+
+    `untold`: streams that lack changes, and in which transactions, in order (`TableEntry.untold`):
+    a stream that has passed the first is to stop at the next. Items that have any are read from the log.
+    """
 
     end: Lsn
     pieces: Iterable[Piece]
     at: float | None = None
+    untold: Mapping[StreamId, tuple[int, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,8 +69,14 @@ class LogReader:
                 remedy="Load what this lane holds anew; `log.retention` says how long the log is kept.",
             )
         for end in self._log.boundaries(after, to, LOG_ITEM_BYTES):
-            yield Transactions(end, self._pieces(after, end))
+            yield Transactions(end, self._pieces(after, end), untold=self._untold(after, end))
             after = end
+
+    def _untold(self, after: Lsn, to: Lsn) -> dict[StreamId, tuple[int, ...]]:
+        found = self._log.untold(after, to)
+        return {
+            stream: txs for stream, txs in found.items() if self._streams is None or stream in self._streams
+        }
 
     def _pieces(self, after: Lsn, to: Lsn) -> Iterator[Piece]:
         """Stream by stream; of leaves that have changes of the same time, by the first of each piece."""

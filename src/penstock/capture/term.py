@@ -76,6 +76,11 @@ class Term:
     def has_sealed(self) -> bool:
         return self.server.reading is not None and self.server.reading.counters.steps_sealed > 0
 
+    @property
+    def has_sealed_changes(self) -> bool:
+        """Not only that the log's end has moved, which the message that begins a term does already."""
+        return self.server.reading is not None and self.server.reading.counters.steps_with_changes > 0
+
     def lead(self, stop: threading.Event, on_waiting: Callable[[], None]) -> bool:
         """Wait for the lead; False if `stop` was set before."""
         led = self.server.lead(stop, on_waiting)
@@ -178,9 +183,10 @@ class Term:
         """What is true of this moment; what is counted is `counted`."""
         found: list[Sample] = [(metrics.EPOCH.name, {}, int(self.epoch or 0))]
         reading = self.server.reading
+        # What the source keeps for us grows also while no lane is there to read it for.
+        found += self._monitor.samples(None if reading is None else reading.position)
         if reading is None:
             return found
-        found += self._monitor.samples(reading.position)
         counters, tail = reading.counters, reading.tail
         found += [
             (metrics.LOG_UNSEALED_BYTES.name, {}, counters.unsealed_bytes),

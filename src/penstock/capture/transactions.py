@@ -8,7 +8,8 @@ Why that holds: the changes of a piece are in their order, and pieces are taken 
 of their first changes. The log gives them so (`capture.tail_reader`); those in memory come as capture wrote
 them, leaf by leaf, and are put in that order (`MessageConverter`). So once another piece begins, whatever
 lies before its first change is complete. Rows of the leaves of a partitioned table are rows of its root: they
-are merged by (tx, op) (`TransactionBuilder`).
+are merged by (tx, op) (`Partitions`). They are rows of the leaves as well: `partitions` has them as those of
+tables by themselves, each leaf's in their order, since they are cut where those of the root are.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -129,6 +131,14 @@ class ChangeRows:
             return pa.nulls(len(self), pa.string())
         return pc.struct_field(self.rows.column(log_columns.OLD), log_columns.stored_name(name))
 
+    def between(self, start: Lsn, end: Lsn | None = None) -> ChangeRows | None:
+        """Those with `start <= tx < end`; None, if there are none."""
+        first = int(np.searchsorted(self.tx, int(start)))
+        stop = len(self) if end is None else int(np.searchsorted(self.tx, int(end)))
+        if first >= stop:
+            return None
+        return self if stop - first == len(self) else self.slice(first, stop)
+
     def slice(self, start: int, stop: int) -> ChangeRows:
         return ChangeRows(self.stream, self.leaf, self.schema_id, self.rows.slice(start, stop - start))
 
@@ -138,6 +148,8 @@ class TransactionFragment:
     """Changes up to `end`; without `is_last` others up to there are to come.
 
     Without changes `first_tx` and `last_tx` are 0. `at`: when capture had them; None: they are from the log.
+    `partitions`: of `changes`, those that came from partitions, once more, under the partitions' names.
+    `untold`: as its item says (`Transactions`), each part of it.
     """
 
     first_tx: int
@@ -146,6 +158,38 @@ class TransactionFragment:
     changes: list[ChangeRows]
     is_last: bool = True
     at: float | None = None
+    partitions: list[ChangeRows] = field(default_factory=list)
+    untold: Mapping[StreamId, tuple[int, ...]] = field(default_factory=dict)
+
+
+class Taken(NamedTuple):
+    """`changes` and `partitions` of a fragment."""
+
+    changes: list[ChangeRows]
+    partitions: list[ChangeRows]
+
+
+class Partitions:
+    """Pieces of one table; of a partitioned one those of its leaves, whose changes are its own and theirs."""
+
+    def __init__(self, pieces: Iterable[ChangeRows]) -> None:
+        self._pieces = sorted((piece for piece in pieces if len(piece)), key=_first)
+
+    def of_root(self) -> list[ChangeRows]:
+        """All changes, in the order of (tx, op). Neighbours of one version become one."""
+        found: list[ChangeRows] = []
+        for _, same in itertools.groupby(self._pieces, key=lambda piece: piece.version):
+            group = list(same)
+            found.append(group[0] if len(group) == 1 else _merged_alike(group))
+        return found
+
+    def of_leaves(self) -> list[ChangeRows]:
+        """The changes of leaves as those of tables by themselves; none, if it has no partitions."""
+        return [
+            ChangeRows(piece.leaf, piece.leaf, piece.schema_id, piece.rows)
+            for piece in self._pieces
+            if piece.leaf != piece.stream
+        ]
 
 
 class TransactionBuilder:
@@ -160,15 +204,17 @@ class TransactionBuilder:
         self._pieces.setdefault(piece.stream, []).append(changes)
         self.bytes += piece.rows.get_total_buffer_size()
 
-    def take(self, open_stream: StreamId | None = None) -> list[ChangeRows]:
+    def take(self, open_stream: StreamId | None = None) -> Taken:
         """All there is; of `open_stream`, only what lies before the last piece, since more may come."""
-        taken: list[ChangeRows] = []
+        taken = Taken([], [])
         kept: dict[StreamId, list[ChangeRows]] = {}
         for stream, pieces in self._pieces.items():
             whole = pieces
             if stream == open_stream:
                 whole, kept[stream] = _before_last(pieces)
-            taken += merged(whole)
+            partitions = Partitions(whole)
+            taken.changes.extend(partitions.of_root())
+            taken.partitions.extend(partitions.of_leaves())
         self._pieces = kept
         self.bytes = sum(each.rows.get_total_buffer_size() for pieces in kept.values() for each in pieces)
         return taken
@@ -185,8 +231,8 @@ class MessageConverter:
         builder = TransactionBuilder()
         for piece in _by_stream(item.pieces):
             builder.add(piece)
-            if builder.bytes > self._bytes_max and (changes := builder.take(piece.stream)):
-                yield _fragment(item, changes, is_last=False)
+            if builder.bytes > self._bytes_max and (taken := builder.take(piece.stream)).changes:
+                yield _fragment(item, taken, is_last=False)
         yield _fragment(item, builder.take(), is_last=True)
 
 
@@ -196,16 +242,6 @@ def _by_stream(pieces: Iterable[Piece]) -> Iterable[Piece]:
         return pieces
     filled = [piece for piece in pieces if piece.rows.num_rows]
     return sorted(filled, key=lambda piece: (piece.stream, *first_change(piece)))
-
-
-def merged(pieces: Sequence[ChangeRows]) -> list[ChangeRows]:
-    """Changes of one table in the order of (tx, op). Neighbours of one version become one."""
-    ordered = sorted((piece for piece in pieces if len(piece)), key=_first)
-    found: list[ChangeRows] = []
-    for _, same in itertools.groupby(ordered, key=lambda piece: piece.version):
-        group = list(same)
-        found.append(group[0] if len(group) == 1 else _merged_alike(group))
-    return found
 
 
 def _merged_alike(pieces: Sequence[ChangeRows]) -> ChangeRows:
@@ -247,10 +283,12 @@ def _before_last(pieces: Sequence[ChangeRows]) -> tuple[list[ChangeRows], list[C
     return before, [*rest, last]
 
 
-def _fragment(item: Transactions, changes: list[ChangeRows], *, is_last: bool) -> TransactionFragment:
-    first = min((_first(each)[0] for each in changes), default=0)
-    last = max((_last(each)[0] for each in changes), default=0)
-    return TransactionFragment(first, last, item.end, changes, is_last, item.at)
+def _fragment(item: Transactions, taken: Taken, *, is_last: bool) -> TransactionFragment:
+    first = min((_first(each)[0] for each in taken.changes), default=0)
+    last = max((_last(each)[0] for each in taken.changes), default=0)
+    return TransactionFragment(
+        first, last, item.end, taken.changes, is_last, item.at, taken.partitions, item.untold
+    )
 
 
 def _first(changes: ChangeRows) -> tuple[int, int]:

@@ -15,7 +15,13 @@ import typer
 from penstock.cli.settings import settings_of
 from penstock.core.errors import ConfigError
 
-_STREAM_KERNELS = ("event_kernels", "byte_kernels", "time_kernels")
+_OF_STREAMS = (
+    "encoding.event_kernels",
+    "encoding.byte_kernels",
+    "encoding.time_kernels",
+    "kafka.partitions",
+    "kinesis.aggregation",
+)
 
 
 def prepare(context: typer.Context) -> None:
@@ -57,8 +63,8 @@ def _compile() -> None:
     """In a process for each core: compiling is all that they do."""
     from penstock.sources.open import compiled_modules
 
-    modules = compiled_modules() + [f"penstock.streams.encoding.{name}" for name in _STREAM_KERNELS]
-    modules.append("penstock.verify.canonical")
+    modules = compiled_modules() + [f"penstock.streams.{name}" for name in _OF_STREAMS]
+    modules += ["penstock.values.text_casts", "penstock.verify.canonical"]
     if find_spec("uvloop") is not None:  # the live lane is an extra
         modules.append("penstock.shapes.service")
     with ProcessPoolExecutor(os.cpu_count(), get_context("spawn")) as pool:

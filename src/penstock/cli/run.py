@@ -38,6 +38,7 @@ def _instance(settings: Settings, directory: Path) -> Instance:
         service=service,
         admin=None if config.lanes.shapes is None else admin,
         restarts_max=config.run.restarts_max,
+        parked_retry=config.run.parked_retry,
         stop_timeout=config.run.stop_timeout,
         notes=notes_of_left_lanes(config.state / LANES_FILE, lanes_of(config)),
     )

@@ -26,7 +26,8 @@ def run_view(status: dict[str, Any], streams_max: int = STREAMS_SHOWN) -> Render
         parts.append(_lanes(status["lanes"]))
     if status["streams"]:
         parts += _streams(status["streams"], streams_max)
-    parts += [Text(f"{name}: {value}") for name, value in _source(status["source"]).items()]
+    facts = _source(status["source"]) | _capture(status.get("capture") or {})
+    parts += [Text(f"{name}: {value}") for name, value in facts.items()]
     return Group(*parts)
 
 
@@ -60,12 +61,13 @@ def _lanes(lanes: Iterable[dict[str, Any]]) -> RenderableType:
             size(each["lag_bytes"]),
             _seconds(each["lag_seconds"]),
             _seconds(each.get("freshness_s")),
-            "–" if each.get("events") is None else count(each["events"]),
+            count(each.get("events")),
+            _seconds(each.get("commit_s")),
             _lane_note(each),
         )
         for each in lanes
     ]
-    columns = ("lane", "behind", "behind for", "freshness", "events", "")
+    columns = ("lane", "behind", "behind for", "freshness", "events", "a commit", "")
     return table(columns, rows, right=columns[1:-1])
 
 
@@ -77,6 +79,10 @@ def _lane_note(lane: dict[str, Any]) -> str:
         notes.append(f"loads {plural(lane['loading'], 'stream')}")
     if lane.get("gaps"):
         notes.append(f"{plural(lane['gaps'], 'stream')} with missing changes")
+    if lane.get("retries"):
+        notes.append(f"tried again {plural(lane['retries'], 'time')}")
+    if lane.get("dead_letters"):
+        notes.append(plural(lane["dead_letters"], "dead letter"))
     if not lane.get("configured", True):
         notes.append(f"not in the pipeline file: `penstock lane drop {lane['lane']} --yes` gives it up")
     return "; ".join(notes)
@@ -88,13 +94,14 @@ def _streams(streams: Sequence[dict[str, Any]], streams_max: int) -> list[Render
         (
             each["stream"],
             _seconds(each["freshness_s"]),
+            size(each.get("lag_bytes")),
             _seconds(each["lag_s"]),
             count(each["rows_applied"]),
             count(each["dead_letters"]),
         )
         for each in latest[:streams_max]
     ]
-    columns = ("stream", "freshness", "behind for", "rows applied", "dead letters")
+    columns = ("stream", "freshness", "behind", "behind for", "rows applied", "dead letters")
     shown: list[RenderableType] = [table(columns, rows, right=columns[1:])]
     if len(streams) > streams_max:
         shown.append(Text(f"and {plural(len(streams) - streams_max, 'stream')} less far behind", style="dim"))
@@ -108,19 +115,47 @@ def _source(source: dict[str, Any]) -> dict[str, str]:
     kept = size(source["retained_wal_bytes"]) + (
         f", {size(limit)} until its limit" if limit is not None else ""
     )
+    failures = source.get("checkpoint_failures")
+    unsaved = f"; {plural(failures, 'checkpoint')} could not be saved" if failures else ""
     return {
         "slot": slot[source["slot_healthy"]] + pressure,
         "kept by the source for us": kept,
         "not yet received": size(source["capture_lag_bytes"]),
         "acknowledged": text(source["acknowledged"]),
-        "ahead of the last checkpoint for": _seconds(source["checkpoint_age_s"]),
+        "ahead of the last checkpoint for": _seconds(source["checkpoint_age_s"]) + unsaved,
         "term": text(source["epoch"]),
+    }
+
+
+def _capture(capture: dict[str, Any]) -> dict[str, str]:
+    """Nothing while capture has said nothing, as on an instance that stands by."""
+    if capture.get("rows") is None:
+        return {}
+    rows, transactions, steps, times = (
+        plural(capture.get(name) or 0, noun)
+        for name, noun in (
+            ("rows", "row"),
+            ("transactions", "transaction"),
+            ("steps_sealed", "step"),
+            ("reconnects", "time"),
+        )
+    )
+    sealed_in = _seconds(capture.get("seal_s"))
+    lost = f"; the connection was lost {times}" if capture.get("reconnects") else ""
+    return {
+        "read from the source": f"{rows} in {transactions}, {size(capture.get('bytes'))}{lost}",
+        "change log": f"{size(capture.get('log_bytes'))}; {steps} sealed, {sealed_in} each",
+        "not yet sealed": size(capture.get("unsealed_bytes")),
+        "transactions in progress on disk": size(capture.get("spilled_bytes")),
+        "newest changes in memory": size(capture.get("tail_bytes")),
     }
 
 
 def _seconds(value: float | None) -> str:
     if value is None:
         return "–"
+    if 0 < value < 0.1:
+        return f"{value * 1000:.0f} ms"
     return f"{value:.1f} s" if value < 60 else age(value)
 
 

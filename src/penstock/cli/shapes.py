@@ -133,6 +133,7 @@ def _instance(settings: Settings, directory: Path, options: dict[str, Any]) -> I
         service=service,
         admin=admin,
         restarts_max=run.restarts_max,
+        parked_retry=run.parked_retry,
         stop_timeout=run.stop_timeout,
     )
 

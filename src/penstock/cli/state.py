@@ -1,4 +1,4 @@
-"""`penstock state`: look at the pipeline's memory, test it, bring back an earlier version of it."""
+"""`penstock state`: look at the pipeline's memory, test it, bring back an earlier one; mend a table by it."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ import typer
 from penstock.cli.settings import Settings, open_pipeline, settings_of
 from penstock.cli.tables import table
 from penstock.config import Config
-from penstock.core.errors import StateError
+from penstock.core.errors import ConfigError, StateError
 
 if TYPE_CHECKING:
     from penstock.ledger.state import StateDocument
     from penstock.ledger.store import StateStore
 
-app = typer.Typer(no_args_is_help=True, help="Show, check, restore or take over the state file.")
+app = typer.Typer(
+    no_args_is_help=True, help="Show, check, restore or take over the state file; rewind a stream."
+)
 
 
 @app.command()
@@ -90,6 +92,46 @@ def migrate(
         return
     rows = [(each.stream, each.action, each.detail) for each in told]
     settings.out.print(table(("stream", "what becomes of it", ""), rows))
+
+
+@app.command()
+def rewind(
+    context: typer.Context,
+    stream: Annotated[str, typer.Argument(metavar="SCHEMA.TABLE", help="Whose table it is.")],
+    to: Annotated[
+        str, typer.Option("--to", metavar="POSITION", help="A position of the source's log: 0/1A2B3C4D.")
+    ],
+    yes: Annotated[bool, typer.Option("--yes", metavar="", help="Yes, apply it again.")] = False,
+) -> None:
+    """Apply the change log after a position to a stream's table once more, in one commit.
+
+    For a table that was spoilt while the log still has what made it. The next sync does it, or the run that
+    is at work; the stream stays where it is, and rows that are as the log has them stay as they are. Without
+    --yes it only says what would be read.
+    """
+    from penstock.operations import rewinds, streams
+
+    settings = settings_of(context)
+    config = Config.load(settings.config_path)
+    found = rewinds.plan(config, stream, to)
+    if not yes:
+        raise ConfigError(
+            f"This applies the changes of {found.stream} after {found.start} to its table once more.",
+            detail=found.said,
+            stream=str(found.stream),
+            remedy="Add --yes if that is what you want.",
+        )
+    told = streams.rewind(config, found.stream, found.start)
+    if settings.json:
+        settings.emit_json({"rewind": found.to_json(), "told": told})
+        return
+    settings.out.print(found.said, markup=False, highlight=False, soft_wrap=True)
+    does = (
+        "The run that is at work does it."
+        if told == "done"
+        else "The next `penstock sync` or turn of `penstock run` does it."
+    )
+    settings.out.print(does, markup=False, highlight=False, soft_wrap=True)
 
 
 def _store(settings: Settings) -> StateStore:

@@ -38,6 +38,7 @@ class Instance:
     service: ServiceSpec
     admin: Path | None
     restarts_max: int
+    parked_retry: timedelta | None
     stop_timeout: timedelta
     notes: Sequence[str] = ()
 
@@ -71,6 +72,7 @@ def _run(settings: Settings, instance: Instance) -> bool:
         service=instance.service,
         admin=instance.admin,
         restarts_max=instance.restarts_max,
+        parked_retry=instance.parked_retry,
         stop_timeout=instance.stop_timeout,
         report=output.event,
         log=output.log,

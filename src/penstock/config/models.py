@@ -29,7 +29,7 @@ from penstock.config.sections import (
     VerifyConfig,
     WalConfig,
 )
-from penstock.config.selection import choose, not_there, unmatched
+from penstock.config.selection import choose, choose_of_those_there, not_there, unmatched
 from penstock.config.substitution import substitute_all
 from penstock.config.unavailable import REMEDY, unavailable
 from penstock.config.values import LocalPath, StreamPattern
@@ -91,10 +91,16 @@ class Config(Section):
             raise config_error(document, contradictions)
         return config
 
-    def resolve_streams(self, available: Sequence[StreamId]) -> list[StreamConfig]:
-        """The streams this pipeline has, given the tables there are; patterns replaced by names."""
+    def resolve_streams(
+        self, available: Sequence[StreamId], *, some_may_be_gone: bool = False
+    ) -> list[StreamConfig]:
+        """The streams this pipeline has, given the tables there are; patterns replaced by names.
+
+        An error if one that is named is not there, or if none is, unless `some_may_be_gone`.
+        """
         exclude = [StreamId.parse(pattern) for pattern in self.exclude]
-        chosen = choose([stream.id for stream in self.streams], exclude, available)
+        found = choose_of_those_there if some_may_be_gone else choose
+        chosen = found([stream.id for stream in self.streams], exclude, available)
         return [
             self.streams[index].model_copy(update={"table": str(stream)}) for stream, index in chosen.items()
         ]
@@ -125,20 +131,7 @@ def _contradictions(config: Config) -> list[Problem]:
     for index, stream in enumerate(config.streams):
         if stream.table in seen:
             problems.append((("streams", index), f"{stream.table} is listed twice."))
-        if stream.mode == "incremental" and stream.cursor is None:
-            problems.append(
-                (("streams", index), "`mode: incremental` needs a `cursor`: a column that rises.")
-            )
-        for key in ("cursor", "lookback"):
-            if stream.mode != "incremental" and getattr(stream, key) is not None:
-                problems.append((("streams", index, key), f"`{key}` is for `mode: incremental` alone."))
-        if stream.deletes == "soft" and stream.write == "append":
-            problems.append(
-                (("streams", index, "deletes"), "`soft` is for `write: upsert`: `append` keeps every delete.")
-            )
-        if stream.deletes == "soft" and stream.mode in ("full_refresh", "incremental"):
-            message = f"`soft` needs `mode: cdc` or `strict_cdc`: `{stream.mode}` does not see deletes."
-            problems.append((("streams", index, "deletes"), message))
+        problems += _mode_contradictions(stream, index)
         if stream.table in config.exclude:
             problems.append((("streams", index), f"{stream.table} is also in `exclude`."))
         problems += _table_contradictions(config, index)
@@ -152,6 +145,26 @@ def _contradictions(config: Config) -> list[Problem]:
     if config.state.is_relative_to(config.destination.directory):
         # Whoever reads all Parquet files below the destination would read the change log too.
         problems.append((("state",), "lies inside the destination's directory; give it one beside it."))
+    return problems
+
+
+def _mode_contradictions(stream: StreamConfig, index: int) -> list[Problem]:
+    """What does not go with the stream's mode, or with how it is written."""
+    problems: list[Problem] = []
+    if stream.mode == "incremental" and stream.cursor is None:
+        problems.append((("streams", index), "`mode: incremental` needs a `cursor`: a column that rises."))
+    for key in ("cursor", "lookback"):
+        if stream.mode != "incremental" and getattr(stream, key) is not None:
+            problems.append((("streams", index, key), f"`{key}` is for `mode: incremental` alone."))
+    if stream.mode != "full_refresh" and stream.resume == "per_chunk":
+        problems.append((("streams", index, "resume"), "`per_chunk` is for `mode: full_refresh` alone."))
+    if stream.deletes == "soft" and stream.write == "append":
+        problems.append(
+            (("streams", index, "deletes"), "`soft` is for `write: upsert`: `append` keeps every delete.")
+        )
+    if stream.deletes == "soft" and stream.mode in ("full_refresh", "incremental"):
+        message = f"`soft` needs `mode: cdc` or `strict_cdc`: `{stream.mode}` does not see deletes."
+        problems.append((("streams", index, "deletes"), message))
     return problems
 
 

@@ -289,6 +289,10 @@ class StreamConfig(Section):
     """How far behind the last cursor each sync reads again, for rows that were committed late: a duration
     (`15m`) for a time or date, a number for a number, `0` for none; for a pair of cursors a list of two. By
     default 10 minutes, or 1000."""
+    resume: Literal["exact", "per_chunk"] = "exact"
+    """For `mode: full_refresh`, when a load was cut short and its snapshot is gone. `exact`: it starts again.
+    `per_chunk`: chunks that were read stay, the others are read under a new snapshot, and the table shows
+    [more than one moment](../guides/recover.md#a-full-refresh-that-was-cut-short)."""
     write: Literal["upsert", "append"] = "upsert"
     """`upsert`: the last state of every row. `append`: every change as a row of its own."""
     deletes: Literal["hard", "soft"] = "hard"
@@ -433,7 +437,18 @@ class RunConfig(Section):
     """How long all may take to end in order. A quarter of it, 10 s at most, is kept for capture, which ends
     after the lanes; they have the rest."""
     restarts_max: PositiveInt = 5
-    """A process that fails more often than that within ten minutes is parked until somebody looks."""
+    """A process that fails more often than that within ten minutes is parked."""
+    parked_retry: Interval = timedelta(minutes=10)
+    """A parked process is tried again after so long, and again after that, until it lives; or `never`. One
+    that finds fault with its configuration, or misses a part of the source's log, is tried again by SIGHUP
+    alone."""
+
+    @field_validator("parked_retry")
+    @classmethod
+    def _can_be_waited_for(cls, value: timedelta | None) -> timedelta | None:
+        if value is not None and not timedelta(seconds=1) <= value <= timedelta(days=365):
+            raise ValueError("should be between 1s and 365d, or never")
+        return value
 
 
 class AccessConfig(Section):
@@ -523,11 +538,12 @@ class LoadConfig(Section):
 
 
 class MaintenanceConfig(Section):
-    """How [Iceberg tables are kept in order](../guides/iceberg.md#maintenance), by `penstock compact` and
-    after syncs."""
+    """How [Iceberg tables are kept in order](../guides/iceberg.md#maintenance), by `penstock compact`,
+    after syncs and beside the rounds of a run."""
 
     every: Interval = timedelta(hours=1)
-    """A sync that is done looks after each table that often, and does what is due; or `never`."""
+    """A sync that is done, or a run beside its rounds, looks after each table that often, and does what is
+    due; or `never`."""
     target_file_bytes: ByteSize = Field(default=ByteSize(256 * _MIB), ge=_MIB)
     """The size of file that small ones are merged into."""
     small_file_ratio: Annotated[float, Field(ge=0, le=1)] = 0.3

@@ -17,10 +17,24 @@ def choose(
     entries: Sequence[StreamId], exclude: Sequence[StreamId], available: Sequence[StreamId]
 ) -> dict[StreamId, int]:
     """Each chosen stream, in order, with the index of the entry that governs it."""
+    for entry in entries:
+        if not entry.is_pattern and entry not in set(available):
+            raise not_there(entry, available)
+    chosen = choose_of_those_there(entries, exclude, available)
+    if not chosen:
+        raise ConfigError(
+            "No table matches the streams of the pipeline file.",
+            detail=f"`streams` has {', '.join(map(str, entries))}; the source has {len(available)} tables.",
+            remedy="Run `penstock discover` to see the tables, then correct `streams` or `exclude`.",
+        )
+    return chosen
+
+
+def choose_of_those_there(
+    entries: Sequence[StreamId], exclude: Sequence[StreamId], available: Sequence[StreamId]
+) -> dict[StreamId, int]:
+    """The same, and no error if one that is named is not there, or none is."""
     exact = {entry: index for index, entry in enumerate(entries) if not entry.is_pattern}
-    for stream in exact:
-        if stream not in set(available):
-            raise not_there(stream, available)
     chosen: dict[StreamId, int] = {}
     for stream in sorted(set(available)):
         if stream in exact:
@@ -29,12 +43,6 @@ def choose(
             matching = [i for i, entry in enumerate(entries) if entry.is_pattern and entry.matches(stream)]
             if matching:
                 chosen[stream] = matching[-1]
-    if not chosen:
-        raise ConfigError(
-            "No table matches the streams of the pipeline file.",
-            detail=f"`streams` has {', '.join(map(str, entries))}; the source has {len(available)} tables.",
-            remedy="Run `penstock discover` to see the tables, then correct `streams` or `exclude`.",
-        )
     return chosen
 
 

@@ -321,6 +321,9 @@ class KinesisLaneConfig(StreamLaneConfig):
     """A record that Kinesis refuses by an error of its own (`InternalFailure`) is tried so often before it
     becomes a dead letter, while others are taken. A stream that takes nothing at all, or throttles, is tried
     without end."""
+    linger: Duration = timedelta(0)
+    """How long an event waits for others before it is sent, while a call is not full: fewer calls, later
+    events."""
     per_shard_in_flight: PositiveInt = 4
     """Calls at the same time for each shard."""
     checkpoint_every: Pause = timedelta(seconds=5)

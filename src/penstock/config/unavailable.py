@@ -21,8 +21,8 @@ LATER_STREAM_KEYS: dict[str, tuple[tuple[str, str | None], ...]] = {
 }
 #: By `source.type`: commands that end with an error.
 LATER_COMMANDS: dict[str, tuple[str, ...]] = {
-    "mysql": ("verify",),
-    "mongodb": ("verify",),
+    "mysql": ("resync --diff --yes",),
+    "mongodb": ("resync --diff --yes", "verify --repair"),
 }
 LATER_LANES: dict[str, tuple[str, ...]] = {
     "mysql": ("shapes",),
@@ -45,8 +45,6 @@ def unavailable(values: dict[str, Any]) -> list[Problem]:
 def _of_source(kind: str, values: dict[str, Any]) -> Iterator[Problem]:
     """What is there for other sources."""
     streams, lanes = values.get("streams"), values.get("lanes")
-    if "verify" in values and "verify" in LATER_COMMANDS.get(kind, ()):
-        yield ("verify",), f"is not available yet for a source of type {kind}."
     for index, stream in enumerate(streams if isinstance(streams, list) else ()):
         for key, value in LATER_STREAM_KEYS.get(kind, ()) if isinstance(stream, dict) else ():
             if key in stream and value in (None, stream[key]):

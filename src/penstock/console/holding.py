@@ -14,6 +14,7 @@ Level = Literal["good", "busy", "bad"]
 #: A lane that is no further behind than that is at work and holds nothing in a way worth a word.
 NEAR_BYTES = 64 << 20
 NEAR_S = 60.0
+_LINE_MAX = 300
 
 Piece = dict[str, Any]
 
@@ -27,14 +28,14 @@ def what_holds(
     capture = next((each for each in status["processes"] if each["name"] == "capture"), None)
     if status["role"] == "standby":
         return _said("good", _text("This instance stands by; another one leads and acknowledges."))
+    if status["source"]["slot_healthy"] is False:
+        return _said(
+            "bad", _text("The server no longer keeps all that the slot needs: tables must be loaded again.")
+        )
     if status["role"] != "leading":
         why = (capture or {}).get("reason") or (capture or {}).get("state") or "it is not there"
         return _said(
             "bad", _text(f"Capture does not read ({_one_line(why)}): the source keeps all that is new.")
-        )
-    if status["source"]["slot_healthy"] is False:
-        return _said(
-            "bad", _text("The server no longer keeps all that the slot needs: tables must be loaded again.")
         )
     return _of_lanes(streams, lanes)
 
@@ -92,6 +93,11 @@ def _of_down(lane: dict[str, Any]) -> dict[str, Any]:
     return _of_lane("bad", lane, f" lane is {lane['state']}{_why(lane)}.")
 
 
+def _of_waiting(lane: dict[str, Any]) -> dict[str, Any]:
+    """Its process is well; what it waits for may not be: a target that takes nothing is tried for ever."""
+    return _of_lane("bad", lane, f" lane waits: {_one_line(lane['reason'])}.")
+
+
 def _of_beginning(lane: dict[str, Any]) -> dict[str, Any]:
     return _of_lane("busy", lane, f" lane is {lane['state']}{_why(lane)}.")
 
@@ -106,13 +112,14 @@ def _of_silent(lane: dict[str, Any]) -> dict[str, Any]:
 
 
 #: States of a lane that end by themselves.
-_BEGINNING = ("starting", "waiting", "stopping")
+_BEGINNING = ("starting", "waiting", "reconnecting", "stopping")
 _STANDING: tuple[tuple[Callable[[dict[str, Any]], bool], Callable[[dict[str, Any]], dict[str, Any]]], ...] = (
     (lambda lane: not lane["configured"], _of_left),
     (lambda lane: bool(lane["paused"]), _of_paused_lane),
     (_is_down, _of_down),
     (lambda lane: not lane["known"], _of_silent),
     (lambda lane: (lane.get("state") or "running") in _BEGINNING, _of_beginning),
+    (lambda lane: bool(lane.get("reason")) and not lane.get("gaps"), _of_waiting),
 )
 
 
@@ -122,7 +129,7 @@ def _of_gaps(lane: dict[str, Any]) -> dict[str, Any]:
         "bad",
         _text("Changes are missing in the "),
         {"lane": lane["lane"]},
-        _text(f" lane: {few} still until loaded again."),
+        _text(f" lane: {few} still until loaded again{_why(lane)}."),
     )
 
 
@@ -177,7 +184,8 @@ def _why(lane: dict[str, Any]) -> str:
 
 
 def _one_line(text: Any) -> str:
-    return str(text).splitlines()[0][:200].rstrip(".") if str(text).strip() else ""
+    line = next(iter(str(text).strip().splitlines()), "")
+    return line.rstrip(".") if len(line) <= _LINE_MAX else f"{line[:_LINE_MAX].rpartition(' ')[0]} …"
 
 
 def _text(text: str) -> Piece:

@@ -26,16 +26,13 @@ class Rates:
     def add(self, at: float, counters: Mapping[Key, float]) -> None:
         while self._moments and self._moments[0][0] < at - WINDOW_S:
             self._moments.popleft()
-        if self._moments:
-            then, before = self._moments[0]
-            seconds = max(at - then, 1e-3)
-            self._rates = {
-                key: (value - before[key] if value >= before[key] else value) / seconds
-                for key, value in counters.items()
-                if key in before
-            }
-        else:
-            self._rates = {}
+        self._rates = {}
+        for key, value in counters.items():
+            # The earliest that has it: what has just begun has a rate before the window is over.
+            known = next(((then, found[key]) for then, found in self._moments if key in found), None)
+            if known is not None:
+                then, before = known
+                self._rates[key] = (value - before if value >= before else value) / max(at - then, 1e-3)
         self._moments.append((at, counters))
 
     def forget(self) -> None:

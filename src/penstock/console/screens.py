@@ -49,7 +49,7 @@ class Screens:
             "log.steps": lambda fields: log_screen.steps(self._log, _number(fields, "before", 0)),
             "log.step": lambda fields: log_screen.step(self._log, _number(fields, "step")),
             "log.schemas": lambda fields: log_screen.schemas(self._log, _stream(fields)),
-            "verify": lambda _fields: verify_screen.runs(self._config.state),
+            "verify": lambda _fields: verify_screen.runs(self._config),
             "verify.run": lambda fields: verify_screen.run(self._config.state, _text(fields, "run")),
         }
 

@@ -23,7 +23,7 @@ _BATCH_ROWS = 256
 def parquet_letters(
     directory: Path, stream: StreamId, *, values: bool, text: str = "", skip: int = 0
 ) -> dict[str, Any]:
-    """`more`: there may be others behind these."""
+    """`more`: there are others behind these; `only_newest`: no more than so many were looked at."""
     import pyarrow.parquet as pq
 
     from penstock.destinations.parquet_layout import TableLayout
@@ -34,10 +34,11 @@ def parquet_letters(
     found: list[dict[str, Any]] = []
     looked, more = 0, False
     for name in reversed(names):
+        if more or looked >= LOOKED_MAX:
+            break
         with pq.ParquetFile(layout.dead_letters / name) as parquet:
             for group in reversed(range(parquet.num_row_groups)):
                 if more or looked >= LOOKED_MAX:
-                    more = True
                     break
                 rows = parquet.read_row_group(group, columns=_LISTED)
                 looked += rows.num_rows
@@ -58,6 +59,7 @@ def parquet_letters(
         "dead_letters": total,
         "shown": [_letter(each, shown if values else None) for each in found],
         "more": more,
+        "only_newest": looked if not more and looked < total else None,
     }
 
 

@@ -9,25 +9,28 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from penstock.config import Config
 from penstock.core.errors import ConfigError
 from penstock.core.verify_report import TABLES, VerifiedStream
 from penstock.verify import reports
 
 
-def runs(state: Path) -> dict[str, Any]:
-    """The runs, newest first, and of each stream what the newest one says that could compare it."""
-    streams: dict[str, dict[str, Any]] = {}
-    described: list[dict[str, Any]] = []
-    for name, document in reports.kept(state):
-        described.append(_described(name, document))
-        for each in _streams(document):
-            found = {**_told(each), "run": name, "at": document["began_at"]}
-            known = streams.setdefault(each.name, found)
-            if known["verdict"] == "not compared" and each.verdict != "not compared":
-                streams[each.name] = {**found, "since": known["reason"]}
+def runs(config: Config) -> dict[str, Any]:
+    """The runs, newest first, and what is known of each stream: a difference until all rows are equal."""
+    found = reports.newest_known(config.state)
+    there = reports.of_pipeline(
+        config, [each.stream.stream for each in found.values() if not each.stream.lane]
+    )
+    streams = []
+    for _, known in sorted(found.items()):
+        if not known.stream.lane and known.stream.stream not in there:
+            continue
+        # Why a later run could not compare it is told as such, and not as what the run that did has to say.
+        told = {**_told(known.stream), "run": known.run, "at": known.began_at}
+        streams.append({**told, "reason": "", "since": known.since} if known.since else told)
     return {
-        "runs": described,
-        "streams": [streams[name] for name in sorted(streams)],
+        "runs": [_described(name, document) for name, document in reports.kept(config.state)],
+        "streams": streams,
     }
 
 

@@ -80,6 +80,12 @@ class SnapshotLostError(SourceError):
     code = "snapshot_lost"
 
 
+class NoSnapshotError(SourceError):
+    """No snapshot of this table can be had whose place in the source's log is known."""
+
+    code = "no_snapshot"
+
+
 class PositionGoneError(SourceError):
     """The source no longer has the position we must continue from (slot dropped, invalidated, moved)."""
 

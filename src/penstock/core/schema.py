@@ -83,6 +83,9 @@ class TableSchema:
     `storage` names the files that held the rows when the schema was read: it changes when the source
     rewrites the table, which writes values without a single event in the log. Empty: not known.
 
+    `unpublished`, of a version in the log, are generated columns that the table has and the rows do not: the
+    source was told to leave them out. They are not in `columns`.
+
     Of a stream that holds a part of its table (`core/selection.py`): `columns` are those it holds, `chosen`
     the names it lists (empty: all), `where` is its filter, `hidden` are the columns that only that reads.
     """
@@ -97,6 +100,7 @@ class TableSchema:
     chosen: tuple[str, ...] = ()
     where: str = ""
     hidden: tuple[SourceColumn, ...] = ()
+    unpublished: tuple[SourceColumn, ...] = ()
     id: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -104,10 +108,12 @@ class TableSchema:
         object.__setattr__(self, "id", hashlib.sha256(content.encode()).hexdigest()[:16])
 
     def _content(self) -> dict[str, Any]:
-        selection: dict[str, Any] = {
+        # What was added to the format later is left out while it says nothing: ids stay what they were.
+        added: dict[str, Any] = {
             "chosen": list(self.chosen),
             "where": self.where,
             "hidden": [column.to_json() for column in self.hidden],
+            "unpublished": [column.to_json() for column in self.unpublished],
         }
         return {
             "stream": {"namespace": self.stream.namespace, "name": self.stream.name},
@@ -117,7 +123,7 @@ class TableSchema:
             "deferrable_key": self.deferrable_key,
             "relation_oid": self.relation_oid,
             "storage": self.storage,
-            **{name: value for name, value in selection.items() if value},
+            **{name: value for name, value in added.items() if value},
         }
 
     def to_json(self) -> dict[str, Any]:
@@ -136,6 +142,7 @@ class TableSchema:
             chosen=tuple(fields.get("chosen", ())),
             where=fields.get("where", ""),
             hidden=tuple(SourceColumn.from_json(column) for column in fields.get("hidden", ())),
+            unpublished=tuple(SourceColumn.from_json(column) for column in fields.get("unpublished", ())),
         )
 
     @property

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from penstock.core.schema import TableSchema
+from penstock.core.schema import SourceColumn, TableSchema
 from penstock.core.where import Condition
 
 
@@ -27,15 +27,18 @@ class Selection:
     def of(self, schema: TableSchema) -> TableSchema:
         """The schema of the part, its columns in the table's order; `schema` is that of the whole table.
 
-        A key that is not among the columns is none: rows of the part cannot be told by it.
+        A key that is not among the columns is none: rows of the part cannot be told by it. Columns that the
+        table has and its rows in the log do not (`TableSchema.unpublished`) are not missing, but for the
+        condition, which cannot be asked without them.
         """
         if not self.columns and self.condition is None:
             return schema
-        lacking = self.missing(schema)
+        read = self.condition.columns if self.condition is not None else frozenset()
+        untold = {column.name for column in schema.unpublished} - read
+        lacking = [name for name in self.missing(schema) if name not in untold]
         if lacking:
             raise SelectionError(f"column {lacking[0]} is gone or has another name")
         held = frozenset(self.columns or schema.names)
-        read = self.condition.columns if self.condition is not None else frozenset()
         return replace(
             schema,
             columns=tuple(column for column in schema.columns if column.name in held),
@@ -43,6 +46,16 @@ class Selection:
             chosen=tuple(sorted(self.columns)),
             where=self.condition.text if self.condition is not None else "",
             hidden=tuple(column for column in schema.columns if column.name in read - held),
+            unpublished=self.unpublished(schema),
+        )
+
+    def unpublished(self, schema: TableSchema) -> tuple[SourceColumn, ...]:
+        """The columns of the part, and of its condition, that rows of this version lack."""
+        read = self.condition.columns if self.condition is not None else frozenset()
+        return tuple(
+            column
+            for column in schema.unpublished
+            if not self.columns or column.name in {*self.columns, *read}
         )
 
     def condition_on(self, part: TableSchema) -> Condition | None:

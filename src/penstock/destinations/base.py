@@ -178,8 +178,12 @@ class DestinationTable(Protocol):
         columns: pa.Schema | None = None,
         read_from: int | None = None,
         expected_cursor: Cursors | None = None,
+        rewinds: str | None = None,
     ) -> TableRecord:
         """Take a batch if the table is at `expected_to`, of the same generation, under no newer epoch.
+
+        `rewinds`: the table's generation, of changes that it holds already and takes once more; it stays at
+        `expected_to`, and is of the marker's generation from then on.
 
         A table that is read by a cursor is at no position: it must be at `expected_cursor`, and the marker's
         `cursor` says where it is then. If that is the same, `marker` has the thread ids of the one before.

@@ -67,6 +67,10 @@ class IcebergDestination:
             self._tables[stream] = IcebergTable(self.catalog, stream)
         return self._tables[stream]
 
+    def forget(self, stream: StreamId) -> None:
+        """Have it opened anew when it is asked for next: somebody may have dropped it and made another."""
+        self._tables.pop(stream, None)
+
     def streams(self) -> list[StreamId]:
         found = self.catalog.streams()
         return sorted(stream for stream in found if self.table(stream).record() is not None)
@@ -393,12 +397,13 @@ class IcebergTable:
         columns: pa.Schema | None = None,
         read_from: int | None = None,
         expected_cursor: Cursors | None = None,
+        rewinds: str | None = None,
     ) -> TableRecord:
         assert columns is not None, "a table of Iceberg knows its columns by ids"
 
         def prepare(attempt: Attempt, stage: Staging, base: TableRecord | None) -> TableRecord | None:
             base, record = moves.changed(
-                self.stream, base, expected_to, expected_cursor, marker, schema, dead_letter_files
+                self.stream, base, expected_to, expected_cursor, marker, schema, dead_letter_files, rewinds
             )
             return self._stage_rows(
                 attempt, stage, base, replace(record, columns=columns), added, removed, deletes, read_from

@@ -9,7 +9,10 @@ before the ancestors of a kept snapshot go, its answer is written into a table p
 a commit of ours itself. Such an answer never changes, because the ancestors of a snapshot do not; it may be
 written at any time and by anybody, and a crash before or after the expiry leaves it true. Hence for every
 kept snapshot, the head and whatever the table may be rolled back to, the answer after the expiry is the one
-before.
+before. Two that do this at once (a leader that was replaced in the midst of it, and its successor) take
+nothing from each other: each answer is a property of its own, which is removed when its snapshot is gone and
+not before. So it makes no difference that a REST catalog, which compares the references that a commit moves
+(`iceberg_staging`), takes both: this one moves none.
 """
 
 from __future__ import annotations
@@ -23,8 +26,10 @@ from typing import Any
 from penstock.destinations import iceberg_record as text
 from penstock.destinations.iceberg import IcebergTable
 from penstock.destinations.iceberg_history import HistoryGapError, newest_commit
-from penstock.destinations.iceberg_java import Metadata
+from penstock.destinations.iceberg_java import Attempt, Metadata, StaleMetadataError, commit_outcomes
 from penstock.destinations.iceberg_staging import MAIN
+
+TRIES_MAX = 10  # rounds may commit in between
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,23 +108,34 @@ def cut_off(history: History, expired: set[int]) -> list[int]:
 
 def prepare_expiry(table: IcebergTable, older_than_ms: int, snapshots_min: int, now_ms: int) -> list[int]:
     """The snapshots that may go; what they tell of those that stay is durable when this returns."""
-    metadata = table.handle.metadata()
-    if metadata is None:
+    if table.handle.metadata() is None:
         return []
-    document = json.loads(str(table.catalog.java.iceberg("TableMetadataParser").toJson(metadata.java)))
-    history = History.from_json(document, now_ms)
-    expired = to_expire(history, older_than_ms, snapshots_min)
-    if expired:
-        _write_down(table, metadata, cut_off(history, expired))
+    for _ in range(TRIES_MAX):
+        attempt = Attempt(table.catalog.java, str(table.stream), table.handle.table.operations())
+        parser = table.catalog.java.iceberg("TableMetadataParser")
+        document = json.loads(str(parser.toJson(attempt.base.java)))
+        history = History.from_json(document, now_ms)
+        expired = to_expire(history, older_than_ms, snapshots_min)
+        answers = _not_written_down(attempt.base, history, expired)
+        if not answers:
+            break
+        outlived = text.outlived(document.get("properties", {}), history.versions.keys())
+        attempt.set_properties({**text.cut_off_properties(answers), **dict.fromkeys(outlived)})
+        with suppress(StaleMetadataError), commit_outcomes(table.stream):
+            attempt.commit()
+            break
+    else:
+        raise StaleMetadataError
     return sorted(expired)
 
 
-def _write_down(table: IcebergTable, metadata: Metadata, snapshots: list[int]) -> None:
-    known = text.read_known(metadata.property)
+def _not_written_down(metadata: Metadata, history: History, expired: set[int]) -> dict[int, str | None]:
+    """The answers for all that will be cut off. What is known of one was written down by an expiry before:
+    of commits of ours, whose records are known for a while only, none is cut off."""
+    known = text.Known(metadata.property)
     answers: dict[int, str | None] = {}
-    for snapshot_id in snapshots:
-        with suppress(HistoryGapError):  # somebody else's expiry has made it unknowable before
-            answers[snapshot_id] = newest_commit(snapshot_id, metadata.find(text.SUMMARY), known)
-    written = text.cut_off_text(answers)
-    if written != (metadata.property(text.CUT_OFF) or text.cut_off_text({})):
-        table.handle.table.updateProperties().set(text.CUT_OFF, written).commit()
+    for snapshot_id in cut_off(history, expired) if expired else ():
+        if snapshot_id not in known:
+            with suppress(HistoryGapError):  # somebody else's expiry has made it unknowable before
+                answers[snapshot_id] = newest_commit(snapshot_id, metadata.find(text.SUMMARY), known)
+    return answers

@@ -198,7 +198,7 @@ class TableHandle:
         load = text.read_load(metadata.property)
         head = metadata.head(branch_of(metadata))
         try:
-            commit = newest_commit(head, metadata.find(text.SUMMARY), text.read_known(metadata.property))
+            commit = newest_commit(head, metadata.find(text.SUMMARY), text.Known(metadata.property))
         except HistoryGapError as error:
             latest = list(text.read_mirror(metadata.property).values())[-1:]
             if not over_gap or not latest:

@@ -16,8 +16,9 @@ instead of guessing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +28,19 @@ class Ancestor:
     commit: str | None  # our record in its summary, if the commit was ours
 
 
+class Answers(Protocol):
+    """Of snapshots, by their ids: the record of the newest commit of ours that each contains, or None."""
+
+    def __contains__(self, snapshot_id: object, /) -> bool: ...
+
+    def __getitem__(self, snapshot_id: int, /) -> str | None: ...
+
+
 class HistoryGapError(Exception):
     """Snapshots between the head and our newest commit are gone without a trace."""
 
 
-def newest_commit(
-    head: int | None, find: Callable[[int], Ancestor | None], known: Mapping[int, str | None]
-) -> str | None:
+def newest_commit(head: int | None, find: Callable[[int], Ancestor | None], known: Answers) -> str | None:
     """The record of the newest commit of ours that the head contains; None if it contains none.
 
     `find` gives a snapshot, from the table's metadata or from older ones; None: it is not known any more.

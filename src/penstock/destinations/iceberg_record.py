@@ -3,10 +3,10 @@
 A commit's record stands in the summary of its snapshot. What would make every summary long stands in table
 properties: the source's schema and the columns under `penstock.schema.<key>`, named by key in the record; the
 pending load under `penstock.load`; the latest records by snapshot id under `penstock.commits`, for when
-their snapshots have expired; under `penstock.cut_off` what kept snapshots hold whose ancestors we let expire
-(`iceberg_expiry`); the newest epoch that wrote anything under `penstock.epoch`; the leaves of a partitioned
-source as of the newest commit under `penstock.leaves`. A record names leaves by their key: one that was made
-with others than the newest has none any more.
+their snapshots have expired; under `penstock.cut_off.<snapshot id>` what a kept snapshot holds whose
+ancestors we let expire (`iceberg_expiry`); the newest epoch that wrote anything under `penstock.epoch`; the
+leaves of a partitioned source as of the newest commit under `penstock.leaves`. A record names leaves by their
+key: one that was made with others than the newest has none any more.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import replace
 
 import pyarrow as pa
@@ -26,12 +26,14 @@ from penstock.destinations.records import DeadLetters, PendingLoad, TableRecord
 SUMMARY = "penstock"
 LOAD = "penstock.load"
 COMMITS = "penstock.commits"
-CUT_OFF = "penstock.cut_off"
+CUT_OFF = "penstock.cut_off."
+CUT_OFF_TOGETHER = "penstock.cut_off"  # as the first versions wrote them: all in one
 EPOCH = "penstock.epoch"
 LEAVES = "penstock.leaves"
 SCHEMA = "penstock.schema."
 
 COMMITS_MIRRORED = 16
+_HOLDS_NONE = "null"
 
 #: The value of a table property, or None.
 Properties = Callable[[str], str | None]
@@ -120,15 +122,40 @@ def read_mirror(properties: Properties) -> dict[int, str]:
     return {int(snapshot): text for snapshot, text in json.loads(properties(COMMITS) or "{}").items()}
 
 
-def read_known(properties: Properties) -> dict[int, str | None]:
+class Known:
     """All that is written down of which snapshot holds which commit of ours; None: it holds none."""
-    cut_off = {int(snapshot): text for snapshot, text in json.loads(properties(CUT_OFF) or "{}").items()}
-    return {**cut_off, **read_mirror(properties)}
+
+    def __init__(self, properties: Properties) -> None:
+        self._property = properties
+        self._listed = {**_cut_off_together(properties), **read_mirror(properties)}
+
+    def __contains__(self, snapshot_id: object) -> bool:
+        return snapshot_id in self._listed or self._property(f"{CUT_OFF}{snapshot_id}") is not None
+
+    def __getitem__(self, snapshot_id: int) -> str | None:
+        if snapshot_id in self._listed:
+            return self._listed[snapshot_id]
+        text = self._property(f"{CUT_OFF}{snapshot_id}")
+        return None if text == _HOLDS_NONE else text
 
 
-def cut_off_text(answers: Mapping[int, str | None]) -> str:
+def cut_off_properties(answers: Mapping[int, str | None]) -> dict[str, str]:
     """One for each snapshot that is kept without its ancestors: what is not written down is lost for good."""
-    return json.dumps({str(snapshot): text for snapshot, text in answers.items()}, separators=(",", ":"))
+    return {
+        f"{CUT_OFF}{snapshot}": _HOLDS_NONE if text is None else text for snapshot, text in answers.items()
+    }
+
+
+def outlived(properties: Mapping[str, str], there: Container[int]) -> list[str]:
+    """The properties of snapshots that were cut off and are not there any more."""
+    together = _cut_off_together(properties.get)
+    gone = [CUT_OFF_TOGETHER] if together and not any(each in there for each in together) else []
+    names = [name for name in properties if name.startswith(CUT_OFF)]
+    return [*gone, *(name for name in names if int(name.removeprefix(CUT_OFF)) not in there)]
+
+
+def _cut_off_together(properties: Properties) -> dict[int, str | None]:
+    return {int(each): text for each, text in json.loads(properties(CUT_OFF_TOGETHER) or "{}").items()}
 
 
 def mirror_text(mirror: Mapping[int, str], snapshot_id: int, record: str) -> str:

@@ -134,17 +134,23 @@ def changed(
     marker: Marker,
     schema: TableSchema,
     dead_letter_files: Sequence[DataFile],
+    rewinds: str | None = None,
 ) -> tuple[TableRecord, TableRecord]:
-    """The table that takes the batch, and what it is then, but for its files."""
+    """The table that takes the batch, and what it is then, but for its files.
+
+    `rewinds`: the generation of the table, which takes again what it holds and is of the marker's then.
+    """
     if base is None or base.marker is None:
         raise conflict(stream, "there is no table to change; it was never loaded")
-    if base.marker.generation != marker.generation:
+    if base.marker.generation != (rewinds or marker.generation):
         raise conflict(stream, "the table was loaded anew since this batch was prepared")
     if base.marker.to != expected_to:
         raise conflict(stream, f"the table is at {base.marker.to}, this batch follows {expected_to}")
     if base.marker.cursor != expected_cursor:
         raise conflict(stream, "the table is at another cursor than the one this batch starts from")
-    if not follows(marker, expected_to):
+    if rewinds is not None and not repeats(marker, expected_to):
+        raise ValueError("what is applied again ends where the table is")
+    if rewinds is None and not follows(marker, expected_to):
         raise ValueError("a batch goes on from where the table is, or later, and advances")
     reached = base.readable_from is not None and marker.to is not None and marker.to >= base.readable_from
     return base, following(
@@ -195,6 +201,11 @@ def follows(marker: Marker, expected_to: Lsn | None) -> bool:
     if marker.start is None or marker.to is None:
         return False
     return (expected_to or 0) <= marker.start < marker.to
+
+
+def repeats(marker: Marker, expected_to: Lsn | None) -> bool:
+    """Whether a batch's marker is of changes that a table at `expected_to` holds already, to the last."""
+    return marker.start is not None and marker.to == expected_to and marker.start < (expected_to or 0)
 
 
 def without_needless(files: Sequence[DataFile]) -> tuple[DataFile, ...]:

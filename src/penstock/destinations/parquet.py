@@ -235,6 +235,7 @@ class ParquetTable:
         columns: pa.Schema | None = None,
         read_from: int | None = None,
         expected_cursor: Cursors | None = None,
+        rewinds: str | None = None,
     ) -> TableRecord:
         assert not deletes, "rows of these tables go by rewriting their files"
         base, record = moves.changed(
@@ -245,6 +246,7 @@ class ParquetTable:
             marker,
             schema,
             dead_letter_files,
+            rewinds,
         )
         return self._commit(replace(record, files=self._files_after(base, added, removed)), base)
 

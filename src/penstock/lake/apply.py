@@ -14,13 +14,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from penstock.core.cursor import Cursors
 from penstock.core.position import Lsn
 from penstock.core.stream import StreamId
 from penstock.destinations.base import DestinationTable
 from penstock.destinations.parquet_files import new_file_name
-from penstock.destinations.records import DataFile, PositionDeletes
-from penstock.lake.buckets import WHOLE, Bucket
+from penstock.destinations.records import DataFile, Marker, PositionDeletes, TableRecord
+from penstock.lake.buckets import WHOLE, Bucket, IndivisibleError
 from penstock.lake.complete_task import CompleteTask, complete_rows
+from penstock.lake.dead_letters import DEAD_LETTERS, unknown_letters
 from penstock.lake.delete_stage import delete_touched
 from penstock.lake.evolve import ColumnSource
 from penstock.lake.fold_task import FoldResult, FoldTask, Staged, fold_changes, stands_alone, truncated_at
@@ -33,6 +35,8 @@ from penstock.lake.skip import SkipRule
 from penstock.lake.target import Target
 from penstock.log.reader import LogFile
 
+#: Of a round that follows the log; so much is folded in one task where it cannot be cut.
+ROUND_BYTES_MAX = 256 * 1024 * 1024
 ROWS_PER_TASK_MIN = 200_000
 ROWS_PER_BUCKET_MAX = 1_000_000
 BYTES_PER_BUCKET_MAX = 256 * 1024 * 1024
@@ -57,13 +61,43 @@ class StreamWork:
     rewrite: tuple[ColumnSource, ...] | None  # the table's own columns change
     skip: SkipRule | None = None
     read_from: int | None = None  # the snapshot whose files these are
+    again: bool = False  # the table holds the changes already, to the last (`rewinding`)
+
+    @property
+    def change_bytes(self) -> int:
+        return sum(file.bytes for file in self.changes)
+
+    def commit(
+        self,
+        outcome: Outcome,
+        marker: Marker,
+        *,
+        expected_to: Lsn | None = None,
+        expected_cursor: Cursors | None = None,
+        rewinds: str | None = None,
+    ) -> TableRecord:
+        """What the files of `outcome` make of the table, as `commit_changes` has it."""
+        return self.table.commit_changes(
+            expected_to=expected_to,
+            marker=marker,
+            schema=self.target.schema,
+            added=outcome.added,
+            removed=sorted(outcome.removed),
+            dead_letter_files=[*outcome.dead_letters, *outcome.settled],
+            deletes=outcome.deletes,
+            columns=self.target.arrow_schema(),
+            read_from=self.read_from,
+            expected_cursor=expected_cursor,
+            rewinds=rewinds,
+        )
 
 
 @dataclass(slots=True)
 class Outcome:
     """What a stream's commit adds and removes.
 
-    `unresolved` counts rows with values that neither the log nor the table has; they are dead letters.
+    `unresolved` counts rows with values that neither the log nor the table has; they are dead letters. Of
+    changes that are applied again it counts those that were none before.
     """
 
     added: list[DataFile] = field(default_factory=list)
@@ -93,6 +127,9 @@ def merge(stages: Stages, works: Sequence[StreamWork], make_rows: FirstStage) ->
         _gather(folded, outcomes)
         rewritten = _take_out_touched(stages, works, folded, staging, outcomes)
         _complete(stages, works, folded, rewritten, outcomes)
+        for work in works:
+            if work.again:
+                _leave_out_known_letters(work, outcomes[work.stream])
         _settle(stages, works, outcomes)
         for work in works:
             _keep_columns_of_empty_table(work, outcomes[work.stream])
@@ -116,7 +153,10 @@ def _keep_columns_of_empty_table(work: StreamWork, outcome: Outcome) -> None:
 def fold(
     stages: Stages, works: Sequence[StreamWork], staging: Mapping[StreamId, Path]
 ) -> dict[StreamId, list[FoldResult]]:
-    """The first stage of a round of the log."""
+    """The first stage of a round of the log.
+
+    IndivisibleError if changes that are applied again cannot be cut and are more than a round has.
+    """
     tasks = [
         (work, task)
         for work in works
@@ -129,6 +169,8 @@ def fold(
     for (work, _), result in zip(tasks, results, strict=True):
         found[work.stream].append(result)
     indivisible = [work for work in works if None in found[work.stream]]
+    if any(work.again and work.change_bytes > ROUND_BYTES_MAX for work in indivisible):
+        raise IndivisibleError
     whole = [task for work in indivisible for task in _fold_tasks(work, staging[work.stream], 1)]
     again = stages.run(fold_changes, whole, "fold changes whole", light=folds_are_light(whole))
     for work, result in zip(indivisible, again, strict=True):
@@ -156,7 +198,10 @@ def _parts(work: StreamWork, stages: Stages) -> int:
     # Rows that lack large values are completed from the table's, so those count too.
     table_rows = sum(file.rows for file in work.files)
     row_bytes = EXPANSION * sum(file.bytes for file in work.files) // max(1, table_rows)
-    by_memory = max(rows // ROWS_PER_BUCKET_MAX, rows * row_bytes // BYTES_PER_BUCKET_MAX) + 1
+    size = rows * row_bytes
+    if work.again:  # as much as many rounds have, onto a table that may have lost its rows
+        size = max(size, EXPANSION * work.change_bytes)
+    by_memory = max(rows // ROWS_PER_BUCKET_MAX, size // BYTES_PER_BUCKET_MAX) + 1
     return max(by_cores, by_memory)
 
 
@@ -176,6 +221,7 @@ def _fold_tasks(work: StreamWork, staging: Path, parts: int) -> list[FoldTask]:
             staging=staging / f"{parts}-{part}",
             bucket=WHOLE if alone else Bucket(part, parts),
             share=(part, parts) if alone else (0, 1),
+            again=work.again,
         )
         for part in range(parts)
     ]
@@ -280,6 +326,7 @@ def _complete(
                 path=work.table.files_directory / new_file_name("completed"),
                 dead_letter_path=work.table.dead_letters_directory / new_file_name("changes"),
                 position=work.to,
+                again=work.again,
             )
             tasks.append((work.stream, task))
     rows = [task for _, task in tasks]
@@ -290,11 +337,28 @@ def _complete(
         outcomes[stream].unresolved += completed.dead_letters.rows if completed.dead_letters else 0
 
 
+def _leave_out_known_letters(work: StreamWork, outcome: Outcome) -> None:
+    """Rows that do not fit are dead letters already, open or settled since: each is one only once."""
+    directory = work.table.dead_letters_directory
+    written = [directory / file.name for file in outcome.dead_letters]
+    if not written:
+        return
+    letters, outcome.unresolved = unknown_letters(
+        work.table.dead_letter_paths(), written, work.to, len(work.target.schema.key)
+    )
+    with OutputFile(directory / new_file_name("changes"), DEAD_LETTERS) as output:
+        if letters.num_rows:
+            output.write_table(letters)
+    outcome.dead_letters = _present(output.data_file)
+
+
 def _settle(stages: Stages, works: Sequence[StreamWork], outcomes: Mapping[StreamId, Outcome]) -> None:
     """Streams with dead letters learn which of them a later change has made history."""
     tasks: list[tuple[StreamId, SettleTask]] = []
     for work in works:
-        before = work.table.dead_letter_paths() if work.target.write == "upsert" else ()
+        # What these changes settle of older letters, they settled when they came.
+        is_first = work.target.write == "upsert" and not work.again
+        before = work.table.dead_letter_paths() if is_first else ()
         directory = work.table.dead_letters_directory
         written = tuple(directory / file.name for file in outcomes[work.stream].dead_letters)
         if work.target.write == "append" or not work.changes or not (before or written):

@@ -90,6 +90,7 @@ class Backfill:
                 self._lane.settings.origin,
                 self._lane.settings.rows_per_second,
                 self._lane.settings.snapshot_age_max_s,
+                {stream for stream in names if self._lane.streams[stream].per_chunk},
             )
             with reading.session() as session:
                 loads = [self._plan_load(loader, session, stream) for stream in names]
@@ -203,9 +204,10 @@ class Backfill:
         if not recovery.to_read and is_as_planned(record, configured.info, configured.mode, target):
             self._recovered.add(stream)
             return StreamLoad(stream, configured.mode, target, table, configured.info, record, ())
-        reason = can_resume(record, configured.info, configured.mode, target)
+        reason = can_resume(record, configured.info, configured.mode, target, per_chunk=configured.per_chunk)
         if reason is None:
-            self._lane.listener.note(f"{stream}: going on with a load that was cut short.")
+            told = "; its table will show more than one moment" if configured.per_chunk else ""
+            self._lane.listener.note(f"{stream}: going on with a load that was cut short{told}.")
             return loader.resume(configured.info, configured.mode, target, table, record, recovery.to_read)
         self._lane.listener.note(f"{stream}: the load starts again, because {reason}.")
         return None
@@ -217,6 +219,8 @@ class Backfill:
     def _method(self, configured: LaneStream) -> ChunkMethod:
         reading, info = self._lane.settings.reading, configured.info
         if reading.shows_one_moment(info):
+            if configured.per_chunk:  # a key stays in its range, a row in its page only until it is updated
+                return reading.method_for(info, "key")
             return self._lane.settings.method if info.schema.key else "ctid"
         if takes_own_snapshot(reading, info, configured.mode, configured.target()):
             return "ctid"
@@ -258,7 +262,9 @@ class Backfill:
         )
         failpoints.reach("load.swapped")
         assert swapped.marker is not None
-        document = two_phase.load_done(self._lane.ledger.document, stream, swapped.marker.to)
+        document = two_phase.load_done(
+            self._lane.ledger.document, stream, swapped.marker.to, read_to=record.newest_point
+        )
         if follows and not self._lane.beside_rounds:
             document = two_phase.join_global(document, stream)
         document = (incremental.load_moved if by_cursor else incremental.forget)(document, stream)

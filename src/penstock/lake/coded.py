@@ -9,9 +9,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.compiling import read_only
 from penstock.core.errors import SourceError
 from penstock.lake.change_set import DELETE, Changes, Flags, Numbers
-from penstock.lake.keys import KeySet, flat, read_only
+from penstock.lake.keys import KeySet, flat
 from penstock.lake.pending import missing_by_column
 
 

@@ -35,6 +35,7 @@ class CompleteTask:
     path: Path
     dead_letter_path: Path
     position: Lsn
+    again: bool = False  # the table holds the changes already
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ def complete_rows(task: CompleteTask) -> CompleteResult:
     dead_letters = OutputFile(task.dead_letter_path, DEAD_LETTERS)
     with TableOutput(task.path, target) as output, dead_letters:
         finish = complete_softly if target.soft_deletes else complete
-        completed = finish(Pending.read(task.pending), rows)
+        completed = finish(Pending.read(task.pending), rows, again=task.again)
         output.write_table(completed.rows)
         if completed.unresolved.num_rows:
             dead_letters.write_batch(_unresolved_letters(completed, task))

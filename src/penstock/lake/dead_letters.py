@@ -23,6 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from penstock.core.position import Lsn
 from penstock.destinations.records import SETTLED
 from penstock.lake.change_set import Flags, Numbers
 from penstock.lake.keys import KeySet
@@ -32,6 +33,8 @@ from penstock.sources.types import why_unfit
 _TIMESTAMP = pa.timestamp("us", "UTC")
 _ENTRY = pa.struct([pa.field("column", pa.string()), pa.field("value", pa.string())])
 _MARKS = ("_op", "_tx", "_op_index", "_commit_ts")
+_OFFSET = ["_tx", "_op_index"]
+_BATCH_ROWS = 10_000
 
 #: `_row` holds the source's columns with their text; `_key` the key's text, in the order of the key.
 DEAD_LETTERS = pa.schema(
@@ -167,6 +170,43 @@ def open_letters(paths: Sequence[Path], width: int) -> pa.Table:
         whole.column("_op_index").to_numpy(),
     )
     return whole.take(pa.array(newest[~settles[newest]]))
+
+
+def unknown_letters(
+    before: Sequence[Path], written: Sequence[Path], position: Lsn, width: int
+) -> tuple[pa.Table, int]:
+    """Of the letters of a batch that is applied again, up to `position`, those that were none the first time;
+    and how many of them lack a value.
+
+    A letter is known by its offset. One that lacks a value has that of its batch's end instead, as others of
+    that batch may have had: it is known if its key has an open letter. Rows are read of those that are new
+    alone: the range may have as many letters as changes.
+    """
+    marks = read_dead_letters(written, [*_OFFSET, "_commit_ts"])
+    known: Flags = KeySet(read_dead_letters(before, _OFFSET)).contains(marks.select(_OFFSET))
+    at_end = pc.equal(marks.column("_tx"), int(position))
+    lacks: Flags = pc.and_(at_end, pc.is_null(marks.column("_commit_ts"))).to_numpy()
+    if lacks.any():
+        lacking = read_dead_letters(written, ["_key"]).filter(pa.array(lacks))
+        keys, open_keys = (
+            key_columns(_flat(each.column("_key")), width) for each in (lacking, open_letters(before, width))
+        )
+        known[lacks] = KeySet(open_keys).contains(keys)
+    return _letters_at(written, ~known), int((lacks & ~known).sum())
+
+
+def _letters_at(paths: Sequence[Path], wanted: Flags) -> pa.Table:
+    """Those of the letters in these files that are wanted; of the others no more than a batch is held."""
+    found, start = [], 0
+    for path in paths:
+        with pq.ParquetFile(path) as file:
+            end = start + file.metadata.num_rows
+            batches = file.iter_batches(_BATCH_ROWS) if wanted[start:end].any() else ()
+            for batch in batches:
+                found.append(batch.filter(pa.array(wanted[start : start + batch.num_rows])))
+                start += batch.num_rows
+            start = end
+    return pa.Table.from_batches(found).cast(DEAD_LETTERS) if found else DEAD_LETTERS.empty_table()
 
 
 def newest_of_each(number: Numbers, tx: Numbers, op_index: Numbers) -> Numbers:

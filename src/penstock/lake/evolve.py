@@ -6,7 +6,11 @@ it and a column dropped and added under the same name has another one (correctne
 
 What existing rows hold in an added column is the catalog's `missing_value` (a constant default: no row was
 written), or null; in a generated one they have values that no event told, whether the column is new or was
-not published before. If rows were rewritten meanwhile (a volatile default; but VACUUM FULL too clears
+not published before. That asks for a new load, unless older rows are to stay as they were told
+(`LaneStream.keeps_older_rows`): then it is null in them, like any column that came later. One that is no
+longer published is not dropped, and rows change in it without a word (`TableSchema.unpublished`): that too
+asks for a new load; where rows are to stay as they were told, `work` has it held on to. If rows were
+rewritten meanwhile (a volatile default; but VACUUM FULL too clears
 `missing_value`, so any change of `TableSchema.storage` counts) no event tells their values: `resync`. So it
 is for a type whose values may have changed, a column altered in a table that was rewritten, a column
 dropped and added again, a changed key, and a table that was dropped and created anew.
@@ -48,11 +52,11 @@ class Evolution:
     hidden: tuple[ColumnSource, ...] = ()
 
 
-def plan_evolution(old: TableSchema, new: TableSchema) -> Evolution:
+def plan_evolution(old: TableSchema, new: TableSchema, *, keeps_older_rows: bool = False) -> Evolution:
     """A hidden column that changed its values is as good as one of the table: rows went in or out with it."""
     if not old.hidden and not new.hidden:
-        return _plan(old, new)
-    whole = _plan(_with_hidden(old), _with_hidden(new))
+        return _plan(old, new, keeps_older_rows=keeps_older_rows)
+    whole = _plan(_with_hidden(old), _with_hidden(new), keeps_older_rows=keeps_older_rows)
     held = len(new.columns)
     columns, hidden = whole.columns[:held], whole.columns[held:]
     same = [source.from_name for source in columns] == list(old.names) == list(new.names)
@@ -64,7 +68,7 @@ def _with_hidden(schema: TableSchema) -> TableSchema:
     return replace(schema, columns=(*schema.columns, *schema.hidden), hidden=())
 
 
-def _plan(old: TableSchema, new: TableSchema) -> Evolution:
+def _plan(old: TableSchema, new: TableSchema, *, keeps_older_rows: bool) -> Evolution:
     if old.relation_oid and new.relation_oid and old.relation_oid != new.relation_oid:
         return Evolution("resync", (), "the table was dropped and created anew")
     if any(column.attribute_number == 0 for column in (*old.columns, *new.columns)):
@@ -80,7 +84,7 @@ def _plan(old: TableSchema, new: TableSchema) -> Evolution:
         else ColumnSource(now.name, before.name)
         for now, before in pairs
     )
-    reason = _why_resync(old, new, pairs)
+    reason = _why_resync(old, new, pairs, keeps_older_rows=keeps_older_rows)
     if reason:
         return Evolution("resync", columns, reason)
     same = [source.from_name for source in columns] == list(old.names) == list(new.names)
@@ -114,16 +118,21 @@ def _pair_by_name(old: TableSchema, new: TableSchema) -> _Pairs | str:
     return pairs
 
 
-def _why_resync(old: TableSchema, new: TableSchema, pairs: _Pairs) -> str:
+def _why_resync(old: TableSchema, new: TableSchema, pairs: _Pairs, *, keeps_older_rows: bool) -> str:
     origin = {now.name: before.name if before else None for now, before in pairs}
     if [origin[name] for name in new.key] != list(old.key):
         return "the key changed"
     gone = set(old.names) - {before.name for _, before in pairs if before is not None}
+    for column in old.columns:
+        if new.unpublished and column.generated and column.name in gone:
+            return f"column {column.name} is generated, and changes came without it: it was not published"
     rewritten = bool(old.storage and new.storage and old.storage != new.storage)
     for now, before in pairs:
         if before is None:
             if now.name in gone:
                 return f"column {now.name} was dropped and added again"
+            if now.generated and keeps_older_rows:
+                continue
             if now.generated:
                 return f"column {now.name} is generated, and no event tells what older rows have in it"
             # Any rewrite writes a constant default into the rows and clears it from the catalog.

@@ -52,6 +52,7 @@ class FoldTask:
     staging: Path  # prefix of this task's staging files
     bucket: Bucket = WHOLE  # of keys, where the last change of a key counts
     share: tuple[int, int] = (0, 1)  # of row groups, where every change stands for itself
+    again: bool = False  # the table holds the changes already
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +112,10 @@ def _fold_changes(task: FoldTask) -> FoldResult:
                 folding = fold_softly if target.soft_deletes else fold
                 folded = folding(changes, target.key, target.schema.deferrable_key)
                 output.write_table(folded.rows)
-                staged = stage(task.staging, folded.keys, folded.pending)
+                pending = folded.pending
+                if task.again and pending is not None:
+                    pending = pending.at_own_keys()
+                staged = stage(task.staging, folded.keys, pending)
                 truncated, truncated_at_us = folded.truncated, folded.truncated_at_us
     return FoldResult(output.files, dead_letters.data_file, staged, truncated, operations, truncated_at_us)
 

@@ -16,20 +16,22 @@ from penstock.core.errors import StaleLookupError, StateError
 from penstock.core.position import Lsn
 from penstock.core.stream import StreamId
 from penstock.destinations.records import Marker
-from penstock.lake.apply import Outcome, StreamWork, apply, fold, merge
+from penstock.lake.apply import ROUND_BYTES_MAX, Outcome, StreamWork, apply, fold, merge
 from penstock.lake.backfill import Backfill
 from penstock.lake.fold_task import FoldResult
 from penstock.lake.lane_state import LaneState
 from penstock.lake.leaves import known_leaves
 from penstock.lake.light import Stages, rewriting_is_light
 from penstock.lake.repair import Repairs, just_before, repaired
+from penstock.lake.rewinding import Rewinds
 from penstock.lake.round_plan import plan_round, truncated_in_part
-from penstock.lake.work import MustReload, words_of
-from penstock.ledger import two_phase
+from penstock.lake.work import MustReload, untold, words_of
+from penstock.ledger import rewinding, two_phase
 from penstock.ledger.load_record import LoadRecord
 from penstock.ledger.threads import cdc_thread_id
+from penstock.log.columns import TX
+from penstock.log.reader import read_rows
 
-ROUND_BYTES_MAX = 256 * 1024 * 1024
 EARLY_ROUND_BYTES = 16 * 1024 * 1024
 LOOKUPS_MAX = 5  # while somebody else changes the table's files
 
@@ -49,9 +51,13 @@ class Following:
         self._backfill = backfill
         # In one pool jobs wait for each other; a round must not wait for the chunks of a load.
         self._stages = Stages(lane.spark, pool="rounds")
+        self._rewinds = Rewinds(lane, self._stages, self._marker)
 
     def follow(self, to: Lsn) -> None:
-        """Apply the log up to `to` to every stream that is loaded; those that cannot go on are set aside."""
+        """Apply the log up to `to` to every stream that is loaded; those that cannot go on are set aside.
+
+        Afterwards, what was asked to be applied again, to tables as they are then: nobody waits for it.
+        """
         self._follow_together(to)
         for stream in self._lane.streams:
             if self._lane.leaves_off():
@@ -59,6 +65,7 @@ class Following:
             with self._lane.rounds:
                 if stream not in self._lane.being_loaded or stream in self._lane.kept_up:
                     self._bring_level(stream, to)
+        self._rewinds.carry_out()
 
     def _follow_together(self, to: Lsn) -> None:
         """Rounds of many streams each: of those that share a position, or that stand at the same one."""
@@ -162,9 +169,13 @@ class Following:
     def repair(self, position: Lsn, repairs: Repairs) -> list[StreamId]:
         """Put rows right that were found wrong at `position`, beyond which no table is; whose were.
 
-        A stream that does not share the global position by then is left as it is.
+        A stream that does not share the global position by then is left as it is, as are all if the log has a
+        change right before the position.
         """
         before = just_before(position)
+        nearby = self._lane.log.streams_with_changes(before, position).values()
+        if any(True for each in nearby for _ in read_rows(each.files, before, position, [TX])):
+            return []
         for end in self._batches(self._lane.ledger.document.lsn, before):
             self._global_round(end)
         start = self._lane.ledger.document.lsn
@@ -189,7 +200,10 @@ class Following:
                 lambda staging: {stream: [repaired(work, repairs[stream], staging[stream])]},
             )[stream]
 
-        self._lane.ledger.write(two_phase.prepare_round(document, to, streams))
+        prepared = two_phase.prepare_round(document, to, streams)
+        for stream in streams:  # with it, since recovery does not know that the round was a repair
+            prepared = rewinding.mended(prepared, stream, to)
+        self._lane.ledger.write(prepared)
         failpoints.reach("cdc.prepared")
         for stream in streams:
             work = self._work(stream, start, to)
@@ -310,11 +324,38 @@ class Following:
         change = self._schema_change(stream, plan)
         if stream in self._lane.kept_up:
             return self._keeps_up(stream, plan, change)
+        if self._lacks_columns(stream, start, to):
+            return False
         if change is not None and not self._lane.may_follow(stream, change):
             return False
         if isinstance(plan, MustReload):
             self._lane.reload(stream, plan.reason)
-        return isinstance(plan, StreamWork)
+            return False
+        self._tell_of_untold(plan)
+        return True
+
+    def _tell_of_untold(self, plan: StreamWork) -> None:
+        later = untold(plan.rewrite, plan.target.schema)
+        for column in later:
+            self._lane.listener.note(
+                f"{plan.stream}: column {column} is generated and came later; rows from before are null in "
+                "it, since no event tells what they have there."
+            )
+        in_versions = {name for each in plan.columns.values() for name in untold(each, plan.target.schema)}
+        for column in sorted(in_versions.difference(later)):
+            self._lane.listener.note(
+                f"{plan.stream}: column {column} is generated and was not published for a while; what "
+                "changed meanwhile is null in it, since no event tells what it has there."
+            )
+
+    def _lacks_columns(self, stream: StreamId, start: Lsn, to: Lsn) -> bool:
+        """Whether changes come without columns that they should have. Then it stands still, with the way out:
+        each further one would come so too, and a load would not help before they are published again."""
+        configured, log = self._lane.streams[stream], self._lane.log
+        versions = {file.schema_id for file in log.files(stream, start, to).files}
+        if not any(configured.selection.unpublished(log.schema(each)) for each in versions):
+            return False
+        return self._lane.hold_up(self._lane.settings.source.lacking([configured.info]))
 
     def _keeps_up(self, stream: StreamId, plan: StreamWork | MustReload, change: str | None) -> bool:
         """A table that is loaded anew follows what it can; its successor will meet the rest of the log."""
@@ -413,17 +454,8 @@ class Following:
         lookups = 1
         while not self._lacks_values(work, outcome):
             try:
-                record = work.table.commit_changes(
-                    expected_to=state.committed_to,
-                    marker=self._marker(work.stream, state.generation, work.after, work.to),
-                    schema=work.target.schema,
-                    added=outcome.added,
-                    removed=sorted(outcome.removed),
-                    dead_letter_files=[*outcome.dead_letters, *outcome.settled],
-                    deletes=outcome.deletes,
-                    columns=work.target.arrow_schema(),
-                    read_from=work.read_from,
-                )
+                marker = self._marker(work.stream, state.generation, work.after, work.to)
+                record = work.commit(outcome, marker, expected_to=state.committed_to)
                 self._lane.rounds_heard.committed(work.stream, work.changes, record)
                 return True
             except StaleLookupError:

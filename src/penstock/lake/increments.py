@@ -255,18 +255,7 @@ class Increments:
         files = outcome.added or outcome.removed or outcome.deletes or letters
         if each.advanced or files or each.work.rewrite is not None:
             try:
-                each.work.table.commit_changes(
-                    expected_to=None,
-                    marker=self._marker(each),
-                    schema=each.work.target.schema,
-                    added=outcome.added,
-                    removed=sorted(outcome.removed),
-                    dead_letter_files=letters,
-                    deletes=outcome.deletes,
-                    columns=each.work.target.arrow_schema(),
-                    read_from=each.work.read_from,
-                    expected_cursor=each.start,
-                )
+                each.work.commit(outcome, self._marker(each), expected_cursor=each.start)
             except StaleLookupError:
                 self._give_up(each, "somebody else changed the table's files meanwhile")
                 return

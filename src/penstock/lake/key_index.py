@@ -28,8 +28,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from penstock.compiling import compiled
-from penstock.lake.keys import flat, read_only, words_of
+from penstock.compiling import compiled, read_only
+from penstock.lake.keys import flat, words_of
 from penstock.sip_round import sip_round
 
 Hashes = NDArray[np.uint64]

@@ -11,13 +11,13 @@ Cost of a million 64-bit keys looked up among a million: under 0.1 CPU-seconds.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numba
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
+
+from penstock.compiling import read_only
 
 Words = NDArray[np.int64]
 
@@ -89,13 +89,6 @@ def flat(column: pa.ChunkedArray) -> pa.Array:
     if column.num_chunks == 1:
         return column.chunk(0)
     return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
-
-
-def read_only(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """The same values; compiled functions are specialised by the flag, and would be compiled for both."""
-    view = values.view()
-    view.flags.writeable = False
-    return view
 
 
 class _ColumnCodes:

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 
 from pyspark.sql import SparkSession
 
-from penstock.core.errors import HistoryUnknownError
+from penstock.core.errors import HistoryUnknownError, SourceError
 from penstock.core.position import Lsn
 from penstock.core.report import ProgressListener
 from penstock.core.stream import StreamId
@@ -25,7 +25,7 @@ from penstock.lake.lane_state import LaneSettings, LaneState, LaneStream, RoundL
 from penstock.lake.rebuild import rebuild_state
 from penstock.lake.recovery import Recovery
 from penstock.lake.repair import Repairs
-from penstock.ledger import pausing, two_phase
+from penstock.ledger import pausing, rewinding, two_phase
 from penstock.ledger.ledger import Ledger
 from penstock.ledger.load_record import LoadPoint, LoadRecords
 from penstock.log.reader import ChangeLog
@@ -124,9 +124,17 @@ class LakeLane:
         """Let a stream stand still between rounds, because somebody asked for it."""
         self._lane.pause(stream, reason or "somebody asked for it")
 
+    def hold_up(self, lacking: Sequence[SourceError]) -> None:
+        """Let streams stand still whose changes come without some of their columns; the others go on."""
+        self._lane.hold_up(lacking)
+
     def resume(self, stream: StreamId) -> None:
         """Let a stream that stands still go on from where it is, because somebody asked for it."""
         self._lane.ledger.write(pausing.resumed(self._lane.ledger.document, stream))
+
+    def rewind(self, stream: StreamId, to: Lsn) -> None:
+        """Have the log after `to` applied to a table once more, because somebody asked for it."""
+        self._lane.ledger.write(rewinding.asked(self._lane.ledger.document, stream, to))
 
     def has_begun(self, stream: StreamId) -> bool:
         """Whether the log was followed for this stream before, or is to be from a load's point on."""

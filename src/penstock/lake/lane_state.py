@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Literal, Protocol
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
@@ -56,10 +57,17 @@ class LaneStream:
     on_schema_change: SchemaChangePolicy = "evolve"
     soft_deletes: bool = False
     options: TableOptions = NO_OPTIONS
+    per_chunk: bool = False  # a full refresh that was cut short goes on under another snapshot
 
     @property
     def reads_log(self) -> bool:
         return self.mode in ("cdc", "strict_cdc")
+
+    @property
+    def keeps_older_rows(self) -> bool:
+        """Whether rows stay as the log told them when a column is added whose values it does not tell: those
+        of an append table are what happened then, and those of a `strict_cdc` table are nowhere else."""
+        return self.mode == "strict_cdc" or (self.mode == "cdc" and self.write == "append")
 
     def target(self, schema: TableSchema | None = None) -> Target:
         """`schema`: of the part of the table that the stream holds, in another version."""
@@ -260,6 +268,15 @@ class LaneState:
         )
         self.listener.note(f"{stream} is paused: {reason}. `penstock resume {stream}` lets it go on.")
 
+    def hold_up(self, lacking: Sequence[SourceError]) -> bool:
+        """Let streams stand still whose changes come without some of their columns; whether there are any."""
+        streams = [(StreamId.parse(str(error.stream)), error) for error in lacking]
+        for stream, error in streams:
+            if stream in self.streams:
+                why = error.message[0].lower() + error.message[1:]
+                self.pause(stream, f"{why} {error.remedy.removesuffix('.')}")
+        return bool(streams)
+
     def is_paused(self, stream: StreamId) -> bool:
         state = self.ledger.document.stream(stream)
         return state is not None and state.paused is not None
@@ -304,7 +321,10 @@ class LaneState:
         if not self.streams[stream].selection.is_of(schema or record.schema):
             return False
         held = record.columns
-        written = held if held is not None else pq.read_schema(self.table(stream).path(record.files[0]))
+        try:
+            written = held if held is not None else pq.read_schema(self.table(stream).path(record.files[0]))
+        except (OSError, pa.ArrowException):
+            return True  # a damaged file is no reason to load anew unasked, nor to keep other tables waiting
         try:
             configured = self.streams[stream].target(schema or record.schema).arrow_schema()
         except (ConfigError, WhereError):

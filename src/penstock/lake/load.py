@@ -21,7 +21,11 @@ A load that was cut short goes on under a new snapshot with a later point P', if
   for each key that changed. If a row that was not read lacks a value in the log as well (unchanged TOAST),
   that shows when it is applied, before anyone sees the table, and the load starts again;
 - *ctid ranges, append*: applying again would double; the load starts again;
-- *no log* (`full_refresh`, `incremental`): nothing would repair rows that moved; the load starts again.
+- *no log* (`full_refresh`, `incremental`): nothing would repair rows that moved; the load starts again. By
+  choice (`resume: per_chunk`) a full refresh goes on all the same: each chunk is right as of its own point,
+  and the table shows several. A row that was in one chunk at one point and in another one at the other is
+  there twice or not at all. In key ranges those are the rows whose key changed meanwhile, so such a table is
+  cut by its key if it can be; in ctid ranges every row that was updated meanwhile may be one.
 
 A source that exports no snapshots (`TableReading.shows_one_moment`) is read in the same way: P is noted
 before the first chunk, P' after the last one, and each chunk shows a moment between them. Every change since
@@ -39,7 +43,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -125,6 +129,7 @@ class Loader:
         origin: str = "",
         rows_per_second: int | None = None,
         snapshot_age_max_s: float | None = None,
+        per_chunk: Set[StreamId] = frozenset(),
     ) -> None:
         self._reading = reading
         self._spark = spark
@@ -137,6 +142,7 @@ class Loader:
         self._origin = origin
         self._rows_per_second = share(rows_per_second, at_once or spark.sparkContext.defaultParallelism)
         self._let_go_at = None if snapshot_age_max_s is None else time.monotonic() + snapshot_age_max_s
+        self._per_chunk = per_chunk
         self._lock = threading.Lock()
 
     def note(self, info: SourceTable, cursors: Sequence[Cursor]) -> Noted:
@@ -253,11 +259,17 @@ class Loader:
         return frozenset(postponed)
 
     def _may_wait(self, group: Sequence[tuple[StreamLoad, LoadChunk]]) -> bool:
-        """Whether the snapshot has been held for long enough, and these chunks are as exact under another."""
+        """Whether the snapshot has been held for long enough, and these chunks may be read under another."""
         if self._let_go_at is None or time.monotonic() < self._let_go_at:
             return False
         loads = {load.stream: load for load, _ in group}.values()
-        return all(can_resume(each.record, each.info, each.sync_mode, each.target) is None for each in loads)
+        reasons = (
+            can_resume(
+                each.record, each.info, each.sync_mode, each.target, per_chunk=each.stream in self._per_chunk
+            )
+            for each in loads
+        )
+        return all(reason is None for reason in reasons)
 
     def _list_chunks(self, loads: Sequence[StreamLoad]) -> None:
         """New loads' chunks into the state, in one write: a write for each would rewrite all of them each."""
@@ -390,8 +402,13 @@ def is_as_planned(record: LoadRecord, info: SourceTable, sync_mode: SyncMode, ta
     return same_settings and columns_of(record.schema) == columns_of(info.schema)
 
 
-def can_resume(record: LoadRecord, info: SourceTable, sync_mode: SyncMode, target: Target) -> str | None:
-    """None if going on is exact, else why the load must start again (see the proof above)."""
+def can_resume(
+    record: LoadRecord, info: SourceTable, sync_mode: SyncMode, target: Target, *, per_chunk: bool = False
+) -> str | None:
+    """None if going on is exact, else why the load must start again (see the proof above).
+
+    `per_chunk`: a table that no log follows may show more than one moment.
+    """
     if record.settings != settings_of(sync_mode, target):
         return "the stream's settings changed"
     nodes = {str(leaf.stream): leaf.filenode for leaf in info.leaves}
@@ -399,6 +416,8 @@ def can_resume(record: LoadRecord, info: SourceTable, sync_mode: SyncMode, targe
         return "the table was rewritten or its partitions changed"
     if record.schema.id != target.schema.id:
         return "the table's columns changed"
+    if sync_mode == "full_refresh" and per_chunk:
+        return None
     if sync_mode in ("full_refresh", "incremental"):
         return "its snapshot is gone, and this mode has no log to repair rows that moved"
     if owns_keys(record):

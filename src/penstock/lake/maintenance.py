@@ -1,9 +1,13 @@
 """Keeps Iceberg tables in order: merges files, applies deletes, lets old snapshots and orphans go.
 
-It gives way to everybody. It runs under the lock of a sync, so never beside a round of ours. Its commits are
-Iceberg's own, which are refused if another writer changed the files they replace; then the work is dropped
-with a note, and is due again. None of them carries a record, so the table holds what it held before
-(`iceberg_history`), and none touches a branch but `main`.
+It gives way to everybody, our own rounds too, beside which it runs. Its commits are Iceberg's own, which are
+refused if another writer changed the files they replace; then the work is dropped with a note, and is due
+again. A round whose files were replaced under it is refused as well, and looks its rows up again: so each row
+is there once, whoever was first. None of these commits carries a record, so the table holds what it held
+before (`iceberg_history`), and none touches a branch but `main`. What goes is old (`orphan_age` is a day at
+least): a round's files that are not committed yet are younger. And nothing goes by somebody whose leadership
+ended meanwhile: each step that removes something begins only if no newer leader has come to the table
+since the turn began (it may have been asleep) and whoever asked for it is still there (`goes_on`).
 
 In order, and why a crash between any two steps leaves a right table with work that is due again:
 
@@ -25,7 +29,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from py4j.protocol import Py4JJavaError
@@ -46,7 +50,13 @@ from penstock.destinations.iceberg_health import (
     files_are_due,
     read_health,
 )
-from penstock.destinations.iceberg_java import iceberg_errors
+from penstock.destinations.iceberg_java import (
+    ConflictingFilesError,
+    StaleMetadataError,
+    UnknownOutcomeError,
+    iceberg_errors,
+)
+from penstock.destinations.iceberg_record import EPOCH
 from penstock.destinations.iceberg_staging import NEXT_BRANCH
 from penstock.lake.session import is_on_one_machine
 
@@ -60,6 +70,9 @@ _VECTORS_FROM = 3  # format version: a data file has one vector of deletes at mo
 
 #: What Iceberg throws if somebody else's commit came first.
 _CAME_FIRST = frozenset({"CommitFailedException", "ValidationException", "BadRequestException"})
+
+#: Held while nobody else of ours is to write; `GaveWayError` if that cannot be had.
+Alone = Callable[[], AbstractContextManager[object]]
 
 
 class GaveWayError(Exception):
@@ -78,6 +91,8 @@ class Maintenance:
         self._limits = limits
         self._spark = spark
         self._listener = listener
+        self.gave_way = False  #: whether the last rewrite was dropped, since another writer was first
+        self.has_swept = False  #: whether the last turn removed orphans to the end
 
     def look_at(
         self, stream: StreamId, *, by_hand: bool, orphans_s: float | None = None
@@ -91,21 +106,39 @@ class Maintenance:
         return CompactedStream(str(stream), work, health)
 
     def compact(
-        self, stream: StreamId, *, by_hand: bool, orphans_s: float | None = None
+        self,
+        stream: StreamId,
+        *,
+        by_hand: bool,
+        orphans_s: float | None = None,
+        pass_bytes: int = PASS_BYTES,
+        alone: Alone = nullcontext,
+        goes_on: Callable[[], bool] = lambda: True,
     ) -> CompactedStream | None:
-        """Do what is due. By schedule one pass over the data files at most: the next sync is waiting."""
+        """Do what is due. By schedule one pass over the data files at most: other tables are waiting.
+
+        `alone` keeps others from writing while a pass over the data files is made, which has a limit, and
+        during no other step: none has one, or needs it, since rounds add deletes and manifests, and replace
+        few. `goes_on`: whether another step may begin.
+        """
+        self.gave_way = self.has_swept = False
         found = self.look_at(stream, by_hand=by_hand, orphans_s=orphans_s)
         if found is None or not found.due:
             return found
         turn = _Turn(self._destination.table(stream), self._limits, self._spark(), self._listener)
         expired = orphans = 0
+        self.gave_way = True
         with self._may_give_way(stream):
-            turn.rewrite(found.before, found.due, in_one_pass=not by_hand)
+            turn.rewrite(found.before, found.due, pass_bytes, alone, in_one_pass=not by_hand)
+            self.gave_way = False
         os.sync()  # what the table refers to now is on disk before what it referred to goes
-        with self._may_give_way(stream):
-            expired = turn.expire() if "snapshots" in found.due else 0
-        with self._may_give_way(stream):
-            orphans = turn.remove_orphans() if "orphans" in found.due else 0
+        if goes_on() and "snapshots" in found.due:
+            with self._may_give_way(stream):
+                expired = turn.expire()
+        if goes_on() and "orphans" in found.due:
+            with self._may_give_way(stream):
+                orphans = turn.remove_orphans()
+                self.has_swept = True
         after = read_health(turn.table, self._limits.target_file_bytes, time.time())
         return CompactedStream(str(stream), found.due, found.before, after, expired, orphans)
 
@@ -127,6 +160,7 @@ class _Turn:
         self.table = table
         self._limits = limits
         self._listener = listener
+        self._leader = self._newest_leader()
         jvm = table.catalog.java.jvm
         jvm.org.apache.spark.sql.SparkSession.setActiveSession(spark._jsparkSession)  # of this thread
         self._actions = jvm.org.apache.iceberg.spark.actions.SparkActions.get(spark._jsparkSession)
@@ -134,7 +168,9 @@ class _Turn:
         here = is_on_one_machine(spark.sparkContext.master or "")
         self._tasks = min(max(memory // TASK_MEMORY_BYTES, TASKS_MIN), TASKS_MAX) if here else TASKS_MAX
 
-    def rewrite(self, health: TableHealth, work: Sequence[str], *, in_one_pass: bool) -> None:
+    def rewrite(
+        self, health: TableHealth, work: Sequence[str], pass_bytes: int, alone: Alone, *, in_one_pass: bool
+    ) -> None:
         metadata = self.table.handle.metadata()
         if metadata is None or metadata.head(NEXT_BRANCH) is not None:
             return  # it is about to be replaced
@@ -142,12 +178,13 @@ class _Turn:
             self._note("Spark cannot read its columns of type time, so its files stay as they are")
             return
         has_vectors = int(metadata.java.formatVersion()) >= _VECTORS_FROM
-        per_pass = _files_per_pass(health)
+        per_pass = _files_per_pass(health, pass_bytes)
         passes = 1 if in_one_pass else 1 + health.data_files // per_pass
         rewritten: int | None = None
         while passes and "data files" in work and files_are_due(health, self._limits):
             self._note(f"merging {health.data_files:,} data files")
-            replaced = self._rewrite_data_files(per_pass)
+            with alone():
+                replaced = self._rewrite_data_files(per_pass)
             failpoints.reach("compact.rewritten")
             rewritten = (rewritten or 0) + replaced
             passes, health = passes - 1 if replaced else 0, self._health()
@@ -164,10 +201,12 @@ class _Turn:
     def expire(self) -> int:
         now_ms = int(time.time() * _MILLISECONDS)
         older_than_ms = now_ms - int(self._limits.snapshot_age_max_s * _MILLISECONDS)
+        self._give_way_to_a_leader()
         # Refused as an argument: a snapshot that somebody gave a name meanwhile.
         with self._gives_way("letting snapshots expire", IllegalArgumentException):
             expired = prepare_expiry(self.table, older_than_ms, self._limits.snapshots_min, now_ms)
             failpoints.reach("compact.written_down")
+            self._give_way_to_a_leader()
             if expired:
                 self._note(f"letting {len(expired):,} snapshots expire")
                 action = self._actions.expireSnapshots(self._opened()).expireOlderThan(0)  # only these:
@@ -179,11 +218,21 @@ class _Turn:
 
     def remove_orphans(self) -> int:
         before_ms = int((time.time() - self._limits.orphan_age_s) * _MILLISECONDS)
+        self._give_way_to_a_leader()
         with self._gives_way("removing orphans"):
             action = self._actions.deleteOrphanFiles(self._opened()).olderThan(before_ms)
             removed = int(self._with(action, {"stream-results": "true"}).execute().orphanFilesCount())
         failpoints.reach("compact.orphans_removed")
         return removed
+
+    def _newest_leader(self) -> str | None:
+        metadata = self.table.handle.metadata()
+        return None if metadata is None else metadata.property(EPOCH)
+
+    def _give_way_to_a_leader(self) -> None:
+        """What goes is for the newest leader to say."""
+        if self._newest_leader() != self._leader:
+            raise GaveWayError
 
     @staticmethod
     def _spark_reads(schema_json: str) -> bool:
@@ -229,7 +278,8 @@ class _Turn:
 
     def _health(self) -> TableHealth:
         health = read_health(self.table, self._limits.target_file_bytes, time.time())
-        assert health is not None, "nobody but a sync drops what readers see"
+        if health is None:  # dropped meanwhile, to be loaded anew
+            raise GaveWayError
         return health
 
     def _note(self, doing: str) -> None:
@@ -241,6 +291,8 @@ class _Turn:
         try:
             with iceberg_errors(doing, self.table.stream):
                 yield
+        except (StaleMetadataError, ConflictingFilesError, UnknownOutcomeError) as error:
+            raise GaveWayError from error
         except DestinationError as error:
             cause = error.__cause__
             if isinstance(cause, also) or (isinstance(cause, Py4JJavaError) and _came_first(cause)):
@@ -255,10 +307,12 @@ class _Turn:
             ) from cause
 
 
-def _files_per_pass(health: TableHealth) -> int:
+def _files_per_pass(health: TableHealth, pass_bytes: int) -> int:
     size = max(health.file_bytes // max(health.data_files, 1), 1)
     least, most = _FILES_PER_PASS
-    return min(max(PASS_BYTES // size, least), most)
+    if pass_bytes < PASS_BYTES:
+        least = SPARE_MIN  # fewer are never merged
+    return min(max(pass_bytes // size, least), most)
 
 
 def _came_first(error: Py4JJavaError) -> bool:

@@ -7,7 +7,7 @@ without the target's keys) the changes themselves, to be replayed when those are
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -37,6 +37,12 @@ class Pending:
     @property
     def lookup_keys(self) -> pa.Table:
         return distinct(self.lookup)
+
+    def at_own_keys(self) -> Pending:
+        """Of changes that the target holds already: what a row lacks is in the target under its last key."""
+        if self.changes is not None:
+            return self
+        return replace(self, lookup=self.rows.select(self.lookup.column_names))
 
     @classmethod
     def of_changes(cls, changes: Changes, keys: pa.Table) -> Pending:

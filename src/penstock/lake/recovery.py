@@ -1,8 +1,9 @@
 """What an earlier run left open, settled before anything new is begun.
 
-In this order: tables that cannot go on as they are leave their part of an open round; rounds are rolled
-forward where the destination has them, and finished with the same bounds where it has not
-(`ledger/recovery.py`); then each table's own word about where it is counts more than the state's.
+In this order: what was applied again is written down (`ledger/rewinding.py`); tables that cannot go on as
+they are leave their part of an open round; rounds are rolled forward where the destination has them, and
+finished with the same bounds where it has not (`ledger/recovery.py`); then each table's own word about where
+it is counts more than the state's.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from penstock.lake.evolve import plan_evolution
 from penstock.lake.following import Following
 from penstock.lake.increment_recovery import OTHER_LOAD, IncrementRecovery
 from penstock.lake.lane_state import LaneState, LaneStream
-from penstock.ledger import pausing, two_phase
+from penstock.ledger import pausing, rewinding, two_phase
 from penstock.ledger.recovery import recover_chunks, recover_round, recover_stream_round
 from penstock.ledger.threads import cdc_thread_id
 
@@ -28,6 +29,7 @@ class Recovery:
 
     def recover(self) -> None:
         """Once, before anything else is done with the streams."""
+        self._finish_rewinds()
         self._reload_changed_layouts()
         self._set_aside_what_is_replaced()
         self._set_aside_what_was_moved()
@@ -89,6 +91,21 @@ class Recovery:
     def _is_thread_committed(self, stream: StreamId, thread_id: str) -> bool:
         record = self._record(stream)
         return record is not None and record.has_thread(thread_id)
+
+    def _finish_rewinds(self) -> None:
+        """A table of the generation that a rewind was begun under has it."""
+        for state in self._lane.ledger.document.stream_states:
+            begun = state.rewind is not None and state.rewind.generation is not None
+            if not begun or state.stream not in self._lane.streams or self._is_replaced(state.stream):
+                continue
+            record = self._record(state.stream)
+            marker = record.marker if record is not None else None
+            if marker is not None:
+                self._lane.ledger.write(
+                    rewinding.recovered(
+                        self._lane.ledger.document, state.stream, marker.generation, marker.start
+                    )
+                )
 
     def _set_aside_what_is_replaced(self) -> None:
         """A table that is loaded anew, history and all, needs no part of an open round; it may be stuck."""
@@ -184,7 +201,9 @@ class Recovery:
         follows = state is not None and state.has_completed_backfill and configured.mode != "full_refresh"
         if not follows or record is None or stream in self._lane.to_reload or self._lane.is_paused(stream):
             return
-        evolution = plan_evolution(record.schema, configured.info.schema)
+        evolution = plan_evolution(
+            record.schema, configured.info.schema, keeps_older_rows=configured.keeps_older_rows
+        )
         if evolution.kind in ("resync", "unsure"):
             self._lane.follow_source(stream, evolution.reason)
 

@@ -6,8 +6,9 @@ go by position or by writing their files anew, the table commits under its epoch
 state says before what is going to be done. A crash on the way leaves a round without changes to repeat.
 
 Exact only at one position: the table must be where the source's rows are from. So rounds take it to just
-before that position first. No change lies in the last byte before it, since commit records begin at multiples
-of eight, as positions between transactions do.
+before that position first. No change lies in the last number before it: commit records of Postgres begin at
+multiples of eight, as positions between transactions do, and an event of MySQL's is of more than a byte.
+Where there is one after all, because numbers begin anew on another server, nothing is repaired (`following`).
 """
 
 from __future__ import annotations
@@ -70,8 +71,7 @@ Repairs = Mapping[StreamId, Repair]
 
 
 def just_before(position: Lsn) -> Lsn:
-    """Where the log has the same changes as at `position`."""
-    assert position % 8 == 0, "positions between transactions are aligned"
+    """Where the log has the same changes as at `position`, unless there is one of that very number."""
     return Lsn(position - 1)
 
 

@@ -34,7 +34,12 @@ def plan_round(
     stream = configured.info.stream
     changes = log.files(stream, start, to)
     part = configured.selection
-    plan = plan_schema(record.schema, changes.files, lambda schema_id: part.of(log.schema(schema_id)))
+    plan = plan_schema(
+        record.schema,
+        changes.files,
+        lambda schema_id: part.of(log.schema(schema_id)),
+        keeps_older_rows=configured.keeps_older_rows,
+    )
     if isinstance(plan, MustReload):
         return plan
     if changes.altered:

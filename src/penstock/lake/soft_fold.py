@@ -23,6 +23,10 @@ Why it holds, beyond what `fold` proves:
    never whole in the table.
 
 Where the existence of a deferrable key cannot be told, the whole history waits for the target's keys.
+
+*Again* (see `fold`): a row that the batch ends lies in the target as ended, by that very change; so rows that
+have ended are asked for values too. Not where a deferrable key was truncated: which rows a key had then is
+told by nothing any more.
 """
 
 from __future__ import annotations
@@ -35,11 +39,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from penstock.compiling import read_only
 from penstock.lake import replay, soft_replay
 from penstock.lake.change_set import TRUNCATE, Changes, Numbers
 from penstock.lake.coded import Coded, encode, with_column
 from penstock.lake.fold import Completed, Folded, assemble, complete, only_whole_inserts
-from penstock.lake.keys import KeySet, flat, read_only
+from penstock.lake.keys import KeySet, flat
 from penstock.lake.pending import NAMES, Pending
 from penstock.lake.replay import TARGET, UNKNOWN
 from penstock.lake.soft_replay import History
@@ -61,14 +66,14 @@ def fold_softly(changes: Changes, key: Sequence[str], deferrable_key: bool) -> F
     return replace(batch.assemble(batch.replay_queues(existed)), truncated_at_us=at)
 
 
-def complete_softly(pending: Pending, target_rows: pa.Table) -> Completed:
+def complete_softly(pending: Pending, target_rows: pa.Table, *, again: bool = False) -> Completed:
     """As `complete`; `target_rows` have `_deleted_at`."""
     if pending.changes is not None:
-        return _complete_changes(pending.changes, pending.lookup.column_names, target_rows)
+        return _complete_changes(pending.changes, pending.lookup.column_names, target_rows, again=again)
     assert pending.as_held is not None
     rest = ~pending.as_held
     is_live = flat(target_rows.column(DELETED_AT.name)).is_null()
-    done = complete(_filter(pending, rest), target_rows.filter(is_live))
+    done = complete(_filter(pending, rest), target_rows if again else target_rows.filter(is_live))
     held = _ended(_filter(pending, pending.as_held), target_rows)
     return replace(done, rows=pa.concat_tables([done.rows, held.cast(done.rows.schema)]))
 
@@ -164,7 +169,9 @@ class _Batch:
         return replace(folded, keys=coded.keys, pending=pending)
 
 
-def _complete_changes(changes: Changes, key: Sequence[str], target_rows: pa.Table) -> Completed:
+def _complete_changes(
+    changes: Changes, key: Sequence[str], target_rows: pa.Table, *, again: bool
+) -> Completed:
     """A deferrable key, now that it is known which keys had a live row."""
     batch = _Batch.of(changes, key)
     live = target_rows.filter(flat(target_rows.column(DELETED_AT.name)).is_null())
@@ -173,7 +180,8 @@ def _complete_changes(changes: Changes, key: Sequence[str], target_rows: pa.Tabl
     folded = batch.assemble(batch.replay_queues(np.where(existed == UNKNOWN, held, existed).astype(np.int8)))
     if folded.pending is None:
         return Completed(folded.rows, folded.rows.slice(0, 0).append_column("_missing", pa.array([], NAMES)))
-    rest = complete_softly(folded.pending, target_rows)
+    pending = folded.pending.at_own_keys() if again else folded.pending
+    rest = complete_softly(pending, target_rows, again=again)
     return replace(rest, rows=pa.concat_tables([folded.rows, rest.rows]))
 
 

@@ -4,6 +4,10 @@ The range's files name the schema versions they were written under, in order. Ea
 next must be one we can carry out on the rows we have (a column added with a known default, dropped,
 renamed); the first that is not ends in a new load of the table, which is exact whatever happened.
 
+A version that lacks generated columns because they were not published (`TableSchema.unpublished`) tells no
+end of them. A table whose rows stay as they were told (`LaneStream.keeps_older_rows`) keeps these columns,
+null in the rows of that version alone; any other is loaded again.
+
 A version whose attribute numbers are not known was read when the catalog had moved on already. By its
 names it can only be the version before it, unchanged; it never becomes the table's own.
 """
@@ -11,7 +15,8 @@ names it can only be the version before it, unchanged; it never becomes the tabl
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby
 
 import pyarrow as pa
@@ -45,38 +50,60 @@ class MustReload:
 
 
 def plan_schema(
-    base: TableSchema, files: Sequence[LogFile], schema_of: Callable[[str], TableSchema]
+    base: TableSchema,
+    files: Sequence[LogFile],
+    schema_of: Callable[[str], TableSchema],
+    *,
+    keeps_older_rows: bool = False,
 ) -> SchemaPlan | MustReload:
     """Pure: the same table and the same files give the same answer, also after a crash.
 
     `schema_of` gives the part of a version that the stream holds; a version may lack a column of it.
     """
+    plan_change = partial(plan_evolution, keeps_older_rows=keeps_older_rows)
     latest = base
     known: dict[str, TableSchema] = {}
     for schema_id, _ in groupby(file.schema_id for file in files):
         try:
-            following = schema_of(schema_id)
+            written = schema_of(schema_id)
         except SelectionError as error:
             return MustReload(str(error))
-        evolution = plan_evolution(latest, following)
+        certain = is_certain(written)
+        following = _held_on(latest, written) if keeps_older_rows and certain else written
+        evolution = plan_change(latest, following)
         if evolution.kind in ("resync", "unsure"):
             return MustReload(evolution.reason)
-        if _is_certain(following):
-            latest = following
+        if certain:
+            latest = replace(following, unpublished=())
         elif evolution.kind != "same":
             return MustReload("its columns changed, and the catalog has moved on since and cannot tell how")
-        if known.setdefault(schema_id, latest) != latest and not _is_certain(following):
+        else:
+            written = latest
+        if known.setdefault(schema_id, written) != written:
             return MustReload("its columns changed and changed back")
-    whole = plan_evolution(base, latest)
+    whole = plan_change(base, latest)
     if whole.kind in ("resync", "unsure"):
         return MustReload(whole.reason)
-    plans = {schema_id: plan_evolution(schema, latest) for schema_id, schema in known.items()}
+    plans = {schema_id: plan_change(schema, latest) for schema_id, schema in known.items()}
     columns = {schema_id: (*plan.columns, *plan.hidden) for schema_id, plan in plans.items()}
     return SchemaPlan(latest, columns, whole.columns if whole.kind == "rewrite" else None)
 
 
-def _is_certain(schema: TableSchema) -> bool:
+def is_certain(schema: TableSchema) -> bool:
     return all(column.attribute_number for column in (*schema.columns, *schema.hidden))
+
+
+def _held_on(held: TableSchema, written: TableSchema) -> TableSchema:
+    """A version with the columns that its rows lack, and the table has, at their places."""
+    unpublished = {column.attribute_number: column for column in written.unpublished}
+    columns = list(written.columns)
+    before = 0
+    for column in held.columns:
+        if (kept := unpublished.get(column.attribute_number)) is not None:
+            numbers = [each.attribute_number for each in columns]
+            columns.insert(numbers.index(before) + 1 if before in numbers else 0, kept)
+        before = column.attribute_number
+    return replace(written, columns=tuple(columns), unpublished=())
 
 
 def unfit_default(plan: SchemaPlan, schema: TableSchema) -> str | None:
@@ -87,6 +114,12 @@ def unfit_default(plan: SchemaPlan, schema: TableSchema) -> str | None:
             if cast.bad is not None:
                 return source.name
     return None
+
+
+def untold(columns: Sequence[ColumnSource] | None, schema: TableSchema) -> list[str]:
+    """Columns that rows get as null although the source has values there."""
+    added = [each.name for each in columns or () if each.from_name is None]
+    return [name for name in added if name in schema.names and schema.column(name).generated]
 
 
 def words_of(before: TableSchema, columns: Sequence[ColumnSource]) -> str:

@@ -24,6 +24,7 @@ from penstock.core.position import Lsn
 from penstock.ledger.checkpoint_store import Store, open_store
 
 HISTORY_KEPT = 20
+_LEFT_OVER_MAX = 1000  # old ones that are remembered while they cannot be removed
 _logger = structlog.get_logger("penstock.checkpoint")
 
 
@@ -82,6 +83,7 @@ class CheckpointFile:
                     reason=_reason(error),
                     failed_saves=self.failed_saves,
                 )
+                self._prune()  # it may have got as far as the history
                 return False
             self.saves += 1
             self.last_saved = checkpoint
@@ -117,7 +119,8 @@ class CheckpointFile:
         self._history.append(name)
 
     def _prune(self) -> None:
-        """What is left over because this failed goes the next time."""
+        """What is left over because this failed goes the next time; of very much, with the next process:
+        a store may let us write for years and never remove."""
         history = self._history or []
         try:
             while len(history) > self._history_kept:
@@ -127,6 +130,7 @@ class CheckpointFile:
             del history[0]
         except Exception as error:
             _logger.warning("old checkpoint not removed", file=history[0], reason=_reason(error))
+            del history[: -self._history_kept - _LEFT_OVER_MAX]
 
 
 def _history_names(store: Store, directory: str) -> list[str]:

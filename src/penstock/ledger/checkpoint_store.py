@@ -9,6 +9,7 @@ While an earlier write of a name is out, the next one is refused: the earlier mi
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +26,7 @@ _lock = threading.Lock()
 _Result = TypeVar("_Result")
 #: What the client is told beside what the address says: small objects in one request; an end to trying.
 _PARAMETERS = {"s3": {"allow_delayed_open": "true"}, "gs": {"retry_limit_seconds": "5"}}
+_SCHEME_OF_ENDPOINT = re.compile(r"\bendpoint_override=(https?)(?:://|%3a%2f%2f)", re.IGNORECASE)
 
 
 class Store(Protocol):
@@ -67,9 +69,7 @@ class ObjectStore:
     else Arrow takes may follow the address."""
 
     def __init__(self, address: str, call_timeout_s: float = CALL_TIMEOUT_S) -> None:
-        scheme = urlsplit(address)
-        given = urlencode(_PARAMETERS.get(scheme.scheme, {}))
-        self._address = scheme._replace(query="&".join(filter(None, (scheme.query, given)))).geturl()
+        self._address = _for_arrow(address)
         self._timeout_s = call_timeout_s
         self._left_behind = 0
         self._opened: tuple[Any, str] | None = None
@@ -146,3 +146,12 @@ class ObjectStore:
         if not results:
             raise TimeoutError(f"The store did not answer within {self._timeout_s:g} s.")
         return results[0]
+
+
+def _for_arrow(address: str) -> str:
+    """With what the client is told besides; Google's wants the scheme of another endpoint on its own."""
+    parts = urlsplit(address)
+    query = "&".join(filter(None, (parts.query, urlencode(_PARAMETERS.get(parts.scheme, {})))))
+    if parts.scheme == "gs":
+        query = _SCHEME_OF_ENDPOINT.sub(r"scheme=\1&endpoint_override=", query)
+    return parts._replace(query=query).geturl()

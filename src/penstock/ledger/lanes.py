@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -61,10 +61,15 @@ class Lane:
 
 
 class LaneRegistry:
-    """Safe to use from several threads of one process; the leader alone writes."""
+    """Safe to use from several threads of one process; the leader alone writes.
 
-    def __init__(self, path: Path) -> None:
+    `may_write` raises where this process may not lead any more: one that was stopped and wakes up, if only to
+    end, would put what it knew over what its successor has written. What could not be written is not so.
+    """
+
+    def __init__(self, path: Path, may_write: Callable[[], None] | None = None) -> None:
         self._path = path
+        self._may_write = may_write
         self._lock = threading.Lock()
         self._lanes = _read(path)
         self._is_saved = True
@@ -90,8 +95,7 @@ class LaneRegistry:
             joined = replace(lane, streams=tuple(streams), published=unheard)
             self._joined.add(name)
             if joined != self._lanes.get(name):
-                self._lanes[name] = joined
-                self._write()
+                self._write({**self._lanes, name: joined})
             return unheard
 
     def heard(self, name: str, streams: Collection[StreamId] | None = None) -> None:
@@ -102,15 +106,13 @@ class LaneRegistry:
                 return
             unheard = tuple(each for each in lane.published if streams is not None and each not in streams)
             if unheard != lane.published:
-                self._lanes[name] = replace(lane, published=unheard)
-                self._write()
+                self._write({**self._lanes, name: replace(lane, published=unheard)})
 
     def forget_positions(self) -> None:
         """The lanes stay, and nobody knows how far they are."""
         with self._lock:
-            self._lanes = {name: replace(lane, position=None) for name, lane in self._lanes.items()}
             if self._lanes:
-                self._write()
+                self._write({name: replace(lane, position=None) for name, lane in self._lanes.items()})
 
     def flushed(self, name: str, position: Lsn) -> None:
         """Note how far a lane is, for the next `save`. Going back is news only right after a join."""
@@ -128,20 +130,22 @@ class LaneRegistry:
         """Make the positions durable, if any has changed."""
         with self._lock:
             if not self._is_saved:
-                self._write()
+                self._write(self._lanes)
 
     def drop(self, name: str) -> bool:
         """Take a lane off the list, durably; whether it was there."""
         with self._lock:
-            if self._lanes.pop(name, None) is None:
+            if name not in self._lanes:
                 return False
-            self._write()
+            self._write({other: lane for other, lane in self._lanes.items() if other != name})
             return True
 
-    def _write(self) -> None:
-        lanes = {name: lane.to_json() for name, lane in sorted(self._lanes.items())}
-        durable.replace(self._path, durable.to_json_bytes({"format_version": FORMAT_VERSION, "lanes": lanes}))
-        self._is_saved = True
+    def _write(self, lanes: Mapping[str, Lane]) -> None:
+        if self._may_write is not None:
+            self._may_write()
+        found = {name: lane.to_json() for name, lane in sorted(lanes.items())}
+        durable.replace(self._path, durable.to_json_bytes({"format_version": FORMAT_VERSION, "lanes": found}))
+        self._lanes, self._is_saved = dict(lanes), True
 
 
 def notes_of_left_lanes(path: Path, configured: Collection[str]) -> list[str]:

@@ -27,8 +27,9 @@ import structlog
 
 from penstock import durable
 from penstock.core.errors import StateError
+from penstock.core.position import Lsn
 from penstock.core.stream import StreamId
-from penstock.ledger import pausing
+from penstock.ledger import pausing, rewinding
 from penstock.ledger.ledger import Ledger
 from penstock.ledger.state import SYNC_MODES, StateDocument, SyncMode
 
@@ -39,7 +40,7 @@ SET_ASIDE_MAX = 100  # that are kept, the newest
 _FORMAT_VERSION = 1
 _LOOK_EVERY_S = 0.05
 
-Action = Literal["pause", "resume", "resync"]
+Action = Literal["pause", "resume", "resync", "rewind"]
 _logger = structlog.get_logger("penstock.orders")
 
 
@@ -50,6 +51,7 @@ class Order:
     reason: str = ""
     at: str = ""
     mode: SyncMode = "cdc"  # of a stream that the state does not know yet
+    to: Lsn | None = None  # of a rewind
 
 
 def give(state: Path, orders: Sequence[Order]) -> list[Path]:
@@ -63,6 +65,7 @@ def give(state: Path, orders: Sequence[Order]) -> list[Path]:
     for order in orders:
         path = state / DIRECTORY / f"{time.time_ns():020d}-{secrets.token_hex(4)}.json"
         fields = asdict(order) | {"stream": str(order.stream), "at": order.at or _now()}
+        fields["to"] = None if order.to is None else str(order.to)
         durable.replace(path, durable.to_json_bytes(fields | {"format_version": _FORMAT_VERSION}))
         paths.append(path)
     return paths
@@ -129,6 +132,9 @@ def applied(document: StateDocument, orders: Sequence[Order]) -> StateDocument:
             case "resync":
                 document = pausing.resumed(document, order.stream)
                 document = pausing.to_be_loaded(document, order.stream, "it was asked for", replace=True)
+            case "rewind":
+                assert order.to is not None
+                document = rewinding.asked(document, order.stream, order.to)
     return document
 
 
@@ -185,7 +191,8 @@ def _read(path: Path) -> Order:
             raise ValueError("unknown")
         stream = StreamId.parse(fields["stream"])
         mode: SyncMode = fields["mode"] if fields.get("mode") in SYNC_MODES else "cdc"
-        return Order(fields["action"], stream, str(fields.get("reason", "")), str(fields["at"]), mode)
+        to = Lsn.parse(fields["to"]) if fields["action"] == "rewind" else None
+        return Order(fields["action"], stream, str(fields.get("reason", "")), str(fields["at"]), mode, to)
     except (
         ValueError,
         KeyError,

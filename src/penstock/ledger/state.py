@@ -75,12 +75,22 @@ class Reload:
 
 
 @dataclass(frozen=True, slots=True)
+class Rewind:
+    """The log after `to` is to be applied to the table once more (`rewinding.py`); `generation`: under which
+    that was begun."""
+
+    to: Lsn
+    generation: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class StreamState:
     """One stream's entry.
 
     `generation` is that of the table readers see; while a load that will replace a live table is
     under way, `load_generation` is the one to come (else they are equal). `committed_to` is the
-    table's own position: it may lie below the global `lsn` if the stream had no changes since.
+    table's own position: it may lie below the global `lsn` if the stream had no changes since. From
+    `replayable_from` on the log alone made the table what it is: before, there was a load, or a repair.
     """
 
     stream: StreamId
@@ -97,6 +107,8 @@ class StreamState:
     reload: Reload | None = None
     load_replaces: bool = False  # the load under way leaves nothing of the table there was
     load_by_difference: bool = False  # what is under way writes the rows that differ, as one chunk
+    rewind: Rewind | None = None
+    replayable_from: Lsn | None = None
 
     @property
     def has_completed_backfill(self) -> bool:
@@ -397,6 +409,8 @@ def _stream_state(entry: dict[str, Any], dialect: Dialect) -> StreamState:
         reload=_reload(own.get("reload")),
         load_replaces=bool(own.get("load_replaces")),
         load_by_difference=bool(own.get("load_by_difference")),
+        rewind=_rewind(own.get("rewind")),
+        replayable_from=_position(own, "replayable_from"),
     )
 
 
@@ -410,6 +424,12 @@ def _reload(mark: Any) -> Reload | None:
     if not mark:
         return None
     return Reload(str(fields.get("reason", "")), bool(fields.get("replace")), bool(fields.get(BY_DIFFERENCE)))
+
+
+def _rewind(mark: Any) -> Rewind | None:
+    fields = mark if isinstance(mark, dict) else {}
+    to = _position(fields, "to")
+    return None if to is None else Rewind(to, _text(fields, "generation"))
 
 
 def _omit_empty(state: dict[str, Any]) -> None:

@@ -76,7 +76,10 @@ def _stream_problems(entry: dict[str, Any], members: set[str], spelled: _Spelled
         found.append(f"{end} {target} is before {own} {start}")
     if start is not None and str(stream) in members:
         found.append(f"has its own {own} and is in global.streams at the same time")
-    _position(state.get("penstock") or {}, "committed_to", "penstock.committed_to", found)
+    ours = state.get("penstock") or {}
+    for name in ("committed_to", "replayable_from"):
+        _position(ours, name, f"penstock.{name}", found)
+    _position(ours.get("rewind") or {}, "to", "penstock.rewind.to", found)
     seen = set()
     for number, chunk in enumerate(state.get("chunks") or []):
         if "min" not in chunk or "max" not in chunk:

@@ -36,6 +36,9 @@ it stay, `preparing`, until `load_done`; recovery hears "committed" for each, be
 and repeats the swap, which is idempotent by load id. What is brought to a load's point by the rows that
 differ (`lake/by_difference.py`) is such a load of one chunk, whose commit is the swap as well.
 
+*A rewind* (`rewinding.py`) is a round that no position moves by: it has a generation of its own, noted in (1)
+and in the table's marker from (3) on, by which recovery tells whether it was committed.
+
 *A stream with no changes in a round* is not in `processing` and its table keeps its old `to`. That is why
 the position a table must be at is the stream's own `committed_to`, not the global `lsn`: between the
 two the log holds nothing for it.
@@ -85,6 +88,7 @@ def plan_load(
     own = draft.own(stream)
     own["load_id"] = load_id
     decided = own.pop("reload", None) or {}
+    own.pop("rewind", None)  # what the load brings is later than all that would be applied again
     own.pop("load_by_difference", None)
     if decided.get("replace"):
         own["load_replaces"] = True
@@ -120,8 +124,13 @@ def chunks_committed(document: StateDocument, stream: StreamId, chunks: Iterable
     return draft.done()
 
 
-def load_done(document: StateDocument, stream: StreamId, cdc_from: Lsn | None) -> StateDocument:
-    """The load is swapped in: `chunks: []`. With CDC, the stream goes on from `cdc_from` by itself."""
+def load_done(
+    document: StateDocument, stream: StreamId, cdc_from: Lsn | None, *, read_to: Lsn | None = None
+) -> StateDocument:
+    """The load is swapped in: `chunks: []`. With CDC, the stream goes on from `cdc_from` by itself.
+
+    `read_to`: the newest moment that rows of the load may be of (None: it is `cdc_from`).
+    """
     _require(stream not in document.processing, f"{stream}: a load cannot end inside the stream's round")
     before = _known(document, stream)
     _require(before.chunks is not None, f"{stream}: no load is under way")
@@ -130,11 +139,14 @@ def load_done(document: StateDocument, stream: StreamId, cdc_from: Lsn | None) -
     state["chunks"] = []
     own.pop("load_replaces", None)
     own.pop("load_by_difference", None)
+    own.pop("rewind", None)
     own["generation"] = own.pop("load_generation", own.get("generation"))
-    for fields, name in ((state, "cdc_from"), (own, "committed_to")):
+    for fields, name in ((state, "cdc_from"), (own, "committed_to"), (own, "replayable_from")):
         fields.pop(name, None)
         if cdc_from is not None:
             fields[name] = str(cdc_from)
+    if cdc_from is not None and read_to is not None and read_to > cdc_from:
+        own["replayable_from"] = str(read_to)
     state.pop("next_cdc_pos", None)  # a round of the table that was replaced
     if draft.has_global():
         _leave(draft.global_streams(), stream)
@@ -216,14 +228,22 @@ def set_aside(document: StateDocument, stream: StreamId) -> StateDocument:
 
 
 def adopt(document: StateDocument, stream: StreamId, position: Lsn) -> StateDocument:
-    """Go on from where the table itself says it is: the state was put back to an earlier version."""
+    """Go on from where the table itself says it is: the state was put back, or the table rolled back.
+
+    What made a table that is ahead the state does not know: there may have been repairs, which the log lacks.
+    """
+    before = _known(document, stream)
     draft = document.draft()
     if stream in document.global_streams:
         _leave(draft.global_streams(), stream)
     state = draft.stream_state(stream)
     state["cdc_from"] = str(position)
     state.pop("next_cdc_pos", None)
-    draft.own(stream)["committed_to"] = str(position)
+    own = draft.own(stream)
+    own["committed_to"] = str(position)
+    known = before.replayable_from
+    if known is not None and (before.committed_to is None or before.committed_to < position):
+        own["replayable_from"] = str(max(known, position))
     return draft.done()
 
 
@@ -241,7 +261,13 @@ def take_up(
     draft = document.draft()
     draft.entry(stream)["sync_mode"] = sync_mode
     draft.stream_state(stream).update({"chunks": [], "cdc_from": str(cdc_from)})
-    draft.own(stream).update({"generation": generation, "committed_to": str(committed_to)})
+    draft.own(stream).update(
+        {
+            "generation": generation,
+            "committed_to": str(committed_to),
+            "replayable_from": str(cdc_from),  # the log from before is gone with the state
+        }
+    )
     return draft.done()
 
 

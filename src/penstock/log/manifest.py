@@ -69,7 +69,9 @@ class TableEntry:
 
     `truncates` are offsets at which the whole stream was emptied; `leaf_truncates` those at which only
     some of a partitioned table's leaves were. At those in `altered` a statement may have changed rows, or
-    made another table of it, in a way that no row of the log tells.
+    made another table of it, in a way that no row of the log tells. Those in `untold` are among them: there
+    rows were changed, and the log has no change of it, or one that never counted. Whoever tells changes one
+    by one lacks some from the first of these on, whereas what a statement makes of a table is none.
     """
 
     stream: StreamId
@@ -77,6 +79,7 @@ class TableEntry:
     truncates: tuple[tuple[int, int], ...] = ()
     leaf_truncates: tuple[tuple[int, int, str], ...] = ()
     altered: tuple[tuple[int, int], ...] = ()
+    untold: tuple[tuple[int, int], ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         fields: dict[str, Any] = {
@@ -88,6 +91,8 @@ class TableEntry:
             fields["leaf_truncates"] = [list(offset) for offset in self.leaf_truncates]
         if self.altered:
             fields["altered"] = [list(offset) for offset in self.altered]
+        if self.untold:
+            fields["untold"] = [list(offset) for offset in self.untold]
         return fields
 
     @classmethod
@@ -98,6 +103,7 @@ class TableEntry:
             truncates=tuple((tx, op) for tx, op in fields["truncates"]),
             leaf_truncates=tuple((tx, op, leaf) for tx, op, leaf in fields.get("leaf_truncates", [])),
             altered=tuple((tx, op) for tx, op in fields.get("altered", [])),
+            untold=tuple((tx, op) for tx, op in fields.get("untold", [])),
         )
 
 

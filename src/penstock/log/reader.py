@@ -180,6 +180,20 @@ class ChangeLog:
         ranges = {stream: self._range(entries, after, to) for stream, entries in tables.items()}
         return {stream: found for stream, found in ranges.items() if found}
 
+    def untold(self, after: Lsn, to: Lsn) -> dict[StreamId, tuple[int, ...]]:
+        """Transactions of `(after, to]` in which changes are missing, in order, of streams that have any."""
+        marks = (
+            (table.stream, tx)
+            for manifest in self._overlapping(after, to)
+            for table in manifest.tables
+            for tx, _ in table.untold
+            if after <= tx < to
+        )
+        found: dict[StreamId, set[int]] = {}
+        for stream, tx in marks:
+            found.setdefault(stream, set()).add(tx)
+        return {stream: tuple(sorted(txs)) for stream, txs in found.items()}
+
     def _range(self, tables: Sequence[TableEntry], after: Lsn, to: Lsn) -> LogRange:
         """What `(after, to]` holds of one stream, of which these are the steps' entries."""
         files = (file for table in tables for file in table.files)

@@ -87,6 +87,7 @@ class LogWriter:
         self._truncates: dict[StreamId, list[tuple[int, int]]] = {}
         self._leaf_truncates: dict[StreamId, list[tuple[int, int, str]]] = {}
         self._altered: dict[StreamId, list[tuple[int, int]]] = {}
+        self._untold: dict[StreamId, list[tuple[int, int]]] = {}
         self.transactions = self.messages = 0
 
     @property
@@ -115,9 +116,12 @@ class LogWriter:
     def truncate_leaf(self, stream: StreamId, leaf: StreamId, tx: int, op: int) -> None:
         self._leaf_truncates.setdefault(stream, []).append((tx, op, str(leaf)))
 
-    def alter(self, stream: StreamId, tx: int, op: int) -> None:
-        """Note that a statement made another table of the stream's at this offset."""
+    def alter(self, stream: StreamId, tx: int, op: int, *, is_untold: bool = False) -> None:
+        """Note that a statement made another table of the stream's at this offset; `is_untold`: that its rows
+        were changed there, and the log has no change of it."""
         self._altered.setdefault(stream, []).append((tx, op))
+        if is_untold:
+            self._untold.setdefault(stream, []).append((tx, op))
 
     def seal(self, to: Lsn, place: Place | None = None) -> Manifest | None:
         """Make everything up to `to` durable as one step; None if there is nothing to say. `place`: `to` in
@@ -247,6 +251,7 @@ class LogWriter:
                 tuple(self._truncates.get(stream, [])),
                 tuple(self._leaf_truncates.get(stream, [])),
                 tuple(self._altered.get(stream, [])),
+                tuple(self._untold.get(stream, [])),
             )
             for stream in streams
         )

@@ -8,6 +8,7 @@ from typing import Literal
 from penstock.config import Config
 from penstock.config.problems import nearest
 from penstock.core.errors import ConfigError, SourceBusyError
+from penstock.core.position import Lsn
 from penstock.core.stream import StreamId
 from penstock.ledger import orders
 from penstock.ledger.ledger import Ledger
@@ -39,6 +40,11 @@ def resync(config: Config, streams: Sequence[str], *, wait_s: float = WAIT_S) ->
     return _tell(config, "resync", streams, "", wait_s)
 
 
+def rewind(config: Config, stream: StreamId, to: Lsn, *, wait_s: float = WAIT_S) -> Told:
+    """Have the log after `to` applied to a table once more, as `rewinds.plan` found that it can be."""
+    return _order(config, [Order("rewind", stream, to=to)], wait_s)
+
+
 def known_streams(config: Config, streams: Sequence[str], document: StateDocument) -> list[StreamId]:
     """Stream ids that the state knows or the pipeline file names, by itself or by a pattern."""
     names = [stream_id(stream) for stream in streams]
@@ -67,13 +73,17 @@ def stream_id(text: str) -> StreamId:
 def _tell(config: Config, action: Action, streams: Sequence[str], reason: str, wait_s: float) -> Told:
     document = StateStore(config.state).load() or StateDocument.new()
     names = known_streams(config, streams, document)
-    wanted = [Order(action, name, reason, mode=_mode(config, name)) for name in names]
+    return _order(config, [Order(action, name, reason, mode=_mode(config, name)) for name in names], wait_s)
+
+
+def _order(config: Config, wanted: Sequence[Order], wait_s: float) -> Told:
     try:
         with only_one(config.state):
             ledger = Ledger(StateStore(config.state), config.source.type)
             orders.settle(ledger, config.state)
             ledger.write(orders.applied(ledger.document, wanted))
-            return "done" if action != "resync" else "ordered"
+            is_work = any(order.action in ("resync", "rewind") for order in wanted)
+            return "ordered" if is_work else "done"
     except SourceBusyError:
         if not is_held_by_run(config.state):
             raise

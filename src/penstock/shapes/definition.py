@@ -179,7 +179,7 @@ def compile_where(card: TableCard, text: str, params: tuple[str, ...], card_of: 
 
     def resolve(stream: StreamId) -> SubqueryTable | None:
         inner = card_of(stream)
-        if inner is None or not _is_followed(inner):
+        if inner is None or not _is_followed(inner) or inner.is_branch:
             return None
         return SubqueryTable(
             inner.stream, inner.sources, _enums(inner), _nondeterministic(inner), only=inner.kind != "p"
@@ -263,6 +263,9 @@ def _table(text: str, card_of: CardOf) -> TableCard:
         raise DefinitionError(
             {"table": [f"{name} has no changes to follow: only ordinary and partitioned tables have"]}
         )
+    if card.is_branch:
+        message = f"{name} is a partition with partitions of its own: ask for its root, or for one of those"
+        raise DefinitionError({"table": [message]})
     if virtual := [column.name for column in card.columns if column.virtual]:
         message = (
             f"{name} has virtual generated columns ({', '.join(virtual)}): Postgres would refuse to update "

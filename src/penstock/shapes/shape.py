@@ -176,8 +176,9 @@ class ShapeApi(Protocol):
     def existing(self, definition: ShapeDefinition) -> Shape | None: ...
 
     async def resolve(self, definition: ShapeDefinition) -> Shape:
-        """The shape with this definition, made if need be: its handle is durable. `SnapshotProblem` if it
-        cannot be. Its snapshot may not have begun: `snapshot_started`, `error`."""
+        """The shape with this definition, made if need be. `SnapshotProblem` if it cannot be. Its snapshot
+        may not have begun (`snapshot_started`, `error`), and its handle outlives a crash only once that is
+        whole (`engine`)."""
 
     def find(self, handle: str) -> Shape | None:
         """A shape by its handle; None once it is gone."""

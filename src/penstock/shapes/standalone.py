@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
 from penstock.capture.source_spec import PostgresSpec
 from penstock.capture.spec import CaptureSpec, ServiceSpec
@@ -125,4 +125,4 @@ def _listen(port: str) -> str:
 def _with_certificate(url: str, certificate: str) -> str:
     if not certificate:
         return url
-    return url + ("&" if "?" in url else "?") + urlencode({"sslrootcert": certificate})
+    return url + ("&" if "?" in url else "?") + urlencode({"sslrootcert": certificate}, quote_via=quote)

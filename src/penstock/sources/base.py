@@ -20,6 +20,7 @@ from typing import NamedTuple, Protocol
 import pyarrow as pa
 
 from penstock.core.cursor import Cursors
+from penstock.core.errors import SourceError
 from penstock.core.place import Place
 from penstock.core.position import Lsn
 from penstock.core.schema import SourceColumn, TableSchema
@@ -100,6 +101,20 @@ class ChunkReading(Protocol):
         """
 
 
+class HeldTable(Protocol):
+    """One moment of one table, which sessions of this process keep: its chunks are read nowhere else, as
+    often as they are asked for, by so many readers at a time as `readers` says."""
+
+    @property
+    def place(self) -> Place:
+        """Where in the source's log that moment is, for this table."""
+
+    @property
+    def readers(self) -> int: ...
+
+    def chunk(self, chunk: PlannedChunk) -> ChunkReading: ...
+
+
 class ReadingSession(Protocol):
     """One connection that plans, inside of a snapshot if it was opened under one."""
 
@@ -168,6 +183,10 @@ class TableReading(Protocol):
 
     def session(self, snapshot: str | None = None) -> AbstractContextManager[ReadingSession]: ...
 
+    def held(self, table: SourceTable, readers: int) -> AbstractContextManager[HeldTable]:
+        """One moment of a table for this process, at a source that `finds_place`; by no more sessions than
+        `readers`. `NoSnapshotError`: this table has none, or not for us."""
+
     def text_session(self) -> TextSession: ...
 
     def chunk(
@@ -188,6 +207,10 @@ class TableReading(Protocol):
     def method_for(self, table: SourceTable, wanted: ChunkMethod) -> ChunkMethod:
         """The wanted one if the table can be cut so."""
 
+    def bound_text(self, bound: str) -> str | None:
+        """A bound of chunks by `key`, as the log prints the value of the key's first column; None: it is of
+        several columns, or has no such text."""
+
     def watching(self) -> AbstractContextManager[Callable[[], Sequence[RunningRead]]]:
         """What is being read, whenever it is asked."""
 
@@ -204,6 +227,10 @@ class Source(Protocol):
     def snapshot_age_max_s(self) -> float | None:
         """How old a snapshot may get before loads leave it; None: as old as it likes."""
 
+    @property
+    def log_may_be_ahead(self) -> bool:
+        """Whether the log may have of a change a later state of its row than that which the change made."""
+
     def catalog(self, patterns: Sequence[StreamId] | None = None, *, at_replica: bool = False) -> Catalog:
         """Tables that match a pattern (None: all there are). A name that is not there brings in all, so
         that the nearest can be said. `at_replica`: as they are where tables are read."""
@@ -219,6 +246,9 @@ class Source(Protocol):
 
     def is_captured(self, table: SourceTable) -> bool:
         """Whether capture is sent the table's changes already."""
+
+    def lacking(self, tables: Sequence[SourceTable]) -> Sequence[SourceError]:
+        """Those of these tables whose changes come without some of their columns: why, and the way out."""
 
     def identity(self) -> Identity: ...
 

@@ -28,6 +28,7 @@ class Finding:
     remedy: str = ""
     stream: str | None = None
     exit_code: int = SourceError.exit_code  # what a sync would end with
+    is_waited_for: bool = False  # an error that lets the stream stand still, and the sync goes on with others
 
     @classmethod
     def of_error(cls, name: str, error: PenstockError, stream: str | None = None) -> Finding:

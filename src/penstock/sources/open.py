@@ -9,7 +9,7 @@ from typing import Literal, Protocol
 from penstock.core.errors import ConfigError
 from penstock.sources.base import Source
 
-_OF_POSTGRES = ("pgoutput", "inbox", "streamed", "copy_binary")
+_OF_POSTGRES = ("pgoutput", "inbox", "streamed", "copy_binary", "binary_values")
 #: Drivers that come with an extra, and the modules that have the code of their sources compiled.
 _EXTRAS = {
     "pymysql": "penstock.sources.mysql.binlog.warming",

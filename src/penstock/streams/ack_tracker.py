@@ -45,6 +45,11 @@ class AckTracker:
     def next_id(self) -> int:
         return self._next_id
 
+    @property
+    def open_id(self) -> int:
+        """The least number that is not published; `next_id`, if all are."""
+        return self._first_open
+
     def register(self, lsn: Lsn, *, is_last: bool = True) -> int:
         return self.register_many(lsn, 1, is_last=is_last)
 
@@ -57,6 +62,8 @@ class AckTracker:
         self._next_id += count
         self._grow(self._next_id - self._first_open)
         if is_last:
+            if self._ends and self._ends[-1][0] == self._next_id:
+                self._ends.pop()  # nothing lies between them
             self._ends.append((self._next_id, lsn))
             self._advance()
         return first
@@ -75,8 +82,10 @@ class AckTracker:
 
     def _advance(self) -> None:
         under_way = self._next_id - self._first_open
-        waiting = ~self._done[:under_way]
-        arrived = int(waiting.argmax()) if waiting.any() else under_way
+        arrived = 0
+        if self._done[0]:  # else it costs the same however many have gone past the first
+            waiting = ~self._done[:under_way]
+            arrived = int(waiting.argmax()) if waiting.any() else under_way
         if arrived:
             self._done[: under_way - arrived] = self._done[arrived:under_way]
             self._done[under_way - arrived : under_way] = False

@@ -50,11 +50,14 @@ class BulkEncoder(Protocol):
 
 
 def backlog(settings: StreamSettings, after: Lsn) -> list[Lsn]:
-    """The ends of the ranges that wait in the log; none, if they are not worth it."""
+    """The ends of the ranges that wait in the log; none, if they are not worth it.
+
+    Nor if a stream lacks changes there: it stands still then, which the lane alone knows.
+    """
     log = ChangeLog(settings.log_directory)
     end = log.end()
     waiting = sum(manifest.bytes for manifest in log.after(after))
-    if end is None or waiting < settings.section.spark_bytes_min:
+    if end is None or waiting < settings.section.spark_bytes_min or log.untold(after, end):
         return []
     return log.boundaries(after, end, min(RANGE_BYTES_MAX, waiting // RANGES_MIN))
 

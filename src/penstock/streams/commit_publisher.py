@@ -26,6 +26,7 @@ from penstock.streams.publisher import Standing, Term
 from penstock.streams.publishing_thread import PublishingThread
 from penstock.streams.retry import RetryPolicy
 from penstock.streams.target import CommitTarget
+from penstock.streams.trouble import TroubleMet
 
 _IDLE_COMMIT_S = 1.0
 
@@ -39,7 +40,10 @@ class CommitLimits:
 
 
 class CommitPublisher(PublishingThread[CommitTarget, Batch]):
-    """See `Publisher`. After `begin` the target is called by a thread of its own, until `close`."""
+    """See `Publisher`. After `begin` the target is called by a thread of its own, until `close`.
+
+    `trouble`: where a target says what it waits for, if its calls may last long.
+    """
 
     def __init__(
         self,
@@ -50,12 +54,19 @@ class CommitPublisher(PublishingThread[CommitTarget, Batch]):
         commit: CommitLimits | None = None,
         *,
         requests_every_s: float = 0.5,
+        trouble: TroubleMet | None = None,
     ) -> None:
-        super().__init__(target, letters, queue)
+        super().__init__(target, letters, queue, trouble)
         self._limits = commit or CommitLimits()
         self._requests_every_s = requests_every_s
         self._writer = CommitWriter(
-            target, letters, retry or RetryPolicy(), 2 * self._limits.bytes, self._measures, self._stopped
+            target,
+            letters,
+            retry or RetryPolicy(),
+            2 * self._limits.bytes,
+            self._measures,
+            self._trouble,
+            self._stopped,
         )
         self._next: Standing | None = None  # what the target holds after the open commit
         self._is_whole = True  # the open commit ends with a whole transaction

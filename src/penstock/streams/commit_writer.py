@@ -28,6 +28,7 @@ from penstock.streams.publisher import Standing, StoppedError
 from penstock.streams.replays import Portion
 from penstock.streams.retry import RetryPolicy
 from penstock.streams.target import CommitTarget, Refused, RefusedEventsError
+from penstock.streams.trouble import TroubleMet
 
 _logger = structlog.get_logger("penstock.streams")
 
@@ -62,6 +63,7 @@ class CommitWriter:
         retry: RetryPolicy,
         kept_bytes: int,
         measures: PublishMeasures,
+        trouble: TroubleMet,
         stopped: threading.Event,
     ) -> None:
         self._target = target
@@ -69,6 +71,7 @@ class CommitWriter:
         self._retry = retry
         self._kept_bytes = kept_bytes
         self._measures = measures
+        self._trouble = trouble
         self._stopped = stopped
         self._open = _Open()
 
@@ -129,6 +132,7 @@ class CommitWriter:
                 self._abort()
             else:
                 failpoints.reach("streams.letter_replayed")
+                self._trouble.over()
                 self._letters.replays.done(portion)
                 return True
         return False
@@ -145,6 +149,7 @@ class CommitWriter:
                 if standing is not None:
                     self._write_letters()
                     self._target.commit(replace(standing, letters=self._letters.mark))
+                self._trouble.over()
                 return
             except RefusedEventsError as error:
                 self._abort()
@@ -214,6 +219,7 @@ class CommitWriter:
 
     def _wait(self, error: TargetError, failures: int) -> None:
         self._measures.retried()
+        self._trouble.met(error.message)
         pause_s = self._retry.pause_s(failures)
         _logger.warning("the target takes nothing, trying again", failures=failures, said=error.message)
         self._stopped.wait(pause_s)

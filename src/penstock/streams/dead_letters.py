@@ -9,20 +9,13 @@ Order is kept per key: while a key has letters it is blocked, and its later even
 in memory. Letters, blocked keys and the requests of people (`replays`) are handled by the one thread that
 also decides over new events: that is the lock under which a key is drained and then unblocked.
 
-Every write checks that no later term has begun (correctness 40), and that the lane may go on: a target that
-refuses many events is wrongly set up, and the lane stops rather than empty itself into this file.
-
-A target that takes events and standing at once keeps the file's id while there are letters (`mark`). Whoever
-has another file, an instance with a state directory of its own, would send later events of blocked keys: it
-does not begin, unless somebody orders it to. Where there are no letters, any instance goes on; should there
-be some all the same in a file that comes back, written before a commit that never happened, then others have
-decided over their events meanwhile, and to keep them might double them: it is not gone on with either.
+Every write checks that the file is still this term's (`letter_owner`), and that the lane may go on: a target
+that refuses many events is wrongly set up, and the lane stops rather than empty itself into this file.
 """
 
 from __future__ import annotations
 
 import json
-import uuid
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,14 +24,14 @@ from typing import Literal, Self
 
 import numpy as np
 
-from penstock.core.errors import StaleTermError, StateError, TooManyDeadLettersError
-from penstock.core.position import Lsn
+from penstock.core.errors import TooManyDeadLettersError
 from penstock.core.stream import StreamId
 from penstock.streams import letter_requests
 from penstock.streams.blocked_keys import BEHIND, BEHIND_ANOTHER, BlockedKeys, Why
 from penstock.streams.events import Events, Int64s
 from penstock.streams.letter_file import LetterFile, dead_letters_path
 from penstock.streams.letter_names import LetterName, names_of
+from penstock.streams.letter_owner import LetterOwner
 from penstock.streams.load_state import LoadState
 from penstock.streams.publisher import Standing, Term
 from penstock.streams.replays import Replays, events_of
@@ -52,10 +45,7 @@ _INSERT = (
     " attempts, at, batch, place, headers, source) "
     "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
-_SHARE = (
-    "Let the instances share one state directory, or put the file there that the target's events belong to. "
-    "To go on with this one on purpose: `penstock lane rewind {lane} --to {position}`."
-)
+_FORGET = "DELETE FROM known WHERE stream = ? AND chunk = ? AND tx = ? AND name = ?"
 _KNOW = "INSERT OR REPLACE INTO known VALUES (?, ?, ?, ?, ?, ?, ?)"
 
 
@@ -83,15 +73,14 @@ class DeadLetters:
         self.lane = lane
         self._policy = policy or DeadLetterPolicy()
         self._file = LetterFile(path)
-        self._term = ("", Lsn(0))
-        self._id = ""  # of the file
+        self._owner = LetterOwner(self._file, lane)
         self._known: dict[LetterName, Why] = {}
         self._known_streams: frozenset[str] = frozenset()
         self._counts: Counter[tuple[str, str]] = Counter()
         self._seen = 0
         self._recent: deque[tuple[int, int]] = deque()  # events seen, refused then
         self.blocked = BlockedKeys(keeps_order=self._policy.order == "block_key")
-        self.replays = Replays(self._file, self.blocked, self._recount, self._check_term)
+        self.replays = Replays(self._file, self.blocked, self._recount, self._owner.check)
 
     def __enter__(self) -> Self:
         return self
@@ -106,9 +95,11 @@ class DeadLetters:
     def mark(self) -> str:
         """What a target that commits keeps with its standing: the file's id, or nothing while it is empty.
 
-        Of letters that were taken back (`known`) a bucket of Kafka that is ahead may have passed the event.
+        Of letters that were taken back (`known`) a bucket of Kafka that is ahead may have passed the event;
+        not so of loaded rows, which no bucket has before the others.
         """
-        return self._id if self._counts.total() > 0 or self._known else ""
+        is_passed = any(not chunk for _, chunk, _, _ in self._known)
+        return self._owner.file_id if self._counts.total() > 0 or is_passed else ""
 
     @property
     def counts(self) -> Mapping[tuple[str, str], int]:
@@ -127,39 +118,13 @@ class DeadLetters:
         tells. A target that holds nothing of this lane makes no letter undone.
         """
         with self._file.transaction():
-            of, epoch = self._held_term()
-            if of == term.system_id and epoch > term.epoch:
-                raise StaleTermError(f"A later leader writes the dead letters of lane {self.lane}.")
-            self._check_file(term, standing)
-            if of != term.system_id:
+            if not self._owner.begin(term, standing):
                 self._file.execute("DELETE FROM known")
-            self._file.set_fact("system_id", term.system_id)
-            self._file.set_fact("epoch", str(term.epoch))
-            self._term = (term.system_id, term.epoch)
             self._settle_replays(0 if standing is None else standing.replays, found)
             self._take_back(standing)
             newest: int = self._file.rows("SELECT coalesce(max(batch), 0) FROM letters")[0][0]
         self._remember()
         return newest if standing is None else standing.batches
-
-    def _check_file(self, term: Term, standing: Standing | None) -> None:
-        """Part of the caller's transaction: that target and file know of the same letters."""
-        self._id = self._file.fact("id", "") or uuid.uuid4().hex
-        self._file.set_fact("id", self._id)
-        if standing is None or standing.letters is None or term.leaves_letters:
-            return
-        if standing.letters not in ("", self._id):
-            raise StateError(
-                f"The lane {self.lane} has dead letters in another state directory, not in {self._file.path}:"
-                " later events of their keys would be sent before them.",
-                remedy=_SHARE.format(lane=self.lane, position=standing.position),
-            )
-        if not standing.letters and self._file.count("batch <= ?", (standing.batches,)):
-            raise StateError(
-                f"{self._file.path} has dead letters of lane {self.lane} that an instance with another state "
-                "directory went on without, and perhaps sent.",
-                remedy=_SHARE.format(lane=self.lane, position=standing.position),
-            )
 
     def follow(self, standing: Standing) -> None:
         """The lane goes on from there, as the target knows: whatever lies behind it comes again.
@@ -169,9 +134,9 @@ class DeadLetters:
         its own point comes. Letters of another source are no part of it.
         """
         behind = "source = ? AND chunk = '' AND tx >= ?"
-        source = self._term[0]
+        source = self._owner.source
         with self._file.transaction():
-            self._check_term()
+            self._owner.check()
             for (stream,) in self._file.rows(
                 f"SELECT DISTINCT stream FROM letters WHERE {behind}", (source, int(standing.position))
             ):
@@ -185,7 +150,7 @@ class DeadLetters:
     def know(self, refused: Mapping[LetterName, Why]) -> None:
         """The target has refused these, and they come again: then they are dead letters from the start."""
         with self._file.transaction():
-            self._check_term()
+            self._owner.check()
             self._file.execute_many(_KNOW, [(*name, *why) for name, why in refused.items()])
 
     def saw(self, count: int) -> None:
@@ -221,33 +186,35 @@ class DeadLetters:
     def write(self, dead: Sequence[Dead]) -> None:
         """Durable when it returns; what is there already stays as it is."""
         refused = sum(map(self._refused_anew, dead))
+        again = [name for each in dead for name in self._known_among(each.events)]
         written: Counter[tuple[str, str]] = Counter()
         with self._file.transaction():
-            self._check_term()
+            self._owner.check()
             recent = self._checked_share(refused)
             for (stream, code), rows in self._rows_by_code(dead).items():
                 written[stream, code] += self._file.execute_many(_INSERT, rows)
-            for each in dead if self._known else ():
-                self._forget_known(each)
+            self._file.execute_many(_FORGET, again)  # they are letters now
             self._check_count(written.total())
             self._file.set_fact("recent", json.dumps({"seen": self._seen, "refused": list(recent)}))
         self._recent = recent
         self._counts.update(written)
+        for name in again:
+            self._known.pop(name, None)
 
     def _rows_by_code(self, dead: Sequence[Dead]) -> Mapping[tuple[str, str], list[tuple[object, ...]]]:
         """By stream and code: a commit may have a letter of each of many batches."""
         at, found = letter_requests.now(), defaultdict[tuple[str, str], list[tuple[object, ...]]](list)
         for each in dead:
-            for why, row in zip(each.why, _rows_of(each, at, self._term[0]), strict=True):
+            for why, row in zip(each.why, _rows_of(each, at, self._owner.source), strict=True):
                 found[str(each.events.stream), why[0]].append(row)
         return found
 
-    def _forget_known(self, dead: Dead) -> None:
-        """Part of the caller's transaction: they are letters now."""
-        names = names_of(dead.events)
-        rows = [names.name(row) for row in range(len(dead.events))]
-        forget = "DELETE FROM known WHERE stream = ? AND chunk = ? AND tx = ? AND name = ?"
-        self._file.execute_many(forget, rows)
+    def _known_among(self, events: Events) -> list[LetterName]:
+        if not self._known:
+            return []
+        names = names_of(events)
+        found = (names.name(row) for row in range(len(events)))
+        return [name for name in found if name in self._known]
 
     def _refused_anew(self, dead: Dead) -> int:
         """How many of these were refused now: not those behind others, nor those that came again."""
@@ -256,14 +223,6 @@ class DeadLetters:
             return len(refused)
         names = names_of(dead.events)
         return sum(names.name(row) not in self._known for row in refused)
-
-    def _check_term(self) -> None:
-        if self._held_term() != self._term:
-            raise StaleTermError(f"A later leader writes the dead letters of lane {self.lane}.")
-
-    def _held_term(self) -> tuple[str, Lsn]:
-        """Whose letters they are. Epochs are positions of one source: those of another are not compared."""
-        return self._file.fact("system_id", ""), Lsn.parse(self._file.fact("epoch", "0/0"))
 
     def _checked_share(self, refused: int) -> deque[tuple[int, int]]:
         recent = deque(each for each in self._recent if each[0] > self._seen - SHARE_OF)
@@ -311,6 +270,9 @@ class DeadLetters:
         self._file.execute(taken_back, (standing.batches, BEHIND))
         self._file.execute("DELETE FROM letters WHERE batch > ?", (standing.batches,))
         self._file.execute("DELETE FROM known WHERE tx BETWEEN 1 AND ?", (int(standing.position) - 1,))
+        for stream, chunk in self._file.rows("SELECT DISTINCT stream, chunk FROM known WHERE chunk <> ''"):
+            if LoadState.from_json(standing.loads.get(stream, {})).name != chunk:  # read anew, or done
+                self._file.execute("DELETE FROM known WHERE stream = ? AND chunk = ?", (stream, chunk))
 
     def _remember(self) -> None:
         query = "SELECT stream, code, count(*) FROM letters GROUP BY stream, code"

@@ -66,6 +66,14 @@ class InflightEventQueue(Generic[_Item]):
                 raise StoppedError
             return self._items.popleft() if self._items else None
 
+    def rest(self, within_s: float) -> None:
+        """Take nothing, until that time is over or somebody has poked."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._poked or self._stopped, within_s)
+            self._poked = False
+            if self._stopped:
+                raise StoppedError
+
     def poke(self) -> None:
         """Let whoever waits for an item look around."""
         with self._changed:

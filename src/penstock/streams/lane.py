@@ -46,6 +46,7 @@ from penstock.streams.lease import Lease
 from penstock.streams.orders import OrderBook
 from penstock.streams.publisher import Publisher, StoppedError, Term
 from penstock.streams.settings import StreamSettings
+from penstock.streams.starting_point import Ordered
 from penstock.streams.targets import publisher_of
 from penstock.streams.term import Held, LaneTools, StreamTerm
 
@@ -126,8 +127,7 @@ class StreamLane:
             opened.callback(publisher.stop)
             lease = Lease(lambda: self._leads(started.epoch))
             opened.enter_context(_Watch(lease, publisher))
-            orders = self._tools.orders.read()
-            begins_anew = orders.resync == ()
+            ordered = Ordered.read(self._tools.orders.read(), settings.log_directory)
             standing = publisher.open(
                 Term(
                     settings.identity,
@@ -135,12 +135,12 @@ class StreamLane:
                     started.system_id,
                     started.timeline,
                     lease,
-                    is_ordered=begins_anew,
-                    leaves_letters=begins_anew or orders.position is not None,
+                    is_ordered=ordered.orders.resync == (),
+                    leaves_letters=ordered.leaves_letters,
                 )
             )
             failpoints.reach("streams.opened")
-            term = StreamTerm(self._tools, publisher, streams, started)
+            term = StreamTerm(self._tools, publisher, streams, started, ordered)
             try:
                 term.run(standing, stop)
             finally:

@@ -10,8 +10,6 @@ import contextlib
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from penstock.capture.tail_reader import TailReader
 from penstock.capture.transactions import UPDATE, ChangeRows, MessageConverter
 from penstock.core.position import Lsn
@@ -28,20 +26,22 @@ Encode = Callable[[ChangeRows], Sequence[Events]]
 class ChangesAgain:
     """`point`: all whole transactions up to there are told by this one or before; `is_whole`: and no more.
 
-    `lacks`: an update among them does not carry all values of a row that may not have been told.
+    `lacks`: an update among them does not carry all values of a row that may not have been told. `untold`: a
+    transaction behind them of which the log does not tell what it changed; then nothing comes behind.
     """
 
     events: Sequence[Events]
     point: Lsn
     is_whole: bool
     lacks: bool
+    untold: int | None = None
 
 
 def changes_again(
     reader: TailReader, encode: Encode, point: Lsn, to: Lsn, *, by_pages: bool
 ) -> Generator[ChangesAgain | None]:
     """Those with `point` <= tx < `to`; None is a sign of life. `by_pages`: how the rows were read."""
-    part_of = _between(point, to)
+    start = point
     converter = MessageConverter()
     events: list[Events] = []
     lacks = False
@@ -50,13 +50,20 @@ def changes_again(
             if item.end <= point:
                 yield None
                 continue
+            missing = (tx for txs in item.untold.values() for tx in txs)
+            untold = min((tx for tx in missing if point <= tx < to), default=None)
+            until = to if untold is None else Lsn(untold)
             for fragment in converter.fragments(item):
-                part = [each for each in map(part_of, fragment.changes) if each is not None]
+                found = (changes.between(start, until) for changes in fragment.changes)
+                part = [each for each in found if each is not None]
                 events += [made for each in part for made in encode(each)]
                 lacks |= any(_is_lacking(each, by_pages=by_pages) for each in part)
                 if fragment.is_last:
                     point = min(item.end, to)
                 is_end = fragment.is_last and item.end >= to
+                if fragment.is_last and untold is not None:
+                    yield ChangesAgain(events, Lsn(untold), True, lacks, untold)
+                    return
                 if is_end or sum(each.bytes for each in events) >= _BATCH_BYTES:
                     yield ChangesAgain(events, point, fragment.is_last, lacks)
                     events, lacks = [], False
@@ -72,11 +79,3 @@ def _is_lacking(changes: ChangeRows, *, by_pages: bool) -> bool:
         return True
     lacking = lists.is_valid().to_numpy(zero_copy_only=False)
     return bool((lacking & (changes.op == UPDATE) & (changes.old_kind == _OLD_KEY)).any())
-
-
-def _between(start: Lsn, to: Lsn) -> Callable[[ChangeRows], ChangeRows | None]:
-    def part(changes: ChangeRows) -> ChangeRows | None:
-        first, stop = (int(np.searchsorted(changes.tx, int(at))) for at in (start, to))
-        return changes.slice(first, stop) if first < stop else None
-
-    return part

@@ -94,6 +94,12 @@ class LoadState:
             return replace(self, has_gap=True)
         return replace(self, point=max(self.point, lane), is_behind=True, has_gap=True)
 
+    def stopped_behind(self, tx: int) -> LoadState:
+        """The log does not tell what a transaction changed. What is before it was told, or will not be; what
+        is behind it may be told once somebody has decided."""
+        point = Lsn(tx + 1)
+        return replace(self, point=point, is_behind=self.next is None, has_gap=True)
+
     def without_rows(self) -> LoadState:
         """As of a stream whose rows nobody wants (any more): its changes go on from `point`."""
         return replace(self, next=None, is_behind=self.is_loading, has_rows=False)

@@ -53,7 +53,9 @@ Each thing that happens keeps it:
    tell the deletes between that point and the next. So it is with a table whose point is found when its turn
    comes: until then nothing of it is told, so its state may say a later point than it did.
 8. *A stream that has a gap* (`LoadState.has_gap`) is left out like one that loads, and nothing is done about
-   it: `point` stays, so that the log is kept, until somebody decides (`starting_point`).
+   it: `point` stays, so that the log is kept, until somebody decides (`starting_point`). It has one from a
+   transaction on of which the log says that changes are missing (`stop`, `ChangesAgain.untold`): what is
+   before that is told, the transaction is passed over as a whole, and `point` is behind it.
 
 Streams whose rows are not wanted take part too, without a load: the target has a state of each, which says
 that it was followed. Of a stream that it has none of, no change can be missing.
@@ -236,16 +238,29 @@ class Loads:
             if state.next is not None and stream in self._tables
         ]
 
-    def keep(self, changes: ChangeRows) -> ChangeRows | None:
-        """What the lane tells of changes that it follows: nothing of a stream that loads."""
+    def keep(self, changes: ChangeRows, untold: Sequence[int] = ()) -> ChangeRows | None:
+        """What the lane tells of changes that it follows: nothing of a stream that loads, or from the first
+        transaction on that is `untold` and not passed."""
         stream = changes.stream
         if self.is_loading(stream):
             return None
         state = self._states.get(stream)
-        if state is None or not len(changes) or changes.tx[0] >= state.point:
-            return changes
-        start = int(np.searchsorted(changes.tx, int(state.point)))
-        return changes.slice(start, len(changes)) if start < len(changes) else None
+        point = Lsn(0) if state is None else state.point
+        return changes.between(point, _first_from(point, untold))
+
+    def stop(self, untold: Mapping[StreamId, Sequence[int]], end: Lsn) -> bool:
+        """These streams lack what such a transaction changed, and stand still behind it; whether any does
+        that did not before. One that loads comes there by itself. `end`: the lane's position."""
+        stopped = {
+            stream: state.stopped_behind(tx)
+            for stream, txs in untold.items()
+            if (state := self._states.get(stream)) and not state.is_loading
+            if (tx := _first_from(state.point, txs)) is not None
+        }
+        if stopped:
+            self._states |= stopped
+            self._lane = end
+        return bool(stopped)
 
     def next_batch(self, end: Lsn, within_s: float = 0.0) -> Batch | None:
         """What is ready; None if nothing is. `end`: the lane's position, the end of whole transactions.
@@ -322,8 +337,9 @@ class Loads:
         for stream in shared:
             if stream not in self._new:
                 yield from self._resume(stream, taken)
-        if shared:
-            yield from self._read(Taken(taken.snapshot, shared))
+        going_on = {stream: table for stream, table in shared.items() if not self._states[stream].has_gap}
+        if going_on:
+            yield from self._read(Taken(taken.snapshot, going_on))
         for stream in alone:
             yield from self._read_alone(stream, taken)
 
@@ -342,7 +358,8 @@ class Loads:
                 yield from self._written_down([stream])
             else:
                 yield from self._resume(stream, held)
-            yield from self._read(held, session)
+            if not self._states[stream].has_gap:
+                yield from self._read(held, session)
         finally:
             session.close()
 
@@ -374,7 +391,7 @@ class Loads:
                 goes_on = False
                 self._states[stream] = replace(self._states[stream], storage="")  # another term must know
             yield step
-        if not goes_on:
+        if not goes_on and not self._states[stream].has_gap:
             self._states[stream] = anew
             self.read_anew[stream] += 1
             _logger.info("a table is read anew", stream=str(stream))
@@ -437,7 +454,7 @@ class Loads:
         """Changes up to the lane's position, until it is one with that of the stream."""
         if self._follows(stream):
             yield (), True
-        while self._states[stream].is_behind:
+        while self._states[stream].is_behind and not self._states[stream].has_gap:
             for step, _ in self._changes(stream, self._lane):
                 yield step
 
@@ -462,7 +479,14 @@ class Loads:
                 if again is None:
                     yield None, False
                     continue
-                self._states[stream] = replace(self._states[stream], point=again.point)
-                if again.point >= to:
-                    self._follows(stream)
+                if again.untold is not None:
+                    self._states[stream] = self._states[stream].stopped_behind(again.untold)
+                else:
+                    self._states[stream] = replace(self._states[stream], point=again.point)
+                    if again.point >= to:
+                        self._follows(stream)
                 yield (again.events, again.is_whole), again.lacks
+
+
+def _first_from(point: Lsn, transactions: Sequence[int]) -> Lsn | None:
+    return min((Lsn(tx) for tx in transactions if tx >= point), default=None)

@@ -7,7 +7,7 @@ back (`RecordTarget`). A standing is the end of whole transactions, never anythi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
@@ -15,6 +15,7 @@ from penstock.core.position import Lsn
 from penstock.metrics import Sample
 from penstock.streams.events import Batch
 from penstock.streams.lease import Lease
+from penstock.streams.trouble import Trouble
 
 
 class StoppedError(Exception):
@@ -27,7 +28,8 @@ class Term:
 
     `lease` is for targets that cannot shut a former leader out. `is_ordered`: a person has ordered the lane
     to send everything again, so it begins also if the target was written with another state than this one.
-    `leaves_letters`: or to go on from a position, so it does without dead letters that are elsewhere.
+    `leaves_letters`: whether, by what the target holds, the lane is to do without dead letters that are
+    elsewhere: an order that cannot be carried out is none.
     """
 
     identity: str
@@ -36,7 +38,7 @@ class Term:
     timeline: int
     lease: Lease = field(default_factory=Lease, compare=False)
     is_ordered: bool = False
-    leaves_letters: bool = False
+    leaves_letters: Callable[[Standing], bool] = field(default=lambda _: False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,7 @@ class Standing:
 
 
 class Publisher(Protocol):
-    """Used by one thread, but for `standing` and `stop`."""
+    """Used by one thread, but for `standing`, `trouble` and `stop`."""
 
     def open(self, term: Term) -> Standing | None:
         """Shut out earlier terms, then say what the target holds: None, if nothing of this lane.
@@ -95,6 +97,10 @@ class Publisher(Protocol):
     @property
     def standing(self) -> Standing:
         """What the target is known to hold now."""
+
+    @property
+    def trouble(self) -> Trouble | None:
+        """What holds it there, if the target does not take something."""
 
     def drain(self, within_s: float) -> bool:
         """Wait until everything that was taken is at the target; whether it is."""

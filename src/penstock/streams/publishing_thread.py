@@ -14,6 +14,7 @@ from penstock.streams.dead_letters import DeadLetters
 from penstock.streams.inflight import InflightEventQueue, QueueLimits
 from penstock.streams.publish_measures import publish_measures
 from penstock.streams.publisher import Standing, StoppedError
+from penstock.streams.trouble import Trouble, TroubleMet
 
 
 class Stoppable(Protocol):
@@ -31,11 +32,18 @@ _Item = TypeVar("_Item")
 class PublishingThread(ABC, Generic[_Target, _Item]):
     """See `Publisher` for what is public. `_turn` is called again and again, from `begin` to `close`."""
 
-    def __init__(self, target: _Target, letters: DeadLetters, queue: QueueLimits | None) -> None:
+    def __init__(
+        self,
+        target: _Target,
+        letters: DeadLetters,
+        queue: QueueLimits | None,
+        trouble: TroubleMet | None = None,
+    ) -> None:
         self._target = target
         self._letters = letters
         self._queue: InflightEventQueue[_Item] = InflightEventQueue(queue or QueueLimits())
         self._measures = publish_measures(letters.lane)
+        self._trouble = trouble or TroubleMet()
         self._stopped = threading.Event()
         self._standing: Standing | None = None  # what the target holds
         self._begun_at = 0  # so many batches there were when the term began
@@ -49,6 +57,10 @@ class PublishingThread(ABC, Generic[_Target, _Item]):
     def standing(self) -> Standing:
         assert self._standing is not None, "not begun"
         return self._standing
+
+    @property
+    def trouble(self) -> Trouble | None:
+        return self._trouble.trouble
 
     def begin(self, standing: Standing) -> None:
         replays = 0 if self._standing is None else self._standing.replays

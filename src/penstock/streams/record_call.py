@@ -21,6 +21,7 @@ from penstock.streams.publish_measures import PublishMeasures
 from penstock.streams.publisher import StoppedError
 from penstock.streams.retry import RetryPolicy
 from penstock.streams.target import RecordTarget
+from penstock.streams.trouble import TroubleMet
 
 _NO_ROWS: Rows = np.empty(0, np.intp)
 _logger = structlog.get_logger("penstock.streams")
@@ -50,11 +51,14 @@ class RecordCall:
         target: RecordTarget,
         retry: RetryPolicy,
         measures: PublishMeasures,
+        trouble: TroubleMet,
+        letter_trouble: TroubleMet,
         stopped: threading.Event,
     ) -> None:
         self._target = target
         self._retry = retry
         self._measures = measures
+        self._trouble, self._letter_trouble = trouble, letter_trouble
         self._stopped = stopped
 
     def make(self, parcel: Parcel, last: int) -> Answer:
@@ -74,14 +78,15 @@ class RecordCall:
             if len(sent.places):
                 places[rows] = sent.places
             if sent.unknown:
-                missing = np.setdiff1d(rows[self._missing(events)], list(failed))
+                missing = np.setdiff1d(rows[self._missing(events, parcel)], list(failed))
                 return Answer(parcel, failed, missing, found=found, places=places)
             failpoints.reach("streams.record_sent")
             return Answer(parcel, failed, found=found, places=places)
         except BaseException as error:
             return Answer(parcel, error=error, found=found)
 
-    def _missing(self, events: Events) -> Rows:
+    def _missing(self, events: Events, parcel: Parcel) -> Rows:
+        trouble = self._letter_trouble if parcel.is_replay else self._trouble
         failures = 0
         while True:
             try:
@@ -91,6 +96,7 @@ class RecordCall:
             except TargetError as error:
                 failures += 1
                 self._measures.retried()
+                trouble.met(error.message)
                 _logger.warning("the target cannot be read back, trying again", said=error.message)
                 self._stopped.wait(self._retry.pause_s(failures))
                 self._check_stopped()

@@ -9,6 +9,11 @@ attempts. Each must be borne out: after the first, an attempt counts if the part
 belongs to (a shard) has taken others since the last one that did. A part that takes nothing is in trouble
 itself, whatever it says of each record, and however well the others are: it is tried without end (correctness
 50), and the position is held. So is a record that fails where nobody else sends anything.
+
+While the position is held, others go past: a bit is remembered of each, and of each batch where it ends. When
+`AheadLimits` of them have, the flow `is_full`, and nothing more is to be given to it until the oldest event
+that is under way has arrived. So it is while letters are replayed, since nothing is noted meanwhile, and all
+that was sent would have to be read back.
 """
 
 from __future__ import annotations
@@ -36,8 +41,17 @@ from penstock.streams.publisher import Standing
 from penstock.streams.record_call import Answer
 from penstock.streams.replays import Portion
 from penstock.streams.retry import RetryPolicy
+from penstock.streams.trouble import TroubleMet
 
 _logger = structlog.get_logger("penstock.streams")
+
+
+@dataclass(frozen=True, slots=True)
+class AheadLimits:
+    """How many may be beyond the oldest event that is under way: about 1 and 400 bytes for each."""
+
+    events: int = 1_000_000
+    batches: int = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +65,8 @@ class _Span:
 
 
 def room_of(batch: Batch) -> int:
-    """How much room a batch takes in the queue: as many as its events, and one if there is none.
-
-    Otherwise keepalives would pile up without a bound while the target is away.
-    """
-    return len(batch) or int(batch.is_last)
+    """How much room a batch takes in the queue: as many as its events, and one if there is none."""
+    return len(batch) or 1
 
 
 class RecordFlow:
@@ -67,18 +78,24 @@ class RecordFlow:
         classify: Callable[[str, str], ErrorClass],
         retry: RetryPolicy,
         measures: PublishMeasures,
+        trouble: TroubleMet,
+        letter_trouble: TroubleMet,
         task_done: Callable[[int, int], None],
+        ahead: AheadLimits,
     ) -> None:
         self._letters = letters
         self._classify = classify
         self._retry = retry
         self._measures = measures
+        self._trouble, self._letter_trouble = trouble, letter_trouble
         self._task_done = task_done
+        self._ahead = ahead
         self._order = CallOrder(self._take_out)
         self._dead: list[tuple[Parcel, list[Why]]] = []
         self._spans: deque[_Span] = deque()
         self._portion: Portion | None = None
         self._replaying: set[int] = set()
+        self._replay_since = 0  # the number of the first event that came after the letters
         self._hold_until, self._held, self._is_held = 0.0, 0, False
         self._answers = 0
         self._took: dict[int, int] = {}  # each part of the target, and the last answer by which it took some
@@ -103,6 +120,17 @@ class RecordFlow:
     def is_replaying(self) -> bool:
         return self._portion is not None
 
+    @property
+    def is_full(self) -> bool:
+        """Never while nothing is under way: then only the rest of a transaction can move anything."""
+        ahead = self._tracker.next_id - self._tracker.open_id
+        is_full = ahead > 0 and (ahead >= self._ahead.events or len(self._spans) >= self._ahead.batches)
+        if self.is_replaying:
+            is_full |= self._tracker.next_id - self._replay_since >= self._ahead.events
+            self._letter_trouble.is_full(is_full)
+        self._trouble.is_full(is_full)
+        return is_full
+
     def take(self, batch: Batch, sizes: list[Int64s], now: float) -> None:
         self._letters.saw(len(batch))
         first = self._tracker.register_many(batch.end, len(batch), is_last=batch.is_last)
@@ -110,7 +138,11 @@ class RecordFlow:
         number = self._newest.batches + 1
         self._newest = replace(self._newest, position=batch.end, loads=loads, batches=number)
         end = self._newest if batch.is_last else None
-        self._spans.append(_Span(first, first + len(batch), number, end))
+        if len(batch):
+            self._spans.append(_Span(first, first + len(batch), number, end))
+        else:
+            self._task_done(room_of(batch), 0)
+            self._end_with(end)
         for events, its_sizes in zip(batch.events, sizes, strict=True):
             if len(events):
                 ids = np.arange(first, first + len(events))
@@ -118,9 +150,18 @@ class RecordFlow:
                 first += len(events)
         self._advance()
 
+    def _end_with(self, end: Standing | None) -> None:
+        """A batch without events: what holds behind it holds behind the events before it, and needs no span
+        of its own, of which there would be more and more while an event is held."""
+        if end is not None and self._spans:
+            self._spans[-1] = replace(self._spans[-1], end=end)
+        elif end is not None:
+            self.reached = end
+
     def replay(self, portion: Portion, sizes: Callable[[Events], Int64s], now: float) -> None:
         """Send these; until they are there or are kept, `is_replaying`."""
         self._portion = portion
+        self._replay_since = self._tracker.next_id
         self._replaying = {letter.number for letter in portion.letters}
         for events, numbers in portion.parts():
             self._order.add(Parcel.of(events, -np.array(numbers, np.int64), sizes(events)), now)
@@ -146,6 +187,10 @@ class RecordFlow:
             _logger.warning("the target takes nothing, trying again", said=answer.error.message)
             self._hold(now)
             self._done(parcel.take(answer.found))
+            if parcel.is_replay:
+                self._letter_trouble.met(answer.error.message)
+            elif self._oldest(parcel) is not None:
+                self._trouble.met(answer.error.message)
             self._again(parcel.without(answer.found), now)
             return
         away = np.union1d(answer.missing, np.array(list(answer.failed), np.intp)).astype(np.intp)
@@ -192,6 +237,7 @@ class RecordFlow:
         self._refuse(parcel, dict(sorted(fallen.items())))
         if len(again):
             self._measures.retried()
+            self._meet(parcel, answer, again)
             self._again(parcel.take(again), now)
 
     def _borne_out(self, parcel: Parcel, answer: Answer, rows: Sequence[int]) -> set[int]:
@@ -228,6 +274,7 @@ class RecordFlow:
     def _end_replay(self) -> None:
         if self._portion is not None and not self._replaying:
             failpoints.reach("streams.letter_replayed")
+            self._letter_trouble.over()
             self._letters.replays.done(self._portion)
             self._portion = None
 
@@ -238,7 +285,10 @@ class RecordFlow:
             self._replaying -= set((-parcel.ids).tolist())
             self._end_replay()
         else:
+            open_id = self._tracker.open_id
             self._tracker.mark_many(parcel.ids)
+            if self._tracker.open_id > open_id:
+                self._trouble.over()
             self._task_done(len(parcel), int(parcel.sizes.sum()))
             self._advance()
 
@@ -246,6 +296,21 @@ class RecordFlow:
         if len(parcel):
             parcel = replace(parcel, failures=parcel.failures + 1)
             self._order.again(parcel, now + self._retry.pause_s(int(parcel.failures.max())))
+
+    def _meet(self, parcel: Parcel, answer: Answer, again: Rows) -> None:
+        """Some of these are tried again: why, if they hold the position."""
+        stream, said = str(parcel.events.stream), answer.failed
+        if parcel.is_replay:
+            failed = [row for row in again.tolist() if row in said]
+            if failed:
+                self._letter_trouble.met(said[failed[0]][0], stream)
+        elif (oldest := self._oldest(parcel)) is not None and oldest in said:
+            self._trouble.met(said[oldest][0], stream)
+
+    def _oldest(self, parcel: Parcel) -> int | None:
+        """The row of the event that holds the position, if it is here."""
+        rows = np.flatnonzero(parcel.ids == self._tracker.open_id)
+        return int(rows[0]) if len(rows) else None
 
     def _hold(self, now: float) -> None:
         """No calls for a while: the target takes little or nothing."""
@@ -257,8 +322,6 @@ class RecordFlow:
             span = self._spans.popleft()
             if span.end is not None:
                 self.reached = span.end
-                if span.first == span.after:
-                    self._task_done(1, 0)
 
     def _take_out(self, parcel: Parcel, rows: Rows, first: bool) -> Rows:
         """Events that must not be sent become dead letters: which of these rows.

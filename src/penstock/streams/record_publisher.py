@@ -11,6 +11,10 @@ Why order holds: see `call_order`. One thread decides (`record_flow`); calls are
 decide nothing. While replayed dead letters are under way nothing is noted, so that after a crash they are
 read back too, and those that arrived are taken out of the file.
 
+Why it stays small: events under way have room in the queue, and events that went past one that is tried
+again and again are few enough to be remembered (`AheadLimits`); beyond that nothing is taken out of the
+queue, which fills up, and the lane waits.
+
 Cost: about 2 µs per event beside the target's call, while no key is blocked.
 """
 
@@ -35,9 +39,10 @@ from penstock.streams.parcels import Parcel
 from penstock.streams.publisher import Standing, StoppedError, Term
 from penstock.streams.publishing_thread import PublishingThread
 from penstock.streams.record_call import Answer, RecordCall
-from penstock.streams.record_flow import RecordFlow, room_of
+from penstock.streams.record_flow import AheadLimits, RecordFlow, room_of
 from penstock.streams.retry import RetryPolicy
 from penstock.streams.target import RecordTarget
+from penstock.streams.trouble import Trouble, TroubleMet
 
 _BATCHES_AT_ONCE = 1000
 _logger = structlog.get_logger("penstock.streams")
@@ -55,6 +60,7 @@ class RecordPublisher(PublishingThread[RecordTarget, tuple[Batch, list[Int64s]]]
         queue: QueueLimits | None = None,
         note_every_s: float = 1.0,
         linger_s: float = 0.0,
+        ahead: AheadLimits | None = None,
         *,
         requests_every_s: float = 0.5,
     ) -> None:
@@ -63,11 +69,28 @@ class RecordPublisher(PublishingThread[RecordTarget, tuple[Batch, list[Int64s]]]
         self._note_every_s = note_every_s
         self._linger_s = linger_s
         self._requests_every_s = requests_every_s
-        self._flow = RecordFlow(letters, classify, self._retry, self._measures, self._queue.task_done)
-        self._call = RecordCall(target, self._retry, self._measures, self._stopped)
+        self._letter_trouble = TroubleMet()
+        self._flow = RecordFlow(
+            letters,
+            classify,
+            self._retry,
+            self._measures,
+            self._trouble,
+            self._letter_trouble,
+            self._queue.task_done,
+            ahead or AheadLimits(),
+        )
+        self._call = RecordCall(
+            target, self._retry, self._measures, self._trouble, self._letter_trouble, self._stopped
+        )
         self._answers: deque[tuple[int, Answer]] = deque()
         self._pool: ThreadPoolExecutor | None = None
         self._note_at, self._note_failures, self._requests_at = 0.0, 0, 0.0
+
+    @property
+    def trouble(self) -> Trouble | None:
+        """Letters that are replayed hold the position too: nothing is noted meanwhile."""
+        return self._trouble.trouble or self._letter_trouble.trouble
 
     def open(self, term: Term) -> Standing | None:
         self._standing = self._target.open(term)
@@ -92,12 +115,10 @@ class RecordPublisher(PublishingThread[RecordTarget, tuple[Batch, list[Int64s]]]
             self._pool.shutdown()
 
     def _turn(self) -> None:
-        arrived = self._queue.get(self._patience_s())
-        for more in reversed(range(_BATCHES_AT_ONCE)):
-            if arrived is None:
-                break
-            self._flow.take(*arrived, time.monotonic())
-            arrived = self._queue.get() if more else None
+        if self._flow.is_full:
+            self._queue.rest(self._patience_s())
+        else:
+            self._take(self._queue.get(self._patience_s()))
         while self._answers:
             call, answer = self._answers.popleft()
             self._flow.settle(call, answer, time.monotonic())
@@ -105,6 +126,13 @@ class RecordPublisher(PublishingThread[RecordTarget, tuple[Batch, list[Int64s]]]
         self._flow.bury()
         self._note_if_due()
         self._serve_requests()
+
+    def _take(self, arrived: tuple[Batch, list[Int64s]] | None) -> None:
+        for more in reversed(range(_BATCHES_AT_ONCE)):
+            if arrived is None:
+                break
+            self._flow.take(*arrived, time.monotonic())
+            arrived = self._queue.get() if more and not self._flow.is_full else None
 
     def _start_calls(self) -> None:
         limits = self._target.limits
@@ -132,10 +160,13 @@ class RecordPublisher(PublishingThread[RecordTarget, tuple[Batch, list[Int64s]]]
             self._target.note(reached, self._flow.reached_id)
         except TargetError as error:
             self._note_failures += 1
+            self._trouble.met(error.message)
             self._note_at = time.monotonic() + self._retry.pause_s(self._note_failures)
             _logger.warning("the target cannot note its position, trying again", said=error.message)
             return
         failpoints.reach("streams.record_noted")
+        if self._note_failures:
+            self._trouble.over()
         self._note_at, self._note_failures = time.monotonic() + self._note_every_s, 0
         self._moved_to(reached)
 
@@ -144,9 +175,11 @@ class RecordPublisher(PublishingThread[RecordTarget, tuple[Batch, list[Int64s]]]
         while True:
             try:
                 self._target.note(standing, -1)
+                self._trouble.over()
                 return
             except TargetError as error:
                 failures += 1
+                self._trouble.met(error.message)
                 _logger.warning("the target cannot note its position, trying again", said=error.message)
                 if self._stopped.wait(self._retry.pause_s(failures)):
                     raise StoppedError from error

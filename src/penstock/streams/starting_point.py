@@ -6,7 +6,8 @@ A stream that the lane has followed, and that was not in the publication for a w
 that time: nobody has them. It has a *gap* from then on: it stands still, the log is kept for it, and all
 others flow on. A person decides: `resync --lane` loads it anew; where its rows are not sent, its changes go
 on from where it stood. The gap is written at the target with the term's beginning, and capture is told only
-then that it was heard of (`missed`), so no crash in between can forget it.
+then that it was heard of (`missed`), so no crash in between can forget it. So it is with a stream whose
+changes the source did not log, or in a form that cannot be read: the change log says where (`Loads.stop`).
 
 That a stream was followed is known from the target: `Standing.loads` has an entry for it.
 """
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from penstock.capture.continuity import Followed, why_not_on
@@ -28,6 +30,33 @@ from penstock.streams.load_state import LoadState, least_point
 from penstock.streams.orders import Orders
 from penstock.streams.publisher import Standing
 from penstock.streams.settings import StreamSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Ordered:
+    """What people have ordered, and where the log begins: read once, so that a term goes by the same."""
+
+    orders: Orders
+    log_start: Lsn | None
+
+    @classmethod
+    def read(cls, orders: Orders, log_directory: Path) -> Ordered:
+        return cls(orders, ChangeLog(log_directory).start() if orders.position is not None else None)
+
+    def left(self, held: Standing | None) -> Orders:
+        """What is not carried out yet."""
+        return self.orders if held is None else self.orders.beyond(held.orders)
+
+    def goes_back_to(self, held: Standing) -> Lsn | None:
+        """Where a rewind takes the lane; None, if none is ordered, or it cannot be done."""
+        to = self.left(held).position
+        if to is None or self.log_start is None or not self.log_start <= to <= held.position:
+            return None
+        return to
+
+    def leaves_letters(self, held: Standing) -> bool:
+        """Whether the lane is to go on without dead letters that are elsewhere."""
+        return self.left(held).resync == () or self.goes_back_to(held) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +76,9 @@ class Beginning:
     started: Started
     note: Callable[[str], None]
 
-    def point(self, held: Standing | None, orders: Orders) -> StartingPoint:
+    def point(self, held: Standing | None, ordered: Ordered) -> StartingPoint:
         """By what is ordered and not carried out yet."""
-        standing = self._ordered(held, orders if held is None else orders.beyond(held.orders))
+        standing = self._ordered(held, ordered)
         if standing is None:
             return StartingPoint(None)
         if reason := self.why_not_on(standing):
@@ -79,19 +108,20 @@ class Beginning:
             settings.log_directory,
         )
 
-    def _ordered(self, standing: Standing | None, orders: Orders) -> Standing | None:
+    def _ordered(self, held: Standing | None, ordered: Ordered) -> Standing | None:
         """What the lane goes on from by the orders that there are; the target has yet to write it down."""
-        if standing is None or orders.resync == ():
+        orders = ordered.left(held)
+        if held is None or orders.resync == ():
             return None
+        standing = held
         if orders.resync is not None:
             standing = replace(standing, loads=self._resynced(standing, orders.resync))
-        if (to := orders.position) is not None:
-            begins = ChangeLog(self.settings.log_directory).start()
-            if begins is not None and begins <= to <= standing.position:
-                return replace(standing, position=to)
+        if (to := ordered.goes_back_to(held)) is not None:
+            return replace(standing, position=to)
+        if orders.position is not None:
             self.note(
-                f"The lane cannot go back to {to}: the change log begins at {begins}, "
-                f"and the target has everything up to {standing.position}."
+                f"The lane cannot go back to {orders.position}: the change log begins at "
+                f"{ordered.log_start}, and the target has everything up to {standing.position}."
             )
         return standing
 
@@ -117,8 +147,9 @@ def gap_told(lane: str, streams: list[StreamId]) -> str:
     names = " ".join(map(str, streams))
     verb = "stands" if len(streams) == 1 else "stand"
     return (
-        f"{', '.join(map(str, streams))} {verb} still: changes are missing, for the publication was without "
-        f"it for a while; `penstock resync --lane {lane} {names} --yes` goes on"
+        f"{', '.join(map(str, streams))} {verb} still: changes are missing that the source's log does not "
+        "have (the publication was without the table for a while, or they were logged in a way that does not "
+        f"tell rows); `penstock resync --lane {lane} {names} --yes` goes on"
     )
 
 

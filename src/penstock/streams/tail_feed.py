@@ -125,7 +125,16 @@ def joined(fragments: Sequence[TransactionFragment]) -> TransactionFragment:
         fragments[-1].end,
         [_one(run) for of_stream in runs.values() for run in of_stream],
         at=next((fragment.at for fragment in filled), fragments[-1].at),
+        untold=_all_untold(fragments),
     )
+
+
+def _all_untold(fragments: Sequence[TransactionFragment]) -> dict[StreamId, tuple[int, ...]]:
+    found: dict[StreamId, set[int]] = {}
+    for fragment in fragments:
+        for stream, txs in fragment.untold.items():
+            found.setdefault(stream, set()).update(txs)
+    return {stream: tuple(sorted(txs)) for stream, txs in found.items()}
 
 
 def _are_alike(one: ChangeRows, other: ChangeRows) -> bool:

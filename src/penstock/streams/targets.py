@@ -15,6 +15,7 @@ from penstock.streams.inflight import QueueLimits
 from penstock.streams.publisher import Publisher
 from penstock.streams.retry import RetryPolicy
 from penstock.streams.settings import StreamSettings
+from penstock.streams.trouble import TroubleMet
 
 
 def publisher_of(settings: StreamSettings, opened: ExitStack) -> Publisher:
@@ -43,8 +44,9 @@ def publisher_of(settings: StreamSettings, opened: ExitStack) -> Publisher:
 def _kafka(section: KafkaLaneConfig, lane: str, letters: DeadLetters, queue: QueueLimits) -> Publisher:
     from penstock.streams.kafka.target import KafkaTarget
 
-    commit = CommitLimits(queue.count, int(section.commit_bytes))
-    return CommitPublisher(KafkaTarget(section, lane), letters, queue=queue, commit=commit)
+    commit, trouble = CommitLimits(queue.count, int(section.commit_bytes)), TroubleMet()
+    target = KafkaTarget(section, lane, trouble)
+    return CommitPublisher(target, letters, queue=queue, commit=commit, trouble=trouble)
 
 
 def _kinesis(
@@ -56,5 +58,12 @@ def _kinesis(
     from penstock.streams.record_publisher import RecordPublisher
 
     target = KinesisTarget(KinesisSettings.of(section), settings.directory)
-    retry, note_every_s = RetryPolicy(section.retry_max_attempts), section.checkpoint_every.total_seconds()
-    return RecordPublisher(target, letters, classify, retry, queue, note_every_s=note_every_s)
+    return RecordPublisher(
+        target,
+        letters,
+        classify,
+        RetryPolicy(section.retry_max_attempts),
+        queue,
+        note_every_s=section.checkpoint_every.total_seconds(),
+        linger_s=section.linger.total_seconds(),
+    )

@@ -26,7 +26,7 @@ from penstock.capture.spec import Started
 from penstock.capture.tail_reader import TailReader
 from penstock.capture.transactions import ChangeRows, TransactionFragment
 from penstock.channel import State
-from penstock.core.errors import CaptureAwayError
+from penstock.core.errors import CaptureAwayError, PenstockError
 from penstock.core.position import Lsn
 from penstock.core.stream import MESSAGES, StreamId
 from penstock.streams import rewinds
@@ -40,9 +40,10 @@ from penstock.streams.notices import Boundaries
 from penstock.streams.orders import OrderBook
 from penstock.streams.publisher import Publisher, Standing, StoppedError
 from penstock.streams.settings import StreamSettings
-from penstock.streams.starting_point import Beginning, StartingPoint, flushed, gap_told
+from penstock.streams.starting_point import Beginning, Ordered, StartingPoint, flushed, gap_told
 from penstock.streams.table_watch import TableWatch
 from penstock.streams.tail_feed import TailFeed
+from penstock.streams.trouble import TroubleWatch
 
 _LOOK_EVERY_S = 0.5  # at orders
 _LOADING_WAIT_S = 0.01
@@ -82,6 +83,7 @@ class StreamTerm:
         publisher: Publisher,
         streams: Mapping[StreamId, FollowedStream],
         started: Started,
+        ordered: Ordered,
     ) -> None:
         self._tools = tools
         self._publisher = publisher
@@ -91,8 +93,11 @@ class StreamTerm:
         self._watch = TableWatch(
             tools.settings, tools.capture, started.epoch, streams, tools.reporter.joined, tools.note
         )
-        self._orders = tools.orders.read()
+        self._ordered = ordered
+        self._orders = ordered.orders
         self._looked_at = 0.0
+        self._state: tuple[State, str] = "starting", ""
+        self._gaps_told: list[StreamId] | None = None
         told = tools.settings.section.transactions
         self._boundaries = None if told is None else Boundaries(told)
 
@@ -117,7 +122,7 @@ class StreamTerm:
 
     def _send(self, standing: Standing | None, stop: threading.Event) -> None:
         tools, settings = self._tools, self._tools.settings
-        start = self._beginning.point(standing, self._orders)
+        start = self._beginning.point(standing, self._ordered)
         self._note_rewind(standing, start)
         # What was published just now and is new to the lane: its rows are read later, no change is missing.
         tools.capture.heard([each for each in self._started.published if each not in start.missed])
@@ -133,11 +138,15 @@ class StreamTerm:
                 lambda: self._publisher.standing.loads,
             )
             opened.callback(loads.close)
+            opened.enter_context(
+                TroubleWatch(
+                    lambda: self._publisher.trouble, self._tell, self._must_look_up, self._publisher.stop
+                )
+            )
             after = self._begin(loads, start, stop)
             tools.measures.watch(self._publisher)
             self._tell_capture(lambda: self._publisher.standing)
-            tools.measures.gaps = len(loads.gaps)
-            tools.on_state("running", gap_told(settings.lane, loads.gaps))
+            self._tell_gaps(loads)
             after = self._send_backlog(loads, after, stop)
             read = frozenset({*self._streams, MESSAGES})
             reader = TailReader(tools.capture, settings.log_directory, read)
@@ -216,6 +225,7 @@ class StreamTerm:
                 end, is_whole = fragment.end, fragment.is_last
             if is_whole and loads.is_active:
                 is_whole = self._load(loads, end, stop)
+            self._tell_gaps(loads)
             self._tools.measures.loading = sum(map(loads.is_loading, self._streams)) - len(loads.gaps)
         return is_whole
 
@@ -238,9 +248,23 @@ class StreamTerm:
         return after
 
     def _hand_over(self, fragment: TransactionFragment, loads: Loads, conversion: Conversion) -> None:
-        kept = [changes for each in fragment.changes if (changes := loads.keep(each)) is not None]
+        untold = fragment.untold
+        found = (loads.keep(each, untold.get(each.stream, ())) for each in fragment.changes)
+        kept = [changes for changes in found if changes is not None]
         made = [events for changes in kept for events in conversion.events(changes) if len(events)]
-        self._publish(self._with_boundaries(Batch(fragment.end, made, fragment.is_last)), kept)
+        # That they stand still is at the target with what was told before, or neither is.
+        has_stopped = bool(untold) and fragment.is_last and loads.stop(untold, fragment.end)
+        state = loads.state if has_stopped else None
+        self._publish(self._with_boundaries(Batch(fragment.end, made, fragment.is_last, state)), kept)
+
+    def _tell_gaps(self, loads: Loads) -> None:
+        gaps = loads.gaps
+        if gaps != self._gaps_told:
+            self._gaps_told = gaps
+            self._tools.measures.gaps = len(gaps)
+            self._state = "running", gap_told(self._tools.settings.lane, gaps)
+            trouble = self._publisher.trouble
+            self._tell("" if trouble is None else trouble.told(time.time()))
 
     def _with_boundaries(self, batch: Batch) -> Batch:
         if self._boundaries is None:
@@ -284,4 +308,18 @@ class StreamTerm:
         if now - self._looked_at < _LOOK_EVERY_S:
             return False
         self._looked_at = now
+        return self._are_orders_others()
+
+    def _tell(self, trouble: str = "") -> None:
+        state, reason = self._state
+        self._tools.on_state(state, "; ".join(filter(None, (trouble, reason))))
+
+    def _must_look_up(self) -> bool:
+        """Orders that cannot be read are told of by the next term."""
+        try:
+            return self._are_orders_others()
+        except PenstockError:
+            return True
+
+    def _are_orders_others(self) -> bool:
         return self._tools.orders.read().serial != self._orders.serial

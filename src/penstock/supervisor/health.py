@@ -1,7 +1,7 @@
 """Whether an instance is as it should be, from what its processes say: a function of values.
 
 live    somebody answers, and it does not help to start the instance again. A parked process does not change
-        that: it was started again often enough.
+        that: it was started again often enough, and is tried again when that can help.
 ready   the instance does its part: it leads, and every lane runs; or it stands by and could take over. What
         reads this is a rollout, which must not go on to the next instance before.
 """
@@ -32,6 +32,8 @@ def health(status: RunStatus) -> Health:
             continue
         if process.state not in _good_states(process.name, status.role == "leading"):
             why = f": {process.reason}" if process.reason else "."
+            if process.next_try is not None:
+                why = f" and tried again at {process.next_try}{why}"
             reasons.append(f"{process.name} is {process.state}{why}")
     return Health(status.live, not reasons, status.role, reasons)
 

@@ -1,6 +1,10 @@
 """One process that is kept up: started, listened to, started again when it dies, parked when it keeps dying,
 or at once if it says that it was told something wrong, which another start would not change.
 
+A parked process is tried again when `parked_retry_s` has passed, and again after that: a disk that was full
+and a destination that was away are mended by people who do not know of us. Not so where it says that time
+mends nothing (`_TIME_DOES_NOT_MEND`): it waits for somebody.
+
 Its spec goes to stdin, its words come from stdout (`penstock.channel`), its log from stderr. It leads a
 session of its own, so that Ctrl-C in a terminal reaches the supervisor alone, which stops its processes in
 order; and so that whatever it started and left behind is killed with its group before it is started again. It
@@ -21,10 +25,11 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from typing import IO, Any
 
 from penstock.channel import STATES
-from penstock.core.errors import ConfigError
+from penstock.core.errors import ConfigError, PositionGoneError
 from penstock.supervisor.events import Event, Kind, now
 from penstock.supervisor.lines import LOGGED_BYTES_MAX, SAID_BYTES_MAX, Flood, lines
 from penstock.supervisor.memory import resident_bytes
@@ -34,6 +39,7 @@ from penstock.supervisor.status import ProcessStatus
 
 _LAST_LINES_WAIT_S = 2.0
 _FOR_GOOD = frozenset({ConfigError.code})
+_TIME_DOES_NOT_MEND = _FOR_GOOD | {PositionGoneError.code}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +55,16 @@ class Program:
 
 
 class KeptProcess:
-    """`report` and `log` (a process's name and a line of its log) are called from threads of ours."""
+    """`report` and `log` (a process's name and a line of its log) are called from threads of ours.
+
+    `parked_retry_s`: None if a parked process waits for somebody.
+    """
 
     def __init__(
         self,
         program: Program,
         restarts_max: int,
+        parked_retry_s: float | None,
         samples: Samples,
         report: Callable[[Event], None],
         log: Callable[[str, str], None],
@@ -62,6 +72,7 @@ class KeptProcess:
         self.name = program.name
         self._program = program
         self._restarts = Restarts(restarts_max)
+        self._parked_retry_s = parked_retry_s
         self._samples = samples
         self._report = report
         self._log = log
@@ -70,6 +81,8 @@ class KeptProcess:
         self._stop_asked = False
         self._retry_asked = False
         self._state, self._reason, self._since = "starting", "", now()
+        self._next_try: str | None = None
+        self._begun = time.monotonic()
         self._starts = 0
         self._last_words: dict[str, str] | None = None
         self._error: dict[str, str] | None = None
@@ -124,6 +137,8 @@ class KeptProcess:
                 pid=pid,
                 restarts=max(0, self._starts - 1),
                 error=self._error,
+                next_try=self._next_try,
+                on_trial=self._restarts.is_on_trial(time.monotonic() - self._begun),
             )
         return found if pid is None else replace(found, memory_bytes=resident_bytes(pid))
 
@@ -131,24 +146,36 @@ class KeptProcess:
 
     def _keep_up(self) -> None:
         while True:
-            begun = time.monotonic()
+            self._begun = time.monotonic()
             how = self._live()
             if self._stop_asked:
                 break
             ended = time.monotonic()
-            delay_s = self._restarts.died(ended, ended - begun)
+            delay_s = self._restarts.died(ended, ended - self._begun)
             reason = (self._error or {}).get("message", how)
-            if (self._error or {}).get("code") in _FOR_GOOD:
-                delay_s = None
-            if delay_s is None:
-                self._enter("parked", reason)
-                self._say("parked", f"{how}, and is not started again until SIGHUP: {reason}")
+            if delay_s is None or (self._error or {}).get("code") in _FOR_GOOD:
+                self._park(how, reason)
             else:
                 self._enter("restarting", reason)
                 self._say("died", f"{how}; next start in {delay_s:g} s", how=how, delay_s=delay_s)
-            self._wait(delay_s)
+                self._wait(delay_s)
         self._enter("stopped", "")
         self._say("stopped", "stopped")
+
+    def _park(self, how: str, reason: str) -> None:
+        """Until somebody asks for it or, where that can help, time has passed."""
+        is_mended = (self._error or {}).get("code") not in _TIME_DOES_NOT_MEND
+        retry_s = self._parked_retry_s if is_mended else None
+        if retry_s is None:
+            self._enter("parked", reason)
+            self._say("parked", f"{how}, and is not started again until SIGHUP: {reason}")
+        else:
+            next_try = (datetime.now(UTC) + timedelta(seconds=retry_s)).isoformat(timespec="seconds")
+            self._enter("parked", reason, next_try)
+            again = f"is not started again before {next_try} or SIGHUP"
+            self._say("parked", f"{how}, and {again}: {reason}", next_try=next_try)
+        if not self._wait(retry_s):
+            self._restarts.try_once()
 
     def _live(self) -> str:
         """One life of the process; gives how it ended."""
@@ -200,13 +227,14 @@ class KeptProcess:
         self._say("started", f"started as process {child.pid}", pid=child.pid)
         return child
 
-    def _wait(self, delay_s: float | None) -> None:
-        """Until the delay has passed, or for ever; less if somebody asks for something."""
+    def _wait(self, delay_s: float | None) -> bool:
+        """Until the delay has passed, or for ever; less if somebody asks for something, and whether."""
         with self._changed:
-            self._changed.wait_for(lambda: self._stop_asked or self._retry_asked, delay_s)
+            asked = self._changed.wait_for(lambda: self._stop_asked or self._retry_asked, delay_s)
             if self._retry_asked:
                 self._retry_asked = False
                 self._restarts.forgive()
+            return asked
 
     # -- what the process says ----------------------------------------------------------------
 
@@ -241,9 +269,9 @@ class KeptProcess:
                 for each in flood.let_through(line):
                     self._log(self.name, each)
 
-    def _enter(self, state: str, reason: str) -> None:
+    def _enter(self, state: str, reason: str, next_try: str | None = None) -> None:
         with self._changed:
-            self._state, self._reason, self._since = state, reason, now()
+            self._state, self._reason, self._since, self._next_try = state, reason, now(), next_try
 
     def _say(self, kind: Kind, message: str, **fields: Any) -> None:
         self._report(Event(kind, self.name, message, fields))

@@ -8,8 +8,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from penstock.capture.from_config import LAKE_LANE, spec_of
-from penstock.capture.spec import CaptureSpec, ServiceSpec
+from penstock.capture.from_config import spec_of
+from penstock.capture.spec import LAKE_LANE, CaptureSpec, ServiceSpec
 from penstock.config import Config
 from penstock.core.errors import ConfigError
 from penstock.shapes.settings import SHAPES_LANE, ShapeSettings

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from penstock import metrics
+from penstock.capture.spec import LAKE_LANE
+from penstock.core.errors import PositionGoneError
 from penstock.core.position import Lsn
 from penstock.metrics import Sample
 from penstock.supervisor.samples import SampleView
@@ -20,7 +22,8 @@ Role = Literal["starting", "standby", "leading", "reconnecting", "stopping", "do
 @dataclass(frozen=True, slots=True)
 class ProcessStatus:
     """`state`: one of `channel.STATES`, or `restarting` (it died and waits to be started again), `parked` (it
-    failed too often and waits for somebody) or `stopped`. `error`: the last words of one that died."""
+    failed too often and waits for somebody, or for `next_try`) or `stopped`. `error`: the last words of one
+    that died. `on_trial`: it was parked, is being tried again, and has not lived for long yet."""
 
     name: str
     state: str
@@ -30,10 +33,17 @@ class ProcessStatus:
     restarts: int
     memory_bytes: int = 0
     error: dict[str, str] | None = None
+    next_try: str | None = None
+    on_trial: bool = False
 
     @property
     def is_up(self) -> bool:
         return self.pid is not None
+
+    @property
+    def is_parked(self) -> bool:
+        """Also while it is tried again: whoever was told is not told that all is well until it is."""
+        return self.state == "parked" or self.on_trial
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +54,8 @@ class LaneStatus:
     since its process started; `paused`; `loading`, how many streams' rows are on their way; `gaps`, how many
     stand still because changes are missing; `dead_letters`, events that the target refused and those behind
     them. `configured`: the run has a process for it; the source keeps what any other one lacks, until it is
-    dropped. `retries`: how often its process tried something again.
+    dropped. `retries`: how often its process tried something again. `commit_s`: what a round of the lake, or
+    a commit or call of a target, took on the average since its process started.
     """
 
     lane: str
@@ -59,12 +70,13 @@ class LaneStatus:
     configured: bool = True
     dead_letters: int = 0
     retries: int | None = None
+    commit_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class StreamFreshness:
     """`freshness_s`: from commit at the source to commit in the table, of the newest round. `lag_s`: age of
-    the oldest change that the table does not show."""
+    the oldest change that the table does not show; `lag_bytes`: what those take in the change log."""
 
     stream: str
     freshness_s: float | None
@@ -76,6 +88,7 @@ class StreamFreshness:
     load_rows: int | None = None  # while it is loaded: rows read
     load_rows_estimated: int | None = None
     differences: int = 0  # rows that are known to differ from the source
+    lag_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +103,14 @@ class SourceStatus:
     acknowledged: str | None
     epoch: str | None
     checkpoint_age_s: float | None
+    checkpoint_failures: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class CaptureStatus:
     """What capture has read since its process started, and what it has on disk; None where nothing was
-    said.
+    said. `seal_s`: what making a step of the change log durable took on the average. `spilled_bytes`:
+    transactions in progress that wait on disk.
     """
 
     rows: int | None
@@ -104,6 +119,10 @@ class CaptureStatus:
     log_bytes: int | None
     unsealed_bytes: int | None
     reconnects: int | None
+    steps_sealed: int | None = None
+    seal_s: float | None = None
+    spilled_bytes: int | None = None
+    tail_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +168,9 @@ def lanes_of(view: SampleView, configured: Collection[str]) -> tuple[LaneStatus,
     retries = view.by_label(metrics.ROUND_RETRIES)
     for lane, count in view.by_label(metrics.STREAM_RETRIES).items():
         retries[lane] = retries.get(lane, 0.0) + count
+    commits = _means(view.by_label(metrics.STREAM_PUBLISH_SECONDS), view.by_label(metrics.STREAM_PUBLISHES))
+    if (round_s := _mean(view.one(metrics.ROUND_SECONDS), view.one(metrics.ROUNDS))) is not None:
+        commits[LAKE_LANE] = round_s
     return tuple(
         LaneStatus(
             lane,
@@ -163,6 +185,7 @@ def lanes_of(view: SampleView, configured: Collection[str]) -> tuple[LaneStatus,
             lane in configured,
             int(letters.get(lane, 0)),
             _whole(retries.get(lane)),
+            commits.get(lane),
         )
         for lane in sorted({*known, *in_bytes, *in_seconds})
     )
@@ -174,6 +197,7 @@ def streams_of(view: SampleView) -> tuple[StreamFreshness, ...]:
     rows, files = view.by_label(metrics.TABLE_ROWS), view.by_label(metrics.TABLE_FILES)
     read, estimated = view.by_label(metrics.LOAD_ROWS), view.by_label(metrics.LOAD_ROWS_ESTIMATED)
     differences = view.by_label(metrics.VERIFY_DIFFERENCES)
+    lag_bytes = view.by_label(metrics.STREAM_LAG_BYTES)
     return tuple(
         StreamFreshness(
             stream,
@@ -186,6 +210,7 @@ def streams_of(view: SampleView) -> tuple[StreamFreshness, ...]:
             _whole(read.get(stream)),
             _whole(estimated.get(stream)),
             int(differences.get(stream, 0)),
+            _whole(lag_bytes.get(stream)),
         )
         for stream in sorted({*fresh, *lag, *applied, *dead, *rows, *read})
     )
@@ -199,6 +224,10 @@ def capture_of(view: SampleView) -> CaptureStatus:
         log_bytes=_whole(view.one(metrics.LOG_BYTES)),
         unsealed_bytes=_whole(view.one(metrics.LOG_UNSEALED_BYTES)),
         reconnects=_whole(view.one(metrics.RECONNECTS)),
+        steps_sealed=_whole(view.one(metrics.STEPS_SEALED)),
+        seal_s=_mean(view.one(metrics.SEAL_SECONDS), view.one(metrics.STEPS_SEALED)),
+        spilled_bytes=_whole(view.one(metrics.SPILLED_BYTES)),
+        tail_bytes=_whole(view.one(metrics.TAIL_BYTES)),
     )
 
 
@@ -212,7 +241,14 @@ def source_of(view: SampleView) -> SourceStatus:
         acknowledged=_position(view.one(metrics.ACKNOWLEDGED)),
         epoch=_position(view.one(metrics.EPOCH)),
         checkpoint_age_s=view.one(metrics.CHECKPOINT_AGE_SECONDS),
+        checkpoint_failures=_whole(view.one(metrics.CHECKPOINT_FAILURES)),
     )
+
+
+def with_last_words(source: SourceStatus, capture: ProcessStatus) -> SourceStatus:
+    """A capture that ended for want of log says nothing any more: its slot is not healthy for that."""
+    is_gone = not capture.is_up and (capture.error or {}).get("code") == PositionGoneError.code
+    return replace(source, slot_healthy=False) if is_gone else source
 
 
 def run_status(
@@ -236,13 +272,22 @@ def run_status(
         processes=tuple(processes),
         lanes=lanes_of(view, {process.name for process in processes}),
         streams=streams_of(view),
-        source=source_of(view),
+        source=with_last_words(source_of(view), capture),
         capture=capture_of(view),
     )
 
 
 def _whole(value: float | None) -> int | None:
     return None if value is None else int(value)
+
+
+def _mean(total: float | None, times: float | None) -> float | None:
+    return None if total is None or not times else total / times
+
+
+def _means(totals: dict[str, float], times: dict[str, float]) -> dict[str, float]:
+    means = {label: _mean(total, times.get(label)) for label, total in totals.items()}
+    return {label: mean for label, mean in means.items() if mean is not None}
 
 
 def _truth(value: float | None) -> bool | None:

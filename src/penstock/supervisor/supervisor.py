@@ -53,13 +53,16 @@ class Supervisor:
         service: ServiceSpec,
         admin: Path | None = None,
         restarts_max: int,
+        parked_retry: timedelta | None,
         stop_timeout: timedelta,
         report: Callable[[Event], None],
         log: Callable[[str, str], None],
     ) -> None:
         self._samples = Samples()
+        parked_retry_s = None if parked_retry is None else parked_retry.total_seconds()
         self._processes = [
-            KeptProcess(program, restarts_max, self._samples, self._heard, log) for program in programs
+            KeptProcess(program, restarts_max, parked_retry_s, self._samples, self._heard, log)
+            for program in programs
         ]
         self._listen = listen
         self._state = state
@@ -100,17 +103,21 @@ class Supervisor:
     def samples(self) -> list[Sample]:
         """Our own, and what each process said last."""
         status = self.snapshot()
+        said = self._samples.all()
         own: list[Sample] = [(metrics.LEADING.name, {}, float(status.role == "leading"))]
+        if status.source.slot_healthy is False:  # capture may have ended by that
+            own.append((metrics.SLOT_HEALTHY.name, {}, 0.0))
+            said = [sample for sample in said if sample[0] != metrics.SLOT_HEALTHY.name]
         for process in status.processes:
             label = {"process": process.name}
             own += [
                 (metrics.UP.name, label, float(process.is_up)),
                 (metrics.RESTARTS.name, label, float(process.restarts)),
-                (metrics.PARKED.name, label, float(process.state == "parked")),
+                (metrics.PARKED.name, label, float(process.is_parked)),
                 (metrics.WAITING.name, label, float(process.state == "waiting")),
                 (metrics.MEMORY.name, label, float(process.memory_bytes)),
             ]
-        return own + self._samples.all()
+        return own + said
 
     @property
     def dropped_samples(self) -> int:
@@ -192,7 +199,8 @@ class Supervisor:
 
     def _heard(self, event: Event) -> None:
         self._report(event)
-        self._inbox.put("news")
+        if self._inbox.empty():  # whatever else is in it has the main thread look at everything anyway
+            self._inbox.put("news")
 
     def _capture(self) -> KeptProcess:
         return next(process for process in self._processes if process.name == CAPTURE)

@@ -177,3 +177,18 @@ def lists(element: Cast) -> Cast:
         return CastResult(values, pa.array(bad) if bad.any() else None)
 
     return cast
+
+
+def warm_up() -> None:
+    """Have the parsers compiled that stream lanes and loads share."""
+    examples = {
+        "t": (booleans, pa.bool_()),
+        "1": (integers, pa.int64()),
+        "1.5": (decimals, pa.decimal128(12, 2)),
+        "2026-01-31": (dates, pa.date32()),
+        "2026-01-31 12:00:00+00": (timestamps, pa.timestamp("us", "UTC")),
+        "12:00:00": (times, pa.time64("us")),
+        "\\x00": (byte_strings, pa.binary()),
+    }
+    for text, (cast, arrow) in examples.items():
+        cast(pa.array([text]), arrow)

@@ -52,12 +52,18 @@ class Verifying:
         self._note = note
         self._every_s = config.verify.every.total_seconds()
         self._seconds, self._failures = 0.0, 0
-        self._known = reports.known(config.state)
+        self._streams: frozenset[str] | None = (
+            None  # those of the newest comparison by schedule: all there are
+        )
+        self._heard_at = -1
+        self._known: dict[str, VerifiedStream] = {}
+        self.hear()
         self._began_at_s = reports.last_began_s(config.state)
         self._due_at = 0.0 if self._began_at_s is None else self._began_at_s + self._every_s
 
     def run(self, stop: threading.Event) -> None:
         while not stop.wait(_LOOK_EVERY_S):
+            self.hear()
             if self.is_due():
                 self._due_at = time.time() + self._every_s
                 self._verify()
@@ -65,6 +71,15 @@ class Verifying:
     def is_due(self) -> bool:
         is_first = self._began_at_s is None
         return time.time() >= self._due_at and self._is_ready() and (not is_first or self._has_loaded())
+
+    def hear(self) -> None:
+        """Of results that came since the last look, those of who compares by hand among them."""
+        changed_at = reports.changed_at(self._config.state)
+        if changed_at != self._heard_at:
+            self._heard_at = changed_at
+            known = reports.known(self._config.state)
+            streams = self._streams if self._streams is not None else reports.of_pipeline(self._config, known)
+            self._known = {name: each for name, each in known.items() if name in streams}
 
     def _verify(self) -> None:
         began = time.monotonic()
@@ -75,9 +90,10 @@ class Verifying:
                 options = VerifyOptions(sample=self._config.verify.sample)
                 listener = _Notes(self._note)
                 report = Verification(self._config, opened, self._spark, listener, options).run()
-            known = reports.known(self._config.state)  # by hand, too
-            self._known = reports.together(known, report.streams, is_whole=report.is_whole)
             reports.save(self._config.state, replace(report, by_schedule=True))
+            self._streams = frozenset(each.name for each in report.streams)
+            self._heard_at = -1
+            self.hear()
             self._began_at_s = reports.began_at_s(report.began_at)
             for stream in report.streams:
                 if stream.verdict == "different":

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from penstock.lake.keys import read_only
+from penstock.compiling import read_only
 from penstock.verify import sip_kernels as kernels
 from penstock.verify.sip_kernels import Flags, Hashes, States
 

@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 from penstock.core.schema import TableSchema
 from penstock.lake.session import balanced
 from penstock.lake.target import Target
-from penstock.sources.base import ReadingSession, TableReading
+from penstock.sources.base import ChunkReading, HeldTable, ReadingSession, TableReading
 from penstock.sources.chunk import ChunkMethod, PlannedChunk
-from penstock.sources.tables import SourceTable
-from penstock.sources.types import types_of
+from penstock.sources.tables import SourceLeaf, SourceTable
+from penstock.sources.types import common_type, types_of
 from penstock.verify.digest import BUCKETS_MAX, buckets_for
 from penstock.verify.sampling import KeyRanges, draw
 from penstock.verify.sides import Side, SourceSide, TableFile, TableSide
@@ -52,6 +52,24 @@ class Comparison:
 
 
 @dataclass(frozen=True, slots=True)
+class Under:
+    """What the source's rows are read under: a snapshot that tasks take over wherever they run, or one that
+    sessions of this process hold. `reader`: what connections are called at the source. `rows_per_second`: of
+    each share of the rows; None: no limit."""
+
+    reading: TableReading
+    snapshot: str = ""
+    held: HeldTable | None = None
+    reader: str = "penstock verify"
+    rows_per_second: float | None = None
+
+    def chunk(self, chunk: PlannedChunk, leaf: SourceLeaf, method: ChunkMethod) -> ChunkReading:
+        if self.held is not None:
+            return self.held.chunk(chunk)
+        return self.reading.chunk(chunk, leaf, method, self.snapshot, reader=self.reader)
+
+
+@dataclass(frozen=True, slots=True)
 class Cut:
     """What is read of the source: chunks, all of them or those of a sample.
 
@@ -70,7 +88,9 @@ class Cut:
         """`rows`: of a chunk; `sample`: the part that is wanted."""
         if sample < 1.0 and (drawn := draw(session, reading, info, sample, random.SystemRandom())):
             return cls(drawn[0], "key", drawn[1])
-        return cls(session.plan_chunks(info, "ctid", rows_per_chunk=rows), share=sample)
+        # Where no snapshot is shared, the table as it lies is one chunk.
+        method = reading.method_for(info, "key" if reading.finds_place else "ctid")
+        return cls(session.plan_chunks(info, method, rows_per_chunk=rows), method, share=sample)
 
 
 def is_light(tables: int, rows: int, size: int) -> bool:
@@ -88,15 +108,12 @@ def are_light(views: Iterable[View], source_bytes: int = 0) -> bool:
 def compare_with_source(
     info: SourceTable,
     view: View,
-    reading: TableReading,
+    under: Under,
     cut: Cut,
-    snapshot: str,
     shares: int,
     *,
-    reader: str = "penstock verify",
     buckets_max: int = BUCKETS_MAX,
 ) -> Comparison:
-    """`reader`: what connections are called at the source."""
     chunks, sample = cut.chunks, cut.share
     schema, left_out = comparable(view.target.schema, info.schema)
     target = replace(view.target, schema=schema)
@@ -109,19 +126,24 @@ def compare_with_source(
     planned = [replace(chunk, filenode=leaves[chunk.leaf].filenode) for chunk in chunks]
     printed = frozenset(random.sample(range(len(planned)), -(-len(planned) // PRINTED)))
     readings = [
-        (
-            reading.chunk(chunk, leaves[chunk.leaf], cut.method, snapshot, reader=reader),
-            index in printed,
-        )
+        (under.chunk(chunk, leaves[chunk.leaf], cut.method), index in printed)
         for index, chunk in enumerate(planned)
     ]
-    source_shares = balanced([max(1, chunk.estimated_rows) for chunk in planned], min(shares, len(planned)))
+    readers = shares if under.held is None else under.held.readers
+    source_shares = balanced([max(1, chunk.estimated_rows) for chunk in planned], min(readers, len(planned)))
     file_shares = balanced([file.rows for file in view.files], min(shares, len(view.files)))
     rows = max(info.estimated_rows, sum(file.rows for file in view.files))
     return Comparison(
         name=str(info.stream),
         source=tuple(
-            SourceSide(tuple(readings[index] for index in share), target, columns, len(key))
+            SourceSide(
+                tuple(readings[index] for index in share),
+                target,
+                columns,
+                len(key),
+                is_held=under.held is not None,
+                rows_per_second=under.rows_per_second,
+            )
             for share in source_shares
         ),
         table=tuple(
@@ -161,6 +183,9 @@ def comparable(held: TableSchema, source: TableSchema) -> tuple[TableSchema, tup
         else:
             left_out.append(column.name)
     left_out += [column.name for column in there.values() if column.name not in left_out]
+    if left_out:  # what has no place in other columns depends on which there are
+        left_out += [column.name for column in same if common_type(column).is_rest]
+        same = [column for column in same if not common_type(column).is_rest]
     if lost := [name for name in held.key if name in left_out]:
         raise NotComparableError(
             f"column {lost[0]} of its key changed at the source; run `penstock sync` first"

@@ -38,10 +38,17 @@ from penstock.lake.repair import ChosenRows, Repair
 from penstock.sources.open import open_source
 from penstock.sources.types import cast_text
 from penstock.verify import drill
-from penstock.verify.comparison import Comparison, Cut, are_light, compare_with_source
+from penstock.verify.comparison import Comparison, Cut, Under, are_light, compare_with_source
 from penstock.verify.digest import BUCKETS_MAX, Buckets
 from penstock.verify.mending import repair_of
-from penstock.verify.outcome import BUCKETS_AT_ONCE_MAX, Digests, digest_all, open_keys, pick_differing
+from penstock.verify.outcome import (
+    BUCKETS_AT_ONCE_MAX,
+    Digests,
+    Unreadable,
+    digest_all,
+    open_keys,
+    pick_differing,
+)
 from penstock.verify.run import SHARES_PER_CORE
 from penstock.verify.sides import SourceSide
 from penstock.verify.view import NotComparableError, Pin, as_written
@@ -85,11 +92,9 @@ class Differences:
                         comparisons[stream] = compare_with_source(
                             held.info,
                             views[stream],
-                            reading,
+                            Under(reading, snapshot, reader=progress.reader(stream)),
                             Cut.of(session, reading, held.info, rows, 1.0),
-                            snapshot,
                             shares,
-                            reader=progress.reader(stream),
                             buckets_max=_buckets_max(shares),
                         )
                     except NotComparableError as error:
@@ -99,8 +104,13 @@ class Differences:
                 self._listener.stream_started(str(stream), "verify", rows_estimated)
             digests = digest_all(self._stages, list(comparisons.values()), light=light)
             for (stream, comparison), digested in zip(comparisons.items(), digests, strict=True):
-                found = None if digested is None else self._look_into(comparison, digested, tables[stream])
-                compared = 0 if digested is None else digested.source.total
+                found: Differing | BetterLoaded | None = None
+                compared = 0
+                if isinstance(digested, Unreadable):
+                    found = BetterLoaded("a file of its table cannot be read")
+                elif digested is not None:
+                    found = self._look_into(comparison, digested, tables[stream])
+                    compared = digested.source.total
                 self._listener.stream_finished(str(stream), "verify", compared)
                 yield stream, found
 

@@ -54,14 +54,31 @@ def run_and_repair(
         report = verification.run()
         if opened.lane is None or not repair or report.equal:
             break
-        now = _repair(verification, opened.lane)
+        refused = {stream for stream, (_, found) in verification.found.items() if is_too_much(found)}
+        now = _repair(verification, opened.lane, refused)
+        for stream in refused:
+            listener.note(
+                f"{stream} was not repaired: what differs lies among more rows than a repair goes through. "
+                f"`penstock resync {stream}` loads it anew; readers see the old table until that is done."
+            )
         for stream, rows in now.items():
             listener.note(f"{stream}: {rows:,} rows were given what the source has for them.")
             repaired[stream] = repaired.get(stream, 0) + rows
+        for stream in verification.found.keys() - now.keys() - refused:
+            listener.note(
+                f"{stream} was not repaired: its table stands where the source's log ends, or behind others. "
+                "Run the same command again after a sync, when something was committed at the source."
+            )
         if not now:
             break
     else:
         report = Verification(config, opened, spark, listener, options).run()
+        for each in report.streams:
+            if each.verdict == "different":
+                listener.note(
+                    f"{each.stream} still differs after {REPAIRS_MAX} repairs. "
+                    f"`penstock resync {each.stream}` loads it anew."
+                )
     if not repair:
         return report
     streams = tuple(
@@ -70,14 +87,23 @@ def run_and_repair(
     return replace(report, streams=streams)
 
 
-def _repair(verification: Verification, lane: LakeLane) -> dict[StreamId, int]:
+def is_too_much(drilled: Drilled) -> bool:
+    """Whether the buckets that differ have more rows than all repairs together look into.
+
+    Nothing is repaired then: a part would be written, and all be compared again, to no end.
+    """
+    told = drilled.stream
+    return told.buckets_differing > REPAIRS_MAX * max(1, told.buckets_looked_into)
+
+
+def _repair(verification: Verification, lane: LakeLane, refused: set[StreamId]) -> dict[StreamId, int]:
     """Put right what the run found, as far as it looked; how many rows of each stream."""
     repaired: dict[StreamId, int] = {}
     for position in sorted({position for position, _ in verification.found.values()}):
         repairs = {
             stream: mended
             for stream, (at, drilled) in verification.found.items()
-            if at == position and (mended := mend(drilled)) is not None
+            if at == position and stream not in refused and (mended := mend(drilled)) is not None
         }
         for stream in lane.repair(position, repairs):
             repaired[stream] = repairs[stream].keys.num_rows

@@ -1,7 +1,9 @@
 """A pipeline opened for a comparison: who reads the log, and who keeps the snapshot.
 
 While `penstock run` is at work, its capture seals the log as far as it is asked to, and goes on; the snapshot
-is kept by a process of our own that does nothing else, so that it is gone when we are, however we end.
+is kept by a process of our own that does nothing else, so that it is gone when we are, however we end. Where
+nobody has to keep one, because snapshots are times (MongoDB) or are held by whoever reads under them (MySQL),
+that capture is asked, which knows how positions are counted.
 
 Otherwise the pipeline is opened as a sync opens it: what an earlier run left open is settled, the lock is
 held, and capture, a child of ours, reads the log on. No table is loaded and no round is carried out; what is
@@ -43,6 +45,8 @@ class Snapshots(Protocol):
 
 
 class LogReader(Protocol):
+    def note_target(self) -> Lsn: ...
+
     def read_to(self, target: Lsn) -> None: ...
 
     def reached(self, within_s: float | None = None) -> Lsn | None: ...
@@ -77,23 +81,24 @@ def beside(
     config: Config, address: str, token: str | None = None, certificate: str | None = None
 ) -> Iterator[Opened]:
     """Beside an instance whose capture answers at `address`."""
-    with (
-        RemoteCapture(address, LANE, token, certificate) as capture,
-        CaptureProcess(spec_of(config)) as snapshots,
-    ):
+    with RemoteCapture(address, LANE, token, certificate) as capture:
         hello = capture.hello()
         if not hello.leading:
             raise CaptureAwayError(
                 f"Capture does not lead. {hello.reason}", remedy="Run the command where the leader runs."
             )
         capture.epoch = hello.epoch
-        yield Opened(snapshots, capture)
+        if config.source.type != "postgres":
+            yield Opened(capture, capture)
+            return
+        with CaptureProcess(spec_of(config)) as snapshots:
+            yield Opened(snapshots, capture)
 
 
 @contextmanager
 def _alone(config: Config, listener: ProgressListener, spark: SparkStarter) -> Iterator[Opened]:
     with only_one(config.state), CaptureProcess() as capture:
-        if StateStore(config.state).load() is None or open_source(config.source).hold() is None:
+        if StateStore(config.state).load() is None or not _is_held(config):
             raise StateError(
                 "This pipeline was never synced, or its slot is gone: there is nothing to compare.",
                 remedy="Run `penstock sync` first.",
@@ -110,3 +115,8 @@ def _alone(config: Config, listener: ProgressListener, spark: SparkStarter) -> I
         turns = Turns(config, listener, spark, capture, round_every_s=0.0)
         lane = turns.open(streams, capture.start)
         yield Opened(capture, capture, lane, tuple(lane.streams_to_load()))
+
+
+def _is_held(config: Config) -> bool:
+    """Whether the source still knows the pipeline; a MySQL server keeps its log for nobody in particular."""
+    return config.source.type == "mysql" or open_source(config.source).hold() is not None

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
@@ -17,9 +19,12 @@ from penstock.verify import drill
 from penstock.verify.canonical import RowHashes, hash_rows
 from penstock.verify.comparison import Comparison
 from penstock.verify.digest import Buckets, Digest, bucket_of
+from penstock.verify.sides import is_held
 from penstock.verify.sip_kernels import Hashes
 from penstock.verify.tasks import DigestResult, DigestTask, PickResult, PickTask, digest_side, pick_rows
 
+Task = TypeVar("Task", DigestTask, PickTask)
+Result = TypeVar("Result", DigestResult, PickResult)
 #: Of digests that tasks hand back at once: 24 bytes each.
 BUCKETS_AT_ONCE_MAX = 4 << 20
 
@@ -33,17 +38,55 @@ class Digests:
     unfit: int
 
 
-def digest_all(stages: Stages, comparisons: Sequence[Comparison], *, light: bool) -> list[Digests | None]:
-    found: list[Digests | None] = []
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """A file of the table cannot be read."""
+
+    reason: str
+
+
+def digest_all(
+    stages: Stages, comparisons: Sequence[Comparison], *, light: bool
+) -> list[Digests | Unreadable | None]:
+    found: list[Digests | Unreadable | None] = []
     for group in _groups(comparisons):
         tasks = [DigestTask(side, each.hashing) for each in group for side in each.sides]
         weights = [weight for each in group for weight in each.weights]
-        results = iter(stages.run(digest_side, tasks, "digest tables", light=light, weights=weights))
+        results = iter(run_beside(stages, digest_side, tasks, "digest tables", light=light, weights=weights))
         for each in group:
             source = [next(results) for _ in each.source]
             table = [next(results) for _ in each.table]
             found.append(_digests(each, source, table))
     return found
+
+
+def run_beside(
+    stages: Stages,
+    function: Callable[[Task], Result],
+    tasks: Sequence[Task],
+    description: str,
+    *,
+    light: bool,
+    weights: Sequence[int],
+) -> list[Result]:
+    """Run `function` on each task; of sides that sessions of this process hold, in threads of it, beside the
+    others. Those threads are in the socket, in Arrow or in compiled code most of the time."""
+    here = [index for index, task in enumerate(tasks) if is_held(task.side)]
+    if not here:
+        return stages.run(function, tasks, description, light=light, weights=weights)
+    away = [index for index in range(len(tasks)) if index not in set(here)]
+    with ThreadPoolExecutor(len(here), "penstock-held") as threads:
+        running = {index: threads.submit(function, tasks[index]) for index in here}
+        elsewhere = stages.run(
+            function,
+            [tasks[index] for index in away],
+            description,
+            light=light,
+            weights=[weights[index] for index in away],
+        )
+        found = dict(zip(away, elsewhere, strict=True))
+        found |= {index: each.result() for index, each in running.items()}
+    return [found[index] for index in range(len(tasks))]
 
 
 def _groups(comparisons: Sequence[Comparison]) -> list[list[Comparison]]:
@@ -52,7 +95,7 @@ def _groups(comparisons: Sequence[Comparison]) -> list[list[Comparison]]:
     room = 0
     for each in comparisons:
         size = each.hashing.buckets * len(each.sides)
-        if size > room:
+        if not groups or size > room:
             groups.append([])
             room = BUCKETS_AT_ONCE_MAX
         groups[-1].append(each)
@@ -62,7 +105,9 @@ def _groups(comparisons: Sequence[Comparison]) -> list[list[Comparison]]:
 
 def _digests(
     comparison: Comparison, source: Sequence[DigestResult], table: Sequence[DigestResult]
-) -> Digests | None:
+) -> Digests | Unreadable | None:
+    if reason := next((result.unreadable for result in (*source, *table) if result.unreadable), ""):
+        return Unreadable(reason)
     if any(result.table_rewritten for result in source):
         return None
     sides = Digest.empty(comparison.hashing.buckets), Digest.empty(comparison.hashing.buckets)
@@ -74,12 +119,14 @@ def _digests(
 
 @dataclass(frozen=True, slots=True)
 class Telling:
-    """How much is said of differences. `letters`: files of the table's dead letters."""
+    """How much is said of differences. `letters`: files of the table's dead letters. `moved`: keys of which
+    nothing is said, since the log may be ahead of the position for them."""
 
     limit: int
     letters: Sequence[Path]
     staging: Path
     shows_values: bool
+    moved: tuple[Hashes, Hashes] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +166,8 @@ def look_into(
     *,
     light: bool,
 ) -> Drilled | None:
-    """What differs in the buckets that do; None if the source rewrote the table meanwhile.
+    """What differs in the buckets that do; None if the source rewrote the table meanwhile, or changed too
+    much of it.
 
     Where there are more such buckets than are looked into, rows that are known to be dead letters are taken
     out of the source's digest first: no bucket is left over that only those make differ.
@@ -140,6 +188,9 @@ def look_into(
             return None
         found, source, table = picked
         found, excused = _excused(found, source, dead)
+        moved = 0
+        if telling.moved is not None:
+            found, moved = _unmoved(found, source, table, telling.moved)
         masks = drill.columns_in_which(
             source, table, found.different, len(comparison.key), comparison.hashing.secret
         )
@@ -149,6 +200,8 @@ def look_into(
         )
         is_whole = len(looked_into) == len(differing)
         is_equal = is_whole and not missing + extra + different
+        if moved and not is_whole and not missing + extra + different:
+            return None  # the others may be no more than that
         stream = replace(
             stream,
             verdict="equal" if is_equal else "different",
@@ -161,6 +214,9 @@ def look_into(
             buckets_looked_into=len(looked_into),
             differences=told if telling.shows_values else tuple(map(_without_values, told)),
             left_out=missing + extra + different - len(told),
+            notes=(f"{moved:,} rows that changed meanwhile are left to the next comparison",)
+            if moved
+            else (),
         )
         return Drilled(
             stream, found, source, table, comparison.key, is_whole
@@ -175,7 +231,7 @@ def pick_differing(
     """What differs in these buckets, with the rows of both sides, which are mapped from `staging`; None if
     the source rewrote the table meanwhile."""
     results = _pick(stages, comparison, buckets, staging, light=light)
-    if any(result.table_rewritten for result in results):
+    if any(result.is_void for result in results):
         return None
     source, table = (_read(comparison, part) for part in _halves(comparison, results))
     return drill.pair(source.hashes, table.hashes), source, table
@@ -197,7 +253,7 @@ def _dead_rows(
 ) -> Digest | None:
     """Of the source's rows that the table lacks because they are dead letters, in these buckets."""
     results = _pick(stages, comparison, differing, staging / "dead", light=light, keys=dead)
-    if any(result.table_rewritten for result in results):
+    if any(result.is_void for result in results):
         return None
     source, table = (
         drill.Picked.read([each.path for each in part if each.path is not None], (), ()).hashes
@@ -242,9 +298,8 @@ def _pick(
         PickTask(side, comparison.hashing, wanted, staging / f"{number}.arrow", file)
         for number, side in enumerate(comparison.sides)
     ]
-    return stages.run(
-        pick_rows, tasks, "look into differences", light=light, weights=list(comparison.weights)
-    )
+    weights = list(comparison.weights)
+    return run_beside(stages, pick_rows, tasks, "look into differences", light=light, weights=weights)
 
 
 def _halves(
@@ -270,6 +325,21 @@ def _excused(
     """
     missing = drill.without_keys(found.missing, source.hashes, dead)
     return replace(found, missing=missing), int(found.missing.size - missing.size)
+
+
+def _unmoved(
+    found: drill.Found, source: drill.Picked, table: drill.Picked, moved: tuple[Hashes, Hashes]
+) -> tuple[drill.Found, int]:
+    """Without rows of these keys, and how many those were."""
+    here, there = found.different
+    kept = np.isin(here, drill.without_keys(here, source.hashes, moved))
+    left = drill.Found(
+        drill.without_keys(found.missing, source.hashes, moved),
+        drill.without_keys(found.extra, table.hashes, moved),
+        (here[kept], there[kept]),
+    )
+    before, after = (each.missing.size + each.extra.size + each.different[0].size for each in (found, left))
+    return left, int(before - after)
 
 
 def open_keys(comparison: Comparison, letters: Sequence[Path]) -> tuple[Hashes, Hashes]:

@@ -9,7 +9,7 @@ the hash of the key, which reads everything and compares a part.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -90,14 +90,18 @@ def draw(
         return None
     rows = max(ROWS_PER_RANGE_MIN, info.estimated_rows // RANGES)
     chunks = session.plan_chunks(info, "key", rows_per_chunk=rows)
-    bounds = pa.array([chunk.min for chunk in chunks if chunk.min is not None], pa.string())
-    if cast_text(bounds, column).bad is not None:
+    texts = {bound: reading.bound_text(bound) for chunk in chunks if (bound := chunk.min) is not None}
+    if None in texts.values() or cast_text(pa.array(texts.values(), pa.string()), column).bad is not None:
         return None  # an infinite bound has no place in the order of what the table holds
     if len(chunks) < 2 / part:
         return None  # too few to draw from
     chosen = sorted(draws.sample(range(len(chunks)), round(part * len(chunks))))
     drawn = [chunks[index] for index in chosen]
-    return drawn, KeyRanges(column, _joined([(chunk.min, chunk.max) for chunk in drawn]))
+    return drawn, KeyRanges(column, _joined([(_of(each.min, texts), _of(each.max, texts)) for each in drawn]))
+
+
+def _of(bound: str | None, texts: Mapping[str, str | None]) -> str | None:
+    return None if bound is None else texts[bound]
 
 
 def _joined(

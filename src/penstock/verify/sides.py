@@ -20,13 +20,14 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from penstock.core.errors import DestinationError
+from penstock.core.stream import StreamId
 from penstock.destinations.iceberg_schema import names_by_id
 from penstock.destinations.records import HeldDeletes
 from penstock.lake.dead_letters import any_bad, without
 from penstock.lake.delete_task import deleted_positions
 from penstock.lake.target import DELETED_AT, Target
 from penstock.sources.base import ChunkReading
+from penstock.sources.pace import Pace
 from penstock.verify.sampling import KeyRanges
 from penstock.verify.sip_kernels import Flags
 
@@ -53,16 +54,20 @@ class SourceSide:
     target: Target
     columns: tuple[str, ...]  # by the names that the table has for them, those of the key first
     key_width: int
+    is_held: bool = False  # read by sessions of this process, and nowhere else
+    rows_per_second: float | None = None
 
     def __repr__(self) -> str:
         return f"SourceSide({self.target.schema.stream}, {len(self.chunks)} chunks)"
 
     def blocks(self) -> Iterator[Block]:
         place = {name: index for index, name in enumerate(self.target.names)}
+        pace = Pace(self.rows_per_second)
         for chunk, as_text in self.chunks:
             blocks = chunk.blocks(self.target.schema, self.target.condition, as_text=as_text)
             with closing(blocks):
                 for block in blocks:
+                    pace.read(block.rows)
                     columns = [block.values[place[name]] for name in self.columns]
                     if block.bad is None:
                         yield Block(columns, block.rows)
@@ -150,19 +155,24 @@ def _rows_of(file: pq.ParquetFile, groups: Sequence[int]) -> NDArray[np.int64]:
     return np.concatenate([np.zeros(0, np.int64), *parts]).astype(np.int64)
 
 
+class UnreadableFileError(Exception):
+    """A file of a table cannot be read; which one, and what to do about it, is for people."""
+
+    def __init__(self, path: Path, stream: StreamId) -> None:
+        super().__init__(
+            f"a file of the table cannot be read, {path}: if rounds went on for longer than `readers.grace` "
+            "meanwhile and took it away, raise that and verify again; else it is damaged, and "
+            f"`penstock resync {stream}` loads the table anew"
+        )
+
+
 @contextmanager
 def _damage(file: TableFile, target: Target) -> Iterator[None]:
     """A file that cannot be read is found, too; which one, is all that can be said of it."""
     try:
         yield
     except (OSError, pa.ArrowException) as error:
-        raise DestinationError(
-            f"A file of the table cannot be read: {file.path}.",
-            stream=str(target.schema.stream),
-            detail=f"{type(error).__name__} while reading it.",
-            remedy="If rounds went on for longer than `readers.grace` meanwhile and took it away, raise "
-            f"that and verify again. Else it is damaged: `penstock resync {target.schema.stream}` loads it.",
-        ) from error
+        raise UnreadableFileError(file.path, target.schema.stream) from error
 
 
 def _names_in_file(file: pa.Schema, target: Target, columns: Sequence[str]) -> dict[str, str | None]:
@@ -181,3 +191,8 @@ def _column(rows: pa.RecordBatch, name: str | None, kind: pa.DataType) -> pa.Arr
 
 
 Side = SourceSide | TableSide
+
+
+def is_held(side: Side) -> bool:
+    """Whether a side can be read in this process alone."""
+    return isinstance(side, SourceSide) and side.is_held

@@ -17,7 +17,7 @@ from penstock.lake.session import of_this_attempt
 from penstock.sources.chunk import TableRewrittenError
 from penstock.verify.canonical import RowHashes, Secret, hash_rows
 from penstock.verify.digest import Digest, bucket_of
-from penstock.verify.sides import Block, Side
+from penstock.verify.sides import Block, Side, UnreadableFileError
 from penstock.verify.sip_kernels import Flags, Hashes
 
 _EVERYTHING = 1 << 64
@@ -56,6 +56,7 @@ class DigestResult:
     digest: Digest
     unfit: int = 0
     table_rewritten: bool = False  # the source moved its rows: another snapshot is needed
+    unreadable: str = ""  # a file of the table is; what to say of it
 
 
 def digest_side(task: DigestTask) -> DigestResult:
@@ -68,6 +69,8 @@ def digest_side(task: DigestTask) -> DigestResult:
                 digest.add(task.hashing.rows(block, task.side.key_width)[0])
     except TableRewrittenError:
         return DigestResult(Digest.empty(task.hashing.buckets), table_rewritten=True)
+    except UnreadableFileError as error:  # other tables are compared beside this one
+        return DigestResult(Digest.empty(task.hashing.buckets), unreadable=str(error))
     return DigestResult(digest, unfit)
 
 
@@ -85,7 +88,7 @@ class PickResult:
     """`path`: where the picked rows are, with their hashes; None: there were none."""
 
     path: Path | None
-    table_rewritten: bool = False
+    is_void: bool = False  # the source rewrote the table, or a file of ours is gone: to be compared anew
 
 
 HASH_COLUMNS = 4  # behind the columns of the comparison: key high and low, row high and low
@@ -103,8 +106,8 @@ def pick_rows(task: PickTask) -> PickResult:
             if writer is None:
                 writer = pa.ipc.new_file(str(path), batch.schema)
             writer.write_batch(batch)
-    except TableRewrittenError:
-        return PickResult(None, table_rewritten=True)
+    except (TableRewrittenError, UnreadableFileError):
+        return PickResult(None, is_void=True)
     finally:
         if writer is not None:
             writer.close()

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
 from penstock.core.errors import LogGoneError
@@ -30,7 +31,7 @@ from penstock.lake.work import MustReload
 from penstock.ledger.load_record import LoadRecord, LoadRecords
 from penstock.ledger.state import StateDocument, StreamState
 from penstock.log.reader import ChangeLog
-from penstock.verify.sides import TableFile
+from penstock.verify.sides import TableFile, UnreadableFileError
 
 PINS_MAX = 5  # of a table that loads replace meanwhile
 LOG_BYTES_MAX = 1 << 30  # of changes that wait; a table that is further behind is to be synced first
@@ -38,6 +39,14 @@ LOG_BYTES_MAX = 1 << 30  # of changes that wait; a table that is further behind 
 
 class NotComparableError(Exception):
     """A stream has no table that could be taken to the position; the reason is for people."""
+
+
+class UnreadableTablesError(Exception):
+    """Tables with a file that cannot be read, and what to say of each."""
+
+    def __init__(self, reasons: Mapping[StreamId, str]) -> None:
+        super().__init__("; ".join(reasons.values()))
+        self.reasons = reasons
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +183,24 @@ def _apply(spark: Callable[[], SparkSession], works: Sequence[StreamWork]) -> di
                     stream=str(work.stream),
                     remedy="Try again; `log.retention` says how long changes stay.",
                 ) from error
+        if unreadable := {work.stream: said for work in works if (said := _unreadable(work))}:
+            raise UnreadableTablesError(unreadable) from error
         raise
+
+
+def _unreadable(work: StreamWork) -> str:
+    """What to say of the first file of the table that cannot be read; empty: there is none.
+
+    Asked when something went wrong: every file is read to its end, a batch at a time.
+    """
+    for path in map(work.table.path, work.files):
+        try:
+            with pq.ParquetFile(path) as parquet:
+                for _ in parquet.iter_batches():
+                    pass
+        except (OSError, pa.ArrowException):
+            return str(UnreadableFileError(path, work.stream))
+    return ""
 
 
 def pinned(configured: LaneStream, pin: Pin) -> View:
@@ -253,6 +279,13 @@ def has_columns(configured: LaneStream, pin: Pin, read_schema: Callable[[Path], 
     written = record.columns
     if written is None:
         files = pin.table.files(record)
-        written = read_schema(pin.table.path(files[0])) if files else None
+        written = _schema_of(pin.table.path(files[0]), record.schema.stream, read_schema) if files else None
     wanted = configured.target(record.schema).arrow_schema()
     return written is None or (written.names == wanted.names and written.types == wanted.types)
+
+
+def _schema_of(path: Path, stream: StreamId, read_schema: Callable[[Path], pa.Schema]) -> pa.Schema:
+    try:
+        return read_schema(path)
+    except (OSError, pa.ArrowException) as error:
+        raise NotComparableError(str(UnreadableFileError(path, stream))) from error

@@ -76,8 +76,8 @@ class OplogMonitor:
     def status(self) -> dict[str, Any]:
         return {} if self._latest is None else self._latest.status()
 
-    def samples(self, received: Lsn) -> list[Sample]:
-        return [] if self._latest is None else self._latest.samples(received)
+    def samples(self, received: Lsn | None) -> list[Sample]:
+        return [] if self._latest is None or received is None else self._latest.samples(received)
 
     def _run(self) -> None:
         while not self._ended.is_set():

@@ -15,7 +15,7 @@ from penstock.capture.mongodb.snapshots import ClusterTimes
 from penstock.capture.source import Wanted
 from penstock.capture.source_spec import MongoSpec
 from penstock.capture.spec import CaptureSpec
-from penstock.core.errors import PositionGoneError, SourceBusyError
+from penstock.core.errors import PositionGoneError, SourceBusyError, SourceError
 from penstock.core.position import Lsn
 from penstock.core.stream import StreamId
 from penstock.ledger.load_record import LoadPoint
@@ -67,6 +67,9 @@ class MongoCapture:
         if self._log is not None:
             self._log.selection.add(streams, full_identity)
         return Control(self._ordinary()).select(self._source.name, streams)
+
+    def lacking(self, streams: Sequence[StreamId]) -> Sequence[SourceError]:
+        return ()
 
     def confirmed(self, wanted: Lsn, within_s: float, go_on: Callable[[], None]) -> Lsn:
         """The server forgets by its own rules; the pipeline's document says what it need not keep for us."""

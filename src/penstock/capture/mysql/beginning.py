@@ -211,7 +211,7 @@ class _NothingKept:
     def truncate(self, table: CapturedTable, at: Truncation, *, whole: bool) -> None:
         _never()
 
-    def alter(self, stream: StreamId, tx: int, op_index: int) -> None:
+    def alter(self, stream: StreamId, tx: int, op_index: int, *, is_untold: bool = False) -> None:
         _never()
 
 

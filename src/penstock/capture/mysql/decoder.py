@@ -13,8 +13,23 @@ the catalog asked anew.
 
 What cannot be told exactly ends the reading with an error before a row of it counts: transactions prepared in
 two phases (XA), whose rows would count or not by what comes later; rows of a transaction that was rolled
-back, which tables without transactions keep and others do not; changes that were logged as statements; and
-inserts that leave columns to their defaults (`binlog_row_image`).
+back, which tables without transactions keep and others do not; changes that were logged as statements of
+which it cannot be known whose rows they change, as by a view, a trigger or a function that somebody wrote.
+
+What cannot be told of one table is as a statement that alters it, if it is kept, and nothing if it is not:
+one table, one session, or a tool of the server's own does not stop the others. Such are a statement that
+changes rows of one table; rows of types that are not known, or in a form that cannot be read; parts of JSON
+values; and inserts that leave columns to their defaults (`binlog_row_image`), which are left out. The lake
+loads the table again; a stream lane cannot, so its stream stands still there (`TableEntry.untold`). It is
+noted twice at most for all that is decoded at a time, where it was first and where it was last: a load must
+be later than the last, and a lane stops at the first.
+
+A transaction that was cut by a crash of the server never counted: its rows are left out, its id may come
+again. If some were written before its end came, their tables are as altered.
+
+Of a versioned table of MariaDB the log has rows that are not there any more: an update is one of the row and
+an insert of what it was, a delete is an update of until when it was there. Rows of the past are left out, and
+an update into the past is a delete.
 
 The one transaction that a server may write over the 4 GiB that its places can say is refused too. Each event
 has four bytes for the place where it ends, so behind that they begin anew at 0, and may be beyond the place
@@ -32,11 +47,14 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import structlog
 
 from penstock.capture.log_reading import ChangeSink, Decoded, Truncation
 from penstock.capture.mysql.gtids import SeenGtids
-from penstock.capture.mysql.statements import read_statement
-from penstock.capture.mysql.tables import MappedTable, MappedTables
+from penstock.capture.mysql.statements import TableStatement, read_statement
+from penstock.capture.mysql.tables import MappedTable, MappedTables, UnreadTable
 from penstock.capture.rows import Absent, Changes, log_rows
 from penstock.core.binlog_place import OFFSET_MAX, BinlogPlace, Numbering
 from penstock.core.errors import SourceError
@@ -51,6 +69,7 @@ from penstock.sources.mysql.binlog.events import (
     Scan,
     Statement,
     Tables,
+    UnreadRows,
     bytes_in_file,
     position_of,
     scan,
@@ -61,8 +80,18 @@ from penstock.sources.mysql.binlog.rows import RowImages, decode_rows
 from penstock.sources.mysql.binlog.unwrapping import unwrap
 
 Flags = npt.NDArray[np.bool_]
+_Offset = tuple[int, int]  # transaction and operation
+Untold = dict[StreamId, tuple[_Offset, _Offset]]  # where it was first, and last
 MAPS_MAX = 4096
 _FAR = 1 << 31  # more than an event or a batch has
+#: Until when rows of versioned tables are there that are there: the last moment that MariaDB knows, from 11.5
+#: on and before.
+_NO_END = ("2106-02-07 06:28:15.999999", "2038-01-19 03:14:07.999999")
+_BY_STATEMENT = "a change was logged as the statement that made it (binlog_format)"
+_NOT_TOLD = "parts of JSON values (binlog_row_value_options), or a column of a type that is not known"
+_NO_DEFAULTS = "an insert leaves out columns that got their default (binlog_row_image)"
+_CUT = "rows of a transaction came that the server was writing when it crashed"
+_logger = structlog.get_logger("penstock.capture")
 
 
 class BinlogDecoder:
@@ -87,7 +116,7 @@ class BinlogDecoder:
         self._carry = Carry()
         self._open_tx = 0
         self._open_offset = 0
-        self._open_has_rows = False  # that would be kept, of the transaction that goes on
+        self._open_streams: frozenset[StreamId] = frozenset()  # with rows of the transaction that goes on
         self.spilled_bytes = 0
 
     @property
@@ -106,31 +135,43 @@ class BinlogDecoder:
         must_end: Callable[[Lsn], bool],
         sink: ChangeSink,
     ) -> Decoded:
+        self._mapped.look_anew()
         if len(self._tables.maps) > MAPS_MAX and not self._carry.in_transaction:
             self._tables.forget_maps()
             self._mapped.renumber()
         before = self._carry.values.copy()
         found = scan(part, first, len(part), self._carry, self._tables)
         last = len(part)
-        if self._carry.in_transaction and len(found.end_event):
-            files = self._files(found)
-            if must_end(self._position(files, int(found.end_transaction[-1]), int(found.end_position[-1]))):
-                last = int(found.end_event[-1]) + 1
+        ends = np.flatnonzero(found.end_how != Ending.CUT)
+        if self._carry.in_transaction and len(ends):
+            files, end = self._files(found), int(ends[-1])
+            if must_end(self._position(files, int(found.end_transaction[end]), int(found.end_position[end]))):
+                last = int(found.end_event[end]) + 1
                 self._carry.values = before
                 found = scan(part, first, last, self._carry, self._tables)
         files = self._files(found)
         tx = self._begins(found, files)
         new = (tx >= log_end) & ~self._seen.had(self._tables.sources, found.source, found.number)
+        is_cut = found.end_how == Ending.CUT
+        cut_open = bool(new[0]) and 0 in found.end_transaction[is_cut]
+        new[found.end_transaction[is_cut]] = False
         self._require_places(part, found, new, first, last)
         self._require_plain_endings(found, new)
-        self._write(part, found, tx, new, sink)
-        self._seen.add(
-            self._tables.sources, found.source[found.end_transaction], found.number[found.end_transaction]
+        untold: Untold = {}
+        for stream in self._open_streams if cut_open else ():
+            self._note(stream, int(tx[0]), 0, untold, _CUT)
+        self._write(part, found, tx, new, untold, sink)
+        for stream, offsets in untold.items():
+            for at, op_index in sorted(set(offsets)):
+                sink.alter(stream, at, op_index, is_untold=True)
+        ended = found.end_transaction[~is_cut]
+        self._seen.add(self._tables.sources, found.source[ended], found.number[ended])
+        self._open_streams = (
+            self._streams_of(found, len(tx) - 1) if self._carry.in_transaction else frozenset()
         )
-        self._open_has_rows = self._carry.in_transaction and self._has_rows(found, len(tx) - 1)
         self._file = files[-1][1]
         self._open_tx = int(tx[-1])
-        position = self._reached(part, found, files, last)
+        position = self._reached(part, found, files, tx, last)
         return Decoded(
             rest=last if last < len(part) else None,
             position=position,
@@ -169,12 +210,17 @@ class BinlogDecoder:
         file = next(name for begin, name in reversed(files) if begin <= transaction)
         return self._numbering.position(BinlogPlace(file, offset))
 
-    def _reached(self, part: EventBatch, found: Scan, files: Sequence[tuple[int, str]], last: int) -> Lsn:
+    def _reached(
+        self, part: EventBatch, found: Scan, files: Sequence[tuple[int, str]], tx: Ints, last: int
+    ) -> Lsn:
         """The end of the last transaction; outside of any, of the last event, which may be a heartbeat."""
         position = Lsn(0)
         if len(found.end_event):
             end = int(found.end_transaction[-1]), int(found.end_position[-1])
-            position = self._position(files, *end)
+            is_cut = (
+                found.end_how[-1] == Ending.CUT
+            )  # in the file before this one, and it ends where it began
+            position = Lsn(int(tx[end[0]])) if is_cut else self._position(files, *end)
         if not self._carry.in_transaction and last:
             rotation = found.rare[-1] if found.rare else None
             event = rotation.event if rotation is not None else None
@@ -216,35 +262,57 @@ class BinlogDecoder:
                 raise _prepared() if found.end_how[end] == Ending.PREPARED else _rolled_back()
 
     def _has_rows(self, found: Scan, transaction: int) -> bool:
-        """Whether there are rows of it that would be kept; of the one that was open, before this part too."""
-        if transaction == 0 and self._open_has_rows:
-            return True
+        """Whether there are rows of it that would be kept."""
+        return bool(self._streams_of(found, transaction))
+
+    def _streams_of(self, found: Scan, transaction: int) -> frozenset[StreamId]:
+        """Those that are kept and have rows of it; of the one that was open, before this part too."""
         tables = np.unique(found.table[found.transaction == transaction]).tolist()
-        maps = (self._tables.maps[number] for number in tables)
-        return any(self._mapped.wants(StreamId(each.schema, each.name)) for each in maps)
+        streams = {StreamId(self._tables.maps[each].schema, self._tables.maps[each].name) for each in tables}
+        before = self._open_streams if transaction == 0 else frozenset()
+        return before | {stream for stream in streams if self._mapped.wants(stream)}
 
     # Rows
 
-    def _write(self, part: EventBatch, found: Scan, tx: Ints, new: Flags, sink: ChangeSink) -> None:
+    def _write(
+        self, part: EventBatch, found: Scan, tx: Ints, new: Flags, untold: Untold, sink: ChangeSink
+    ) -> None:
         begin = 0
         for rare in found.rare:
+            if isinstance(rare.event, UnreadRows) and new[rare.transaction]:
+                stream = StreamId(rare.event.schema, rare.event.name)
+                if self._mapped.wants(stream):
+                    at = int(tx[rare.transaction])
+                    self._note(stream, at, rare.ordinal, untold, _NOT_TOLD)
             if not isinstance(rare.event, Statement):
                 continue
             told = read_statement(rare.event)
             if told.changes_rows and new[rare.transaction]:
-                raise _logged_as_statement()
+                self._change_by_statement(told, rare, tx, untold)
             if told.takes_back and new[rare.transaction] and self._has_rows(found, rare.transaction):
                 raise _rolled_back()
             emptied = None if told.emptied is None else self._mapped.meant(told.emptied)
             if emptied is not None and self._mapped.wants(emptied):
-                self._write_changes(part, found, tx, new, begin, rare.changes_before, sink)
+                self._write_changes(part, found, tx, new, begin, rare.changes_before, untold, sink)
                 begin = rare.changes_before
                 self._write_truncate(emptied, rare, found, tx, new, sink)
             if told.changed:
-                self._write_changes(part, found, tx, new, begin, rare.changes_before, sink)
+                self._write_changes(part, found, tx, new, begin, rare.changes_before, untold, sink)
                 begin = rare.changes_before
                 self._alter([self._mapped.meant(each) for each in told.changed], rare, tx, new, sink)
-        self._write_changes(part, found, tx, new, begin, len(found.kind), sink)
+        self._write_changes(part, found, tx, new, begin, len(found.kind), untold, sink)
+
+    def _change_by_statement(self, told: TableStatement, rare: RareEvent, tx: Ints, untold: Untold) -> None:
+        """Of a table that is kept it must be loaded again, as when it is altered: no row tells of it."""
+        if told.target is None:
+            raise _logged_as_statement()
+        stream = self._mapped.meant(told.target)
+        beyond = self._mapped.reach_beyond(stream, frozenset(map(self._mapped.meant, told.reads)))
+        if beyond is not None:
+            raise _logged_as_statement(str(stream), beyond)
+        if self._mapped.wants(stream):
+            at = int(tx[rare.transaction])
+            self._note(stream, at, rare.ordinal, untold, _BY_STATEMENT)
 
     def _write_truncate(
         self, stream: StreamId, rare: RareEvent, found: Scan, tx: Ints, new: Flags, sink: ChangeSink
@@ -274,6 +342,7 @@ class BinlogDecoder:
         new: Flags,
         begin: int,
         end: int,
+        untold: Untold,
         sink: ChangeSink,
     ) -> None:
         if begin == end:
@@ -287,27 +356,96 @@ class BinlogDecoder:
             if table is None:
                 continue
             rows = chosen if len(numbers) == 1 else chosen[tables == number]
-            changes = self._changes(part, found, tx, rows, table)
+            if isinstance(table, UnreadTable):
+                self._note_rows(table.stream, found, tx, rows, untold, table.why.message)
+                continue
+            changes = self._changes(part, found, tx, rows, table, untold)
+            if changes is None:
+                continue
             schema = table.table.schema
             sink.write(table.table, *log_rows(changes, schema, sink.schema_of(table.table)))
 
+    def _note_rows(
+        self,
+        stream: StreamId,
+        found: Scan,
+        tx: Ints,
+        rows: npt.NDArray[np.int64],
+        untold: Untold,
+        why: str,
+    ) -> None:
+        """The first and the last of them, in the order of the log."""
+        for row in (int(rows[0]), int(rows[-1])):
+            self._note(stream, int(tx[found.transaction[row]]), int(found.ordinal[row]), untold, why)
+
+    def _note(self, stream: StreamId, at: int, ordinal: int, untold: Untold, why: str) -> None:
+        """That it must be loaded again from there on: the log does not tell its rows."""
+        offset = (at, 2 * ordinal)
+        first, last = untold.get(stream, (offset, offset))
+        if stream not in untold:
+            _logger.warning("the log does not tell what became of a table", stream=str(stream), why=why)
+        untold[stream] = min(first, offset), max(last, offset)
+
     def _changes(
-        self, part: EventBatch, found: Scan, tx: Ints, rows: npt.NDArray[np.int64], table: MappedTable
-    ) -> Changes:
-        kind, transaction = found.kind[rows], found.transaction[rows]
-        images = decode_rows(part, kind, found.row_at[rows], found.present_at[rows], table.layout)
-        _require_whole_inserts(kind, images, table)
+        self,
+        part: EventBatch,
+        found: Scan,
+        tx: Ints,
+        rows: npt.NDArray[np.int64],
+        table: MappedTable,
+        untold: Untold,
+    ) -> Changes | None:
+        kind = found.kind[rows]
+        images = _decoded(part, found, rows, table)
+        if table.row_end is not None:
+            present, op = _of_the_present(kind, images, table.row_end)
+            if not present.all():
+                rows, op, kind = rows[present], op[present], kind[present]
+                images = _decoded(part, found, rows, table)
+        else:
+            op = kind
+        lacking = _lacks_defaults(op, images, table)
+        if lacking is not None:
+            self._note_rows(table.table.leaf, found, tx, rows[lacking], untold, _NO_DEFAULTS)
+            rows, op, kind = rows[~lacking], op[~lacking], kind[~lacking]
+            images = _decoded(part, found, rows, table)
+        if not len(rows):
+            return None
+        transaction = found.transaction[rows]
+        columns = [images.columns[number] for number in table.columns]
+        if table.row_end is not None and (gone := op != kind).any():
+            columns = [pc.if_else(pa.array(gone), pa.scalar(None, pa.string()), each) for each in columns]
         return Changes(
-            op=kind,
+            op=op,
             tx=tx[transaction],
             ordinal=found.ordinal[rows],
             xid=found.number[transaction].astype(np.uint64),
             commit_ts_us=found.commit_ts_us[transaction],
-            columns=[images.columns[number] for number in table.columns],
+            columns=columns,
             old=[images.old[number] for number in table.columns] if images.old else [],
             old_kind=_old_kind(images, table),
             unchanged=_of_table(images.absent, table),
         )
+
+
+def _decoded(part: EventBatch, found: Scan, rows: npt.NDArray[np.int64], table: MappedTable) -> RowImages:
+    return decode_rows(part, found.kind[rows], found.row_at[rows], found.present_at[rows], table.layout)
+
+
+def _of_the_present(
+    kind: npt.NDArray[np.uint8], images: RowImages, row_end: int
+) -> tuple[Flags, npt.NDArray[np.uint8]]:
+    """Which changes are of rows that are there, or were until then, and what they are to these."""
+    is_new = _has_no_end(images.columns[row_end])
+    was = _has_no_end(images.old[row_end]) if images.old else np.ones(len(kind), np.bool_)
+    present = np.where(kind == ord("i"), is_new, was)
+    return present, np.where((kind == ord("u")) & ~is_new, np.uint8(ord("d")), kind)
+
+
+def _has_no_end(ends: pa.StringArray) -> Flags:
+    """A column that is left out has not changed, which it does when a row's time ends."""
+    found = pc.or_(pc.is_null(ends), pc.is_in(ends, value_set=pa.array(_NO_END)))
+    return np.asarray(found.to_numpy(zero_copy_only=False), np.bool_)
 
 
 def _of_table(absent: Absent | None, table: MappedTable) -> Absent | None:
@@ -334,15 +472,13 @@ def _old_kind(images: RowImages, table: MappedTable) -> npt.NDArray[np.uint8]:
     return np.where(parts, np.uint8(ord("f")), images.old_kind)
 
 
-def _require_whole_inserts(kind: npt.NDArray[np.uint8], images: RowImages, table: MappedTable) -> None:
+def _lacks_defaults(kind: npt.NDArray[np.uint8], images: RowImages, table: MappedTable) -> Flags | None:
+    """Inserts without columns that got their default, which only the server knows; None: there are none."""
     absent = _of_table(images.absent, table)
-    if absent is not None and (np.diff(absent[0])[kind == ord("i")] > 0).any():
-        raise SourceError(
-            "An insert in the log leaves out columns that got their default (binlog_row_image).",
-            stream=str(table.table.leaf),
-            remedy="Set binlog_row_image = FULL at the server, let sessions begin anew, and run "
-            "`penstock resync` for the stream.",
-        )
+    if absent is None:
+        return None
+    lacking = (np.diff(absent[0]) > 0) & (kind == ord("i"))
+    return np.asarray(lacking) if lacking.any() else None
 
 
 def _prepared() -> SourceError:
@@ -359,9 +495,10 @@ def _rolled_back() -> SourceError:
     )
 
 
-def _logged_as_statement() -> SourceError:
+def _logged_as_statement(stream: str | None = None, beyond: str = "") -> SourceError:
     return SourceError(
-        "The log has a change as the statement that made it, and not as rows.",
+        f"The log has a change as the statement that made it, and not as rows. {beyond}".rstrip(),
+        stream=stream,
         remedy="Set binlog_format = ROW at the server, let sessions begin anew, and run `penstock resync`.",
     )
 

@@ -78,8 +78,8 @@ class BinlogMonitor:
         oldest = BinlogPlace(files.sizes[0][0], 0)
         return {"binlog": {"end": str(files.last), "oldest": oldest.name, "files": len(files.sizes)}}
 
-    def samples(self, received: Lsn) -> list[Sample]:
-        if self._latest is None:
+    def samples(self, received: Lsn | None) -> list[Sample]:
+        if self._latest is None or received is None:
             return []
         return [(metrics.CAPTURE_LAG_BYTES.name, {}, self._latest.lag_bytes(received))]
 

@@ -27,7 +27,7 @@ from penstock.capture.source import Wanted
 from penstock.capture.source_spec import MysqlSpec
 from penstock.capture.spec import CaptureSpec, Started
 from penstock.core.binlog_place import BinlogPlace, Numbering
-from penstock.core.errors import PositionGoneError, SourceError, StateError
+from penstock.core.errors import AnotherSourceError, PositionGoneError, SourceError, StateError
 from penstock.core.failover import Server, Standing, go_on
 from penstock.core.mariadb_gtid import MariaDbPosition
 from penstock.core.position import Lsn
@@ -69,6 +69,8 @@ def set_up(
     server = read_server(connection)
     start = _going_on(source, newest, server)
     assert newest.place is not None, "asked for above"
+    if server.flavor == "mariadb":
+        _require_same_log(connection, start, newest.place.gtid_set)
     if start.timeline != newest.timeline:
         newest = go_on_at(spec.log_directory, newest, start.first, server.uuid, start.timeline, epoch)
     assert newest.place is not None, "it has been told"
@@ -135,6 +137,24 @@ def _going_on(source: MysqlSpec, newest: Manifest, server: Server) -> _Start:
     gtids = GtidPosition(newest.place.gtid_set)
     first = _first_place(source, gtids, server.uuid)
     return _Start(Numbering.going_on(newest.end, first), gtids, first, newest.timeline + 1)
+
+
+def _require_same_log(connection: Connection, start: _Start, read: str) -> None:
+    """Of MariaDB, that our place has our transactions before it. A server is known by its `server_id`, which
+    is 1 on all that were not told otherwise, and ids of transactions are made of nothing else: neither they
+    nor a file and a byte tell one such server from another. Domains that the server was told to forget may be
+    missing. On a server that took over, domains may be in another order (`_awaited`)."""
+    if isinstance(start.place, GtidPosition) or start.timeline != FIRST_TIMELINE:
+        return
+    passed = dict(MariaDbPosition.parse(gtid_position(connection, start.file, start.place.offset)))
+    last = dict(MariaDbPosition.parse(read))
+    if bool(passed) != bool(last) or any(last.get(domain) != gtid for domain, gtid in passed.items()):
+        raise AnotherSourceError(
+            "The server has the place that was read last, and other transactions before it: it is another "
+            "server with the same server_id, or it was reset or restored.",
+            detail=f"At {start.first}, read: {read or 'none'}, there: {MariaDbPosition(passed)}",
+            remedy=f"Connect to the former server. {_RESYNC}",
+        )
 
 
 def _awaited(connection: Connection, start: _Start, read: str) -> str:

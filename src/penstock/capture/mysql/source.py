@@ -118,6 +118,9 @@ class MysqlCapture:
         """The log has all tables."""
         return ()
 
+    def lacking(self, streams: Sequence[StreamId]) -> Sequence[SourceError]:
+        return ()
+
     def confirmed(self, wanted: Lsn, within_s: float, go_on: Callable[[], None]) -> Lsn:
         """The server is told nothing, and keeps its log by its own rules."""
         return wanted

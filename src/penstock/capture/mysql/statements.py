@@ -1,7 +1,9 @@
 """Statements in the log that concern tables: which ones are emptied, and which are made, altered or gone.
 
 Promise: a statement that says nothing to this reader concerns no rows. Rows come as rows, so what would be a
-change of rows as a statement is told apart (`changes_rows`): a server, or one session, does not log rows.
+change of rows as a statement is told apart (`changes_rows`): a server, or one session, does not log rows. If
+it is of one table that stands where it can be read without the rest of the language, the table is named; a
+statement over several tables, or one that may call what somebody wrote (`statement_reach`), names none.
 
 What stands before the first word (spaces, comments) is passed over; `/*!40000 … */` is what MySQL carries
 out, so its content counts. Names may be quoted, and say their database or leave it to the session's.
@@ -13,14 +15,22 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from penstock.capture.mysql.statement_reach import tables_read
 from penstock.core.stream import StreamId
 from penstock.sources.mysql.binlog.events import Statement
 
-_PASSED_OVER = re.compile(r"(?:\s+|#[^\n]*(?:\n|\Z)|--\s[^\n]*(?:\n|\Z)|/\*(?![!M]).*?\*/)+", re.DOTALL)
+_PASSED_OVER = re.compile(r"(?:\s+|#[^\n]*(?:\n|\Z)|--\s[^\n]*(?:\n|\Z)|/\*(?!M?!).*?\*/)+", re.DOTALL)
 _CARRIED_OUT = re.compile(r"/\*M?!\d*")
-_WORD = re.compile(r"[A-Za-z_]+")
+_WORD = re.compile(r"[A-Za-z_]++(?![\w$])")
 _NAME = re.compile(r"`((?:[^`]|``)+)`|\"((?:[^\"]|\"\")+)\"|([\w$]+)")
-_ROWS = frozenset({"INSERT", "UPDATE", "DELETE", "REPLACE", "LOAD", "WITH", "CALL", "DO", "EXECUTE"})
+_ROWS = frozenset(
+    {"INSERT", "UPDATE", "DELETE", "REPLACE", "LOAD", "WITH", "CALL", "DO", "EXECUTE", "SELECT"}
+)
+#: What stands between the verb and the table whose rows it changes.
+_BEFORE_TARGET = frozenset({"LOW_PRIORITY", "HIGH_PRIORITY", "DELAYED", "IGNORE"})
+_AFTER_DELETED = frozenset({"WHERE", "ORDER", "LIMIT", "RETURNING", ""})
+_LOADED = re.compile(r"\bINTO\s+TABLE\b", re.IGNORECASE)
+_SELECTS = re.compile(r"\bSELECT\b", re.IGNORECASE)
 _LISTS = {"DROP": True, "RENAME": True, "ALTER": False, "CREATE": False, "TRUNCATE": False}
 _FILLERS = frozenset({"TEMPORARY", "OR", "REPLACE", "ONLINE", "IGNORE", "IF", "NOT", "EXISTS"})
 #: Where an ALTER names a second table: one that it renames to, or that partitions come from or go to.
@@ -30,12 +40,16 @@ _SECOND_TABLE = re.compile(r"\b(?:RENAME\s+(?:TO|AS|=)?|(?:WITH|TO|CONVERT)\s+TA
 @dataclass(frozen=True, slots=True)
 class TableStatement:
     """`emptied`: a table that has no rows now. `changed`: tables that are not what they were, or all of a
-    database (a pattern). `takes_back`: rows before it in its transaction, since some savepoint, do not count.
+    database (a pattern). `changes_rows`: of the table `target`, if that and all in `reads` are tables; None:
+    of which ones is not known.
+    `takes_back`: rows before it in its transaction, since some savepoint, do not count.
     """
 
     emptied: StreamId | None = None
     changed: tuple[StreamId, ...] = ()
     changes_rows: bool = False
+    target: StreamId | None = None
+    reads: frozenset[StreamId] = frozenset()
     takes_back: bool = False
 
 
@@ -50,7 +64,7 @@ def read_statement(statement: Statement) -> TableStatement:
     if verb == "ROLLBACK":
         return TableStatement(takes_back="TO" in (words.word(), words.word()))
     if verb in _ROWS:
-        return TableStatement(changes_rows=True)
+        return _change_of_rows(words, verb, statement.schema)
     if verb not in _LISTS:
         return _NOTHING
     word = words.word()
@@ -69,14 +83,83 @@ def read_statement(statement: Statement) -> TableStatement:
         words.back()
     words.pass_fillers()
     names = tuple(_names(words, statement.schema, listed=_LISTS[verb]))
-    # A table that can be created was not there: it was dropped or renamed before, which was told.
-    if not names or (verb == "CREATE" and not replaces):
+    # A table that can be created was not there: it was dropped or renamed before, which was told. What it is
+    # filled with by the same statement comes as rows, with a statement that says nothing of it.
+    if not names or (verb == "CREATE" and not replaces and not _SELECTS.search(statement.text, words.at)):
         return _NOTHING
     if verb == "TRUNCATE":
         return TableStatement(emptied=names[0])
     if verb == "ALTER":
         names = (*names, *_second_tables(statement))
     return TableStatement(changed=names)
+
+
+def _change_of_rows(words: _Words, verb: str, schema: str) -> TableStatement:
+    verb_end = words.at
+    word = words.word()
+    if verb == "DELETE" and word == "HISTORY":
+        past_end = _past_rows(words)
+        is_past = (
+            past_end is not None
+            and tables_read(words.text, schema, verb_end=verb_end, target_end=past_end) == frozenset()
+        )
+        return _NOTHING if is_past else TableStatement(changes_rows=True)
+    target, target_end = None, words.at
+    if verb == "LOAD":
+        target, target_end = _loaded(words, schema), words.at
+    elif verb in ("INSERT", "REPLACE", "DELETE", "UPDATE"):
+        while word in _BEFORE_TARGET or (word == "QUICK" and verb == "DELETE"):
+            word = words.word()
+        if word not in ("", "INTO", "FROM"):
+            words.back()
+        named, target_end = next(_names(words, schema, listed=False), None), words.at
+        target = named if verb in ("INSERT", "REPLACE") or _is_of_one_table(words, verb) else None
+    if target is None:
+        return TableStatement(changes_rows=True)
+    reads = tables_read(words.text, schema, verb_end=verb_end, target_end=target_end)
+    if reads is None:
+        return TableStatement(changes_rows=True)
+    return TableStatement(changes_rows=True, target=target, reads=reads)
+
+
+def _past_rows(words: _Words) -> int | None:
+    """MariaDB's `DELETE HISTORY FROM a`, of rows that are not there any more: where the name ends. None: it
+    is a table that is called `history`, as in `DELETE history FROM history JOIN b`."""
+    if words.word() == "FROM" and (found := next(_names(words, "", listed=False), None)) is not None:
+        end = words.at
+        word = words.word()
+        if word == "PARTITION" and words.sign("("):
+            while words.name() is not None and words.sign(","):
+                pass
+            word = words.word() if words.sign(")") else "PARTITION"
+        # Of one that is called so itself MySQL deletes all rows.
+        if found.name.lower() != "history" and (word == "BEFORE" or (not word and words.is_done)):
+            return end
+    return None
+
+
+def _is_of_one_table(words: _Words, verb: str) -> bool:
+    """Whether behind the first table comes what can only come behind the last, by another name or without."""
+    if words.sign(","):
+        return False
+    word = words.word()
+    allowed = _AFTER_DELETED if verb == "DELETE" else ("SET",)
+    if word in allowed:
+        return bool(word) or words.is_done
+    if word == "AS":
+        words.name()
+    elif not word:
+        words.name()  # one that is quoted
+    return not words.sign(",") and (found := words.word()) in allowed and (bool(found) or words.is_done)
+
+
+def _loaded(words: _Words, schema: str) -> StreamId | None:
+    """LOAD names its table behind a file, whose name may be anything: it is the last that is written so."""
+    places = list(_LOADED.finditer(words.text, words.at))
+    if len(places) != 1:
+        return None
+    words.at = places[0].end()
+    return next(_names(words, schema, listed=False), None)
 
 
 class _Words:
@@ -127,6 +210,12 @@ class _Words:
         if found[1] is not None:
             return found[1].replace("``", "`")
         return found[2].replace('""', '"') if found[2] is not None else found[3]
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing comes but what ends statements, and comments of a kind that is carried out."""
+        self._pass_over()
+        return not self.text[self.at :].strip(";*/ \t\r\n\0")
 
     def sign(self, sign: str) -> bool:
         self._pass_over()

@@ -8,7 +8,11 @@ the map alone, and a column that looks the same in both is the catalog's still.
 Columns have no numbers here that would tell a rename from a drop and an addition: what the catalog's names
 make of it is not known of rows that were written under others (`attribute_number` 0, "not sure").
 
-Generated columns are left out, as they are of the catalog's schema.
+Generated columns are left out, as they are of the catalog's schema, and those that say since and until when a
+row of a versioned table was there.
+
+A table that is kept may be one whose rows the log does not tell in a way that can be read: it does not name
+its columns, or has them in a form of its own. That is the table's alone (`UnreadTable`).
 """
 
 from __future__ import annotations
@@ -32,6 +36,7 @@ from penstock.sources.mysql.binlog.rows import RowLayout
 from penstock.sources.mysql.binlog.table_map import Column, TableMap
 from penstock.sources.mysql.catalog import MysqlTable, discover
 from penstock.sources.mysql.connection import Connection
+from penstock.sources.mysql.statement_reach import reach_beyond
 from penstock.sources.mysql.types import FAMILY, GEOMETRIES, decimal_modifier
 
 _INTEGERS = {
@@ -67,6 +72,15 @@ class MappedTable:
     layout: RowLayout
     columns: tuple[int, ...]
     numbers: Ints
+    row_end: int | None = None  # the map's column that says until when a row was there
+
+
+@dataclass(frozen=True, slots=True)
+class UnreadTable:
+    """A table that is kept and whose rows cannot be read."""
+
+    stream: StreamId
+    why: SourceError
 
 
 class MappedTables:
@@ -82,10 +96,11 @@ class MappedTables:
         self._folds_names = folds_names
         self._connect = connect
         self._collations: Mapping[int, str] | None = None
-        self._found: dict[int, MappedTable | None] = {}
+        self._found: dict[int, MappedTable | UnreadTable | None] = {}
         self._names: dict[int, StreamId] = {}
-        self._by_map: dict[TableMap, MappedTable] = {}
+        self._by_map: dict[TableMap, MappedTable | UnreadTable] = {}
         self._kept: set[StreamId] = set()
+        self._beyond: dict[tuple[StreamId, frozenset[StreamId]], str | None] = {}
         self._numbering = threading.Lock()
 
     def add(self, streams: Sequence[StreamId]) -> None:
@@ -113,7 +128,7 @@ class MappedTables:
         folded = StreamId(named.namespace.lower(), named.name.lower())
         return next((each for each in known if str(each).lower() == str(folded)), folded)
 
-    def table(self, number: int, described: TableMap) -> MappedTable | None:
+    def table(self, number: int, described: TableMap) -> MappedTable | UnreadTable | None:
         """None: its rows are not ours to keep."""
         found = self._found
         if number not in found:
@@ -122,7 +137,7 @@ class MappedTables:
             found[number] = self._known(stream, described) if self.wants(stream) else None
         return found[number]
 
-    def _known(self, stream: StreamId, described: TableMap) -> MappedTable:
+    def _known(self, stream: StreamId, described: TableMap) -> MappedTable | UnreadTable:
         self._kept.add(stream)
         if described not in self._by_map:
             self._by_map[described] = self._mapped(stream, described)
@@ -130,6 +145,7 @@ class MappedTables:
 
     def forget(self, changed: Sequence[StreamId]) -> None:
         """The catalog may say other things of these now."""
+        self.look_anew()
         for number, stream in self._names.items():
             if any(each.matches(stream) for each in changed):
                 self._found.pop(number, None)
@@ -154,20 +170,40 @@ class MappedTables:
             found = discover(connection, [stream])
         return CapturedTable(_unnumbered(found[0].schema), stream) if found else None
 
-    def _mapped(self, stream: StreamId, described: TableMap) -> MappedTable:
-        if any(column.name is None for column in described.columns):
-            raise SourceError(
-                "The binary log does not name the columns of a table (binlog_row_metadata).",
-                stream=str(stream),
-                remedy="Set binlog_row_metadata = FULL at the server, and run `penstock resync` for the "
-                "stream: what was logged before stays without names.",
-            )
+    def reach_beyond(self, stream: StreamId, read: frozenset[StreamId]) -> str | None:
+        """Why a statement that changes its rows, and reads these, may have changed those of others too; None:
+        it did not. Asked once until `look_anew`."""
+        asked = (stream, read)
+        if asked not in self._beyond:
+            with closing(self._connect()) as connection:
+                self._beyond[asked] = reach_beyond(connection, stream, read)
+        return self._beyond[asked]
+
+    def look_anew(self) -> None:
+        """More of the log has come, before which views, triggers and privileges may have changed."""
+        self._beyond = {}
+
+    def _mapped(self, stream: StreamId, described: TableMap) -> MappedTable | UnreadTable:
         with closing(self._connect()) as connection:
             if self._collations is None:
                 self._collations = read_collations(connection)
             found = discover(connection, [stream])
-        layout = RowLayout.of(described, self._collations)
+        try:
+            _require_names(described)
+            layout = RowLayout.of(described, self._collations)
+        except SourceError as error:
+            return UnreadTable(stream, error)
         return mapped_table(stream, layout, self._collations, found[0] if found else None)
+
+
+def _require_names(described: TableMap) -> None:
+    if any(column.name is None for column in described.columns):
+        raise SourceError(
+            "The binary log does not name the columns of a table (binlog_row_metadata).",
+            stream=described.stream,
+            remedy="Set binlog_row_metadata = FULL at the server, and run `penstock resync --yes`: what was "
+            "logged before stays without names.",
+        )
 
 
 def mapped_table(
@@ -175,7 +211,8 @@ def mapped_table(
 ) -> MappedTable:
     """Without I/O."""
     described = layout.table
-    generated = catalog.generated_columns if catalog is not None else ()
+    period = catalog.period if catalog is not None else ()
+    generated = (*catalog.generated_columns, *period) if catalog is not None else ()
     key = catalog.schema.key if catalog is not None else ()
     numbers = tuple(
         number
@@ -195,7 +232,8 @@ def mapped_table(
     )
     back = np.full(len(described.columns), -1, np.int64)
     back[list(numbers)] = np.arange(len(numbers))
-    return MappedTable(CapturedTable(schema, stream), layout, numbers, back)
+    ends = [number for number, column in enumerate(described.columns) if column.name in period[1:]]
+    return MappedTable(CapturedTable(schema, stream), layout, numbers, back, ends[0] if ends else None)
 
 
 def _plain(streams: Sequence[StreamId]) -> list[StreamId]:

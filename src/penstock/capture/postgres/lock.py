@@ -12,7 +12,7 @@ import hashlib
 import psycopg
 
 from penstock.core.errors import SourceBusyError, SourceError
-from penstock.sources.postgres.connection import Connection, connect, query_errors
+from penstock.sources.postgres.connection import Connection, connect, end_session, query_errors
 
 LOCK_APPLICATION = "penstock-lock"
 _TAKING = "taking the lock on the slot's name"
@@ -69,7 +69,8 @@ class AdvisoryLock:
         )
 
     def release(self) -> None:
-        self._connection.close()
+        """A question may be under way, for as long as a network is silent."""
+        end_session(self._connection)
 
     def _key_parts(self) -> tuple[int, int]:
         unsigned = self._key % 2**64

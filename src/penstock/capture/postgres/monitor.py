@@ -47,8 +47,10 @@ class SourceHealth:
             }
         return {**found, "wal_end": str(self.wal_end)}
 
-    def samples(self, received: Lsn) -> list[Sample]:
-        found: list[Sample] = [(metrics.CAPTURE_LAG_BYTES.name, {}, max(0, self.wal_end - received))]
+    def samples(self, received: Lsn | None) -> list[Sample]:
+        found: list[Sample] = []
+        if received is not None:
+            found.append((metrics.CAPTURE_LAG_BYTES.name, {}, max(0, self.wal_end - received)))
         slot = self.slot
         if self.had_slot:  # it is made with the first lane: before that, nothing is amiss
             found.append((metrics.SLOT_HEALTHY.name, {}, float(slot is not None and not slot.lost)))
@@ -102,7 +104,7 @@ class SlotMonitor:
     def status(self) -> dict[str, Any]:
         return {} if self._latest is None else self._latest.status()
 
-    def samples(self, received: Lsn) -> list[Sample]:
+    def samples(self, received: Lsn | None) -> list[Sample]:
         return [] if self._latest is None else self._latest.samples(received)
 
     def _press(self, health: SourceHealth) -> None:

@@ -4,8 +4,8 @@ A Relation message says how the rows after it look, but neither the attribute nu
 rename is told from drop + add, nor the root of a partition, nor the value that older rows read for an
 added column (correctness 29, 36). Those come from the catalog, which may have moved on since. Where its
 columns are not exactly those of the message, in their order, a name may stand for another column by now:
-then every attribute number is 0, for "not sure". Generated columns may be missing in a message that is older
-than their being published.
+then every attribute number is 0, for "not sure". Generated columns may be missing in a message, where they
+are not published: the version says which, so that nobody takes them for dropped ones.
 """
 
 from __future__ import annotations
@@ -90,7 +90,8 @@ class Relations:
         catalog = relation_schema(self._catalog(), message.oid)
         leaf = StreamId(message.namespace, message.name)
         root = catalog.root if catalog is not None else self._last_known_root(message.oid) or leaf
-        if not self._is_wanted(root):
+        # A partition may be wanted by its own name; a pattern means tables, not their partitions.
+        if not self._is_wanted(root) and leaf not in self._streams:
             self._left_out[message.oid] = (additions, message)
             return None
         is_present = catalog is not None and _shows(catalog, message)
@@ -110,6 +111,7 @@ class Relations:
             deferrable_key=in_catalog.deferrable_key if in_catalog is not None else False,
             relation_oid=in_catalog.relation_oid if in_catalog is not None else message.oid,
             storage=in_catalog.storage if in_catalog is not None and is_present else "",
+            unpublished=() if in_catalog is None else _unpublished(in_catalog, message),
         )
         return CapturedTable(schema, leaf)
 
@@ -165,6 +167,12 @@ def _shows(catalog: RelationSchema, message: RelationMessage) -> bool:
         of_message == [(each.name, *catalog.declared_types[each.name]) for each in shown]
         for shown in (columns, [each for each in columns if not each.generated])
     )
+
+
+def _unpublished(catalog: TableSchema, message: RelationMessage) -> tuple[SourceColumn, ...]:
+    """Generated columns that the catalog has and the rows do not."""
+    names = {column.name for column in message.columns}
+    return tuple(column for column in catalog.columns if column.generated and column.name not in names)
 
 
 def _in_order(flagged: tuple[str, ...], catalog: TableSchema | None) -> tuple[str, ...]:

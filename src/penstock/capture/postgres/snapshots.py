@@ -26,7 +26,7 @@ from penstock.capture.postgres.marks import mark_position
 from penstock.capture.spec import ExportedSnapshot
 from penstock.core.errors import CaptureAwayError
 from penstock.core.position import Lsn
-from penstock.sources.postgres.connection import Connection, connect, query_errors
+from penstock.sources.postgres.connection import Connection, connect, end_session, query_errors
 from penstock.sources.postgres.replica import QUIET, Replica
 from penstock.sources.postgres.slots import create_slot
 
@@ -129,7 +129,7 @@ class SnapshotKeeper:
             waiting = [connection for connection in held if connection in self._waiting]
         for connection in held:
             if connection not in waiting:
-                connection.close()
+                end_session(connection)
         for connection in waiting:
             with suppress(psycopg.Error):
                 connection.cancel_safe(timeout=_CANCEL_WITHIN_S)

@@ -18,12 +18,12 @@ from penstock.capture.postgres.snapshots import SnapshotKeeper, connect_patientl
 from penstock.capture.source import Wanted
 from penstock.capture.source_spec import PostgresSpec
 from penstock.capture.spec import CaptureSpec
-from penstock.core.errors import SourceError
+from penstock.core.errors import CaptureAwayError, SourceError
 from penstock.core.position import Lsn
 from penstock.core.stream import StreamId
 from penstock.ledger.load_record import LoadPoint
 from penstock.sources.postgres import inbox, pgoutput, streamed
-from penstock.sources.postgres.connection import Connection
+from penstock.sources.postgres.connection import Connection, end_session
 from penstock.sources.postgres.publication import PublicationManager
 from penstock.sources.postgres.replica import Replica
 from penstock.sources.postgres.slots import drop_slot, read_slot
@@ -44,6 +44,7 @@ class PostgresCapture:
         )
         self._connection: Connection | None = None
         self._connecting = threading.Lock()
+        self._closed = False
 
     def lock(self, lease_s: float) -> AdvisoryLock:
         return AdvisoryLock(self._source.url, self._source.slot, lease_s)
@@ -76,6 +77,12 @@ class PostgresCapture:
             manager = PublicationManager(connection, source.publication, source.publication_mode, source.slot)
             return manager.ensure(streams, full_identity)
 
+    def lacking(self, streams: Sequence[StreamId]) -> Sequence[SourceError]:
+        source = self._source
+        with connect_patiently(source.url, _CONTROL) as connection:
+            manager = PublicationManager(connection, source.publication, source.publication_mode, source.slot)
+            return manager.refused(streams)
+
     def confirmed(self, wanted: Lsn, within_s: float, go_on: Callable[[], None]) -> Lsn:
         deadline = time.monotonic() + within_s
         while True:
@@ -105,14 +112,24 @@ class PostgresCapture:
         return isinstance(error, psycopg.Error)
 
     def close(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
+        """A lane's request may be under way, for as long as a network is silent: it fails."""
+        self._closed = True
+        if (connection := self._connection) is not None:
+            end_session(connection)
 
     def _ordinary(self) -> Connection:
         with self._connecting:
             if self._connection is None or self._connection.closed:
+                self._require_open()
                 self._connection = connect_patiently(self._source.url, _CONTROL)
+                if self._closed:  # meanwhile: whoever closed did not see it
+                    self._connection.close()
+                    self._require_open()
             return self._connection
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise CaptureAwayError("Capture's term is over.", remedy="Join the next one.")
 
     def _confirmed(self) -> Lsn:
         slot = read_slot(self._ordinary(), self._source.slot)

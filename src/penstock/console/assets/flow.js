@@ -3,7 +3,7 @@
 import { h } from './dom.js'
 import { app, load } from './app.js'
 import { bytes, clock, count, moment, position, rate, short, span } from './format.js'
-import { card, empty, levelOf, link, state, streamLink } from './parts.js'
+import { card, empty, laneState, levelOf, link, state, streamLink } from './parts.js'
 import { spark } from './chart.js'
 
 export function flow(view) {
@@ -75,8 +75,7 @@ function drawing(view) {
 }
 
 function laneRow(lane, view) {
-  const word = lane.paused ? 'paused' : !lane.configured ? 'left behind' : (lane.state ?? 'absent')
-  const level = lane.paused ? 'held' : !lane.configured ? 'bad' : levelOf(lane.state)
+  const [word, level] = laneState(lane)
   const target = lane.kind === 'lake' ? view.destination.name : lane.kind === 'shapes' ? 'HTTP clients' : lane.target
   return h('div', { class: 'lane', key: lane.lane },
     node(`lane-${lane.lane}`, link('lanes', `${lane.lane} lane`), level, [

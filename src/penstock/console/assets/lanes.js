@@ -3,7 +3,7 @@
 import { h } from './dom.js'
 import { act, app, load } from './app.js'
 import { bytes, count, moment, position, rate, span } from './format.js'
-import { card, empty, levelOf, link, problem, state } from './parts.js'
+import { card, empty, laneState, link, problem, state } from './parts.js'
 
 export function lanes(view) {
   const found = load('lanes', 'lanes', {}, { every: 5000 })
@@ -22,15 +22,14 @@ export function lanes(view) {
 }
 
 function one(lane, standing) {
-  const word = lane.paused ? 'paused' : !lane.configured ? 'left behind' : (lane.state ?? 'not running')
-  const level = lane.paused ? 'held' : !lane.configured ? 'bad' : lane.state ? levelOf(lane.state) : 'idle'
+  const [word, level] = laneState(lane)
   return card(null, { key: lane.lane, class: `lane-card ${level}`, id: `lane-${lane.lane}` },
     h('header', { class: 'about-head' }, h('h2', null, `${lane.lane} lane`), state(word, level), buttons(lane)),
     lane.paused && h('p', { class: 'notice' }, 'Paused', lane.paused_since && [' since ', moment(lane.paused_since)], lane.paused_reason && `: ${lane.paused_reason}`, '. Nothing of its changes is lost; the source keeps them.'),
     !lane.configured && h('p', { class: 'notice' }, 'It is not in the pipeline file, and the source keeps all that it lacks until it is given up.'),
     lane.rewind_to && h('p', { class: 'notice' }, 'It is to send everything after ', position(lane.rewind_to), ' again.'),
     lane.resync && h('p', { class: 'notice' }, `It is to load ${lane.resync.join(', ') || 'all its streams'} again.`),
-    lane.reason && lane.state !== 'running' && h('p', { class: 'reason' }, lane.reason),
+    lane.reason && !lane.paused && h('p', { class: 'reason' }, lane.reason),
     h('dl', { class: 'facts' },
       pair('holds up to', position(standing?.position)), pair('behind', lane.known ? bytes(lane.lag_bytes) : 'not known'), pair('for', span(lane.lag_seconds)),
       lane.rate !== null && pair('writes', rate(lane.rate, lane.kind === 'stream' ? ' events' : ' rows')),

@@ -40,7 +40,7 @@ export function letters(view) {
   return [
     found.error && problem(found.error),
     h('div', { class: 'filters', key: 'filter' },
-      h('input', { type: 'search', placeholder: 'Filter by stream, lane or code  ( / )', 'aria-label': 'Filter by stream, lane or code', oninput: (event) => { chosen.stream = event.target.value; draw() } })),
+      h('input', { type: 'search', placeholder: 'Filter by stream, lane or code  ( / )', 'aria-label': 'Filter by stream, lane or code', value: chosen.stream, oninput: (event) => { chosen.stream = event.target.value; draw() } })),
     ofTables.length === 0 && ofLanes.length === 0 && empty('None like that', 'No dead letter matches the filter.'),
     ofTables.length > 0 && card('Rows that a table could not hold', { key: 'tables' },
       h('p', { class: 'about-text' }, 'They are absent from the table until a version of them comes that fits.'),
@@ -100,7 +100,7 @@ function ofTable(stream) {
     card(null, { key: 'letters' },
       h('header', { class: 'about-head' }, h('h2', null, stream), h('span', { class: 'grow' }, found.value && `${count(found.value.dead_letters)} dead letters, the newest first`), hidden(key, 'letters.lake', { stream, ...wanted(key) }, shown)),
       filter('Filter by code or reason'),
-      found.value?.only_newest && chosen.text.trim() && h('p', { class: 'quiet' }, `Of the newest ${count(found.value.only_newest)}.`),
+      found.value?.only_newest && (chosen.text.trim() || chosen.skip > 0) && h('p', { class: 'quiet' }, `Of the newest ${count(found.value.only_newest)}.`),
       found.error ? problem(found.error) : !found.value ? h('p', { class: 'quiet' }, 'Reading…') : shown.length === 0 ? nothing()
       : table([{ name: 'op' }, { name: 'offset' }, { name: 'committed' }, { name: 'dead since' }, { name: 'why' }, ...(withValues ? [{ name: 'key' }, { name: 'row' }] : [])],
           shown.map((each) => ({ key: each.name, cells: [each.op, h('code', { class: 'nowrap' }, each.offset), moment(each.committed), moment(each['dead since']), each.why, ...(withValues ? (each.isAsked ? [h('code', null, (each.key ?? []).join(', ')), values(each.row)] : [NOT_ASKED(), NOT_ASKED()]) : [])] }))),
@@ -119,7 +119,7 @@ function ofLane(lane, stream) {
     card(null, { key: 'letters' },
       h('header', { class: 'about-head' }, h('h2', null, stream), h('span', { class: 'grow' }, found.value && `${count(found.value.dead_letters)} dead letters of the ${lane} lane, the newest first`), hidden(key, 'letters.lane', { lane, stream, ...wanted(key) }, shown), shown.length > 0 && !chosen.text && ask(lane, stream)),
       filter('Filter by code or reason'),
-      found.value?.only_newest && chosen.text.trim() && h('p', { class: 'quiet' }, `Of the newest ${count(found.value.only_newest)}.`),
+      found.value?.only_newest && (chosen.text.trim() || chosen.skip > 0) && h('p', { class: 'quiet' }, `Of the newest ${count(found.value.only_newest)}.`),
       found.error ? problem(found.error) : !found.value ? h('p', { class: 'quiet' }, 'Reading…') : shown.length === 0 ? nothing()
       : table([{ name: 'letter' }, { name: 'op' }, { name: 'offset' }, { name: 'dead since' }, { name: 'code' }, { name: 'why' }, { name: 'tries', right: true }, ...(withValues ? [{ name: 'key' }, { name: 'value' }] : []), { name: '' }],
           shown.map((each) => ({ key: String(each.letter), cells: [count(each.letter), each.op, h('code', { class: 'nowrap' }, each.offset), moment(each['dead since']), position(each.code), each.why, count(each.attempts), ...(withValues ? (each.isAsked ? [h('code', null, each.key ?? 'NULL'), h('code', { class: 'long' }, each.value ?? 'NULL')] : [NOT_ASKED(), NOT_ASKED()]) : []), ask(lane, stream, String(each.letter))] }))),

@@ -11,6 +11,13 @@ const LEVELS = {
 
 export const levelOf = (state) => LEVELS[state] ?? 'idle'
 
+// The word and the level of a lane. One whose process is well may wait for its target, and says why.
+export const laneState = (lane) =>
+  lane.paused ? ['paused', 'held']
+    : !lane.configured ? ['left behind', 'bad']
+      : lane.state === 'running' && lane.reason ? ['held up', 'bad']
+        : [lane.state ?? 'not running', levelOf(lane.state)]
+
 // Never by colour alone: the word is always there, and the mark has a shape of its own.
 export const state = (word, level = levelOf(word)) =>
   h('span', { class: `state ${level}` }, h('i', { 'aria-hidden': 'true' }), word)

@@ -57,7 +57,7 @@ const named = (each) => [streamLink(each.stream), each.lane && h('small', null, 
 
 const counts = (each) => [count(each.missing), [count(each.extra), each.doubled > 0 && h('small', null, `${count(each.doubled)} doubled`), each.out_of_order > 0 && h('small', null, `${count(each.out_of_order)} out of order`)], [count(each.different), each.more > 0 && h('small', null, `and ${count(each.more)} or more`)], count(each.dead_letters)]
 
-const verdict = (each) => [state(each.verdict, LEVELS[each.verdict]), ...each.notes.map((note, index) => h('small', { key: `note ${index}` }, note)), (each.reason || each.since) && h('small', null, each.since ? `not since: ${each.since}` : each.reason), each.repaired > 0 && h('small', null, `${count(each.repaired)} rows were put right`)]
+const verdict = (each) => [state(each.verdict, LEVELS[each.verdict]), ...each.notes.map((note, index) => h('small', { key: `note ${index}` }, note)), (each.reason || each.since) && h('small', null, each.since ? `since then: ${each.since}` : each.reason), each.repaired > 0 && h('small', null, `${count(each.repaired)} rows were put right`)]
 
 const columns = (each) => [Object.keys(each.columns).join(', '), each.columns_not_compared.length > 0 && h('small', null, `without ${each.columns_not_compared.join(', ')}`)]
 

@@ -1,10 +1,11 @@
 """`ShapeLogCollector`: one ordered pass over the changes of all tables, from the tail to the shapes' logs.
 
-Of each fragment, in which rows of partitions are rows of their root (`capture.transactions`): the tables that
-have shapes → `EventRouter` (which shapes, by old and new row) → what a snapshot shows already is taken out →
-one rendering for all shapes that look alike (`ConsumerRegistry`) → each shape's items, in one buffer →
-storage. Shapes whose condition has a subquery come after the shapes they depend on (`DependencyLayers`).
-Readers see nothing of a transaction before all of it is there (`delivery`).
+Of each fragment, in which rows of partitions are rows of their root, and of the partitions themselves as well
+(`Partitions`, in `capture.transactions`): the tables that have shapes → `EventRouter` (which shapes, by old
+and new row) → what a snapshot shows already is taken out → one rendering for all shapes that look alike
+(`ConsumerRegistry`) → each shape's items, in one buffer → storage. Shapes whose condition has a subquery come
+after the shapes they depend on (`DependencyLayers`). Readers see nothing of a transaction before all of it is
+there (`delivery`).
 
 The cost is that of the batch, and a few microseconds for each shape that is touched; shapes that are not
 touched cost nothing.
@@ -265,6 +266,8 @@ class ShapeLogCollector:
         """Hand out one fragment. What was handed out before is not again."""
         if fragment.end <= self.delivery.position:
             return
+        if fragment.partitions:
+            fragment = self._with_partitions(fragment)
         self._candidates = {}
         chosen: list[Chosen] = []
         appended: list[ShapeItems] = []
@@ -281,6 +284,11 @@ class ShapeLogCollector:
         if fragment.is_last:
             self._pass(fragment.end)
         self.end_broken()
+
+    def _with_partitions(self, fragment: TransactionFragment) -> TransactionFragment:
+        """Changes of partitions that have or had shapes of their own are theirs as well."""
+        own = [each for each in fragment.partitions if self._recent.knows(each.stream)]
+        return replace(fragment, changes=[*fragment.changes, *own], partitions=[])
 
     def deliver(self, consumer: Consumer, items: LogItems) -> None:
         """Append items of a shape with subqueries: for `DependencyLayers`."""

@@ -13,7 +13,7 @@ or appended, never both and never neither (correctness 10):
   would be in neither. There can be such: a commit is in the log before it is visible, and stays invisible
   for as long as it waits for a standby. `RecentTransactions` remembers the last ones of each table since it
   had its first shape; a snapshot that does not show one of them is not used. What was handed out before
-  that is waited for before the table's first snapshot is taken (`source.earlier_writers`).
+  that is waited for before the table is queried for the first time (`source.earlier_writers`).
 
 What waits is bounded in bytes; beyond that the shape goes, and its clients fetch anew.
 """
@@ -169,6 +169,10 @@ class RecentTransactions:
     def begin(self, stream: StreamId) -> None:
         """Remember those of a table from now on."""
         self._streams.setdefault(stream, np.empty((2, 0), np.int64))
+
+    def knows(self, stream: StreamId) -> bool:
+        """Whether it has or had a shape."""
+        return stream in self._streams
 
     def note(self, changes: ChangeRows) -> None:
         known = self._streams.get(changes.stream)

@@ -7,8 +7,11 @@ for any of the shapes are woken at once.
 
 Making a shape: it is registered for routing before its snapshot is asked for (`consumer` says why nothing is
 lost in between). It is kept over a restart from the commit on that has both its whole snapshot and all that
-was kept for it meanwhile. One that a crash finds before that is gone, and its clients fetch anew: a handle is
-never given twice, so what somebody was told is either still the same shape or none.
+was kept for it meanwhile. First rows that come in one block are shown when that commit is durable, which is a
+millisecond or two after the last of them: whoever has them has a handle that a crash does not take. A larger
+snapshot is shown as it is written, `offset=now` is answered before there is one, and a must-refetch may name
+a shape that is still being made. One that a crash finds then is gone, and its clients fetch anew, once: a
+handle is never given twice, so what somebody was told is either still the same shape or none.
 
 A shape that goes is found by nobody from then on; its readers are woken and see that it is gone, and storage
 sees to it that no crash brings it back at a later position. What depends on it goes with it.
@@ -19,7 +22,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -31,6 +34,7 @@ import structlog
 from penstock import logs
 from penstock.capture.spec import Started
 from penstock.capture.transactions import TransactionFragment
+from penstock.core.offset import LogOffset
 from penstock.core.position import Lsn
 from penstock.core.stream import StreamId
 from penstock.metrics import Sample
@@ -86,7 +90,7 @@ class Engine:
         self._store = ShapeStore(
             directory,
             chunk_bytes=chunk_bytes,
-            on_flushed=lambda end, offsets: self._later(lambda: self.collector.delivery.flushed(offsets)),
+            on_flushed=lambda end, offsets: self._later(lambda: self._flushed(offsets)),
             on_failed=lambda slot, error: self._later(lambda: self._storage_failed(slot, error)),
         )
         self._inbox = Inbox(_WAITING_BYTES_MAX)
@@ -100,6 +104,7 @@ class Engine:
         self._begun: dict[str, float] = {}  # when shapes were asked for whose snapshots are being taken
         # What snapshots show that are being taken, or that transactions may come again of after a crash.
         self._points: dict[str, SnapshotPoint] = {}
+        self._unshown: dict[str, Shape] = {}  # whole, and shown once they outlive a crash
         self._unsettled: dict[str, set[str]] = {}  # shapes with subqueries, and what they are told meanwhile
         self._kept: set[str] = set()  # of those, the ones that outlive a crash
         self._committed: Lsn | None = None
@@ -392,6 +397,7 @@ class Engine:
             self.publisher.forget(shape.definition.table)
         shape.state = "gone"
         self._points.pop(shape.handle, None)
+        self._unshown.pop(shape.handle, None)
         self._unsettled.pop(shape.handle, None)
         self._kept.discard(shape.handle)
         self.collector.remove(shape)
@@ -508,6 +514,13 @@ class Engine:
             bytes_on_disk=self._store.bytes_on_disk,
         )
 
+    def _flushed(self, offsets: Mapping[int, LogOffset]) -> None:
+        self.collector.delivery.flushed(offsets)
+        for shape in [each for each in self._unshown.values() if each.storage.is_kept]:
+            del self._unshown[shape.handle]
+            shape.snapshot_started = True
+            self.collector.delivery.touched.add(shape)
+
     def _storage_failed(self, slot: int, error: OSError) -> None:
         shape = self.collector.shape_at(slot)
         if shape is not None and shape.storage.is_gone:  # its slot may be another one's by now
@@ -556,9 +569,11 @@ class Engine:
         if begun is None:
             return
         self.measures.snapshot_taken(time.monotonic() - begun)
-        shape.snapshot_started = True
         self._keep(shape)
-        self.collector.delivery.touched.add(shape)
+        if shape.snapshot_started:
+            self.collector.delivery.touched.add(shape)
+        else:
+            self._unshown[shape.handle] = shape
 
     def settled(self, shape: Shape) -> None:
         """A shape with subqueries has what its snapshot lacks: now it can be read, and kept."""

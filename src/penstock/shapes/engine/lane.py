@@ -32,6 +32,7 @@ from penstock.shapes.engine.replication_client import AwaitedPosition, Replicati
 from penstock.shapes.settings import ShapeSettings
 from penstock.shapes.shape import Shape
 from penstock.shapes.source.catalog import Catalog
+from penstock.shapes.source.earlier_writers import EarlierWriters
 from penstock.shapes.source.moving import MoveIns
 from penstock.shapes.source.pool import Pools
 from penstock.shapes.source.publishing import TablePublisher
@@ -90,11 +91,18 @@ class ShapeLane:
             self.engine.registry.all,
             self._reconciled,
             settings.schema_check_every.total_seconds(),
+            settings.publication,
         )
+        earlier = self._earlier = EarlierWriters()
         self.engine.snapshots = InitialSnapshots(
-            self.pools, self._publisher, settings, self._reconciler.look_at, self.engine.subqueries.headers
+            self.pools,
+            self._publisher,
+            settings,
+            earlier,
+            self._reconciler.look_at,
+            self.engine.subqueries.headers,
         )
-        self.engine.subqueries.moves = MoveIns(self.pools.queries, settings)
+        self.engine.subqueries.moves = MoveIns(self.pools.queries, settings, earlier)
         self._awaited = AwaitedPosition(capture, lambda: self.engine.collector.delivery.position)
         self.engine.subqueries.on_wait = self._awaited.want
         self.engine.publisher = self._publisher
@@ -119,6 +127,9 @@ class ShapeLane:
         ]
 
     def start(self) -> None:
+        kept = {shape.definition.table for shape in self.engine.registry.all() if shape.has_subqueries}
+        if kept:  # if it fails, the first query looks
+            self.pools.queries.submit(lambda connection: self._earlier.look(connection, kept))
         self.engine.start()
         self._reconciler.start()
         for thread in self._threads:

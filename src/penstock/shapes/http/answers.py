@@ -20,6 +20,7 @@ from penstock.shapes.http.compression import Encoding
 from penstock.shapes.http.cursor import next_cursor
 from penstock.shapes.http.message import Answer, Headers, Stream
 from penstock.shapes.http.request import ShapeRequest
+from penstock.shapes.http.sent_body import Refusal
 from penstock.shapes.settings import ShapeSettings
 from penstock.shapes.shape import Shape, SnapshotProblem
 
@@ -94,7 +95,8 @@ class AnswerMaker:
             headers.append((b"electric-up-to-date", b""))
         return Answer(304, tuple(headers))
 
-    def of_sse(self, shape: Shape, request: ShapeRequest, body: Stream) -> Answer:
+    def of_sse(self, shape: Shape, request: ShapeRequest, body: Stream, *, has_data: bool) -> Answer:
+        """`has_data`: there is something at once, and that alone is sent."""
         headers = (
             *_OF_SHAPES,
             (b"content-type", b"text/event-stream"),
@@ -105,6 +107,7 @@ class AnswerMaker:
             (b"electric-handle", shape.handle.encode()),
             (b"electric-offset", request.offset_text.encode()),
             (b"electric-cursor", self._cursor(request)),
+            (b"electric-has-data", b"true" if has_data else b"false"),
         )
         return Answer(200, headers, body)
 
@@ -219,6 +222,23 @@ def too_many_connections(limit: int) -> Answer:
         "message": f"Connection limit exceeded (limit: {limit}), please retry",
     }
     return failure(503, content, retry_after_s=random.randint(6, 10), known=True)  # noqa: S311 - to spread them
+
+
+def refused_body(refusal: Refusal) -> Answer:
+    if refusal == "too large":
+        return failure(413, {"error": "Request body too large"})
+    content = {
+        "code": "request_body_limit_exceeded",
+        "message": "Too much is being sent in the bodies of other requests, please retry",
+    }
+    return failure(503, content, retry_after_s=random.randint(6, 10), known=True)  # noqa: S311 - to spread them
+
+
+def not_ready(status: str) -> Answer:
+    """There are no shapes yet; `status`, as health has it: because another instance has them, or we begin."""
+    awaited = "another instance to let go of the shapes" if status == "waiting" else "the service to be ready"
+    content = {"message": f"Timeout waiting for {awaited}"}
+    return failure(503, content, retry_after_s=5, known=True)
 
 
 def unauthorized() -> Answer:

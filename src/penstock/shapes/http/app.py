@@ -1,23 +1,14 @@
-"""The routes of the wire contract, and who may use them.
+"""Requests for shapes, of clients that may have them (`Door`): admitted, understood, answered.
 
-A path is brought to one form before anything is decided by it, so that no spelling of a route reaches its
-handler without the secret. Whatever goes wrong inside is told as an internal error, in the log by its kind.
-
-`reply` is what our own server calls: it answers at once what can be, and lets live requests wait without a
-task. `asgi.py` has the same for any other server.
+Whatever goes wrong inside is told as an internal error, in the log by its kind.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hmac
-import itertools
-import re
-import secrets
 from collections.abc import Coroutine
 from functools import lru_cache
 from typing import Any
-from urllib.parse import unquote_to_bytes
 
 import structlog
 
@@ -31,20 +22,19 @@ from penstock.shapes.http.asked import Asked, OutOfBoundsError, RefetchError
 from penstock.shapes.http.bodies import Bodies
 from penstock.shapes.http.compression import accepted
 from penstock.shapes.http.definitions import Definitions
-from penstock.shapes.http.fields import BodyError, Fields, QueryError, parse_query, with_body
+from penstock.shapes.http.fields import BodyError, Fields, parse_query, with_body
 from penstock.shapes.http.log_serving import is_within
 from penstock.shapes.http.longpoll import Deliver, Poll
-from penstock.shapes.http.message import Answer, Headers, HttpRequest
+from penstock.shapes.http.message import Answer, HttpRequest
 from penstock.shapes.http.request import RequestError, ShapeRequest, parse_delete, parse_request
 from penstock.shapes.http.serving import ShapeServing
 from penstock.shapes.http.subsets import SubsetServing
 from penstock.shapes.settings import ShapeSettings
-from penstock.shapes.shape import ShapeApi, SnapshotProblem
+from penstock.shapes.shape import ApiStatus, ShapeApi, SnapshotProblem
 from penstock.shapes.source.catalog import Catalog
 from penstock.shapes.source.subset import SubsetError, SubsetReader
 
 _logger = structlog.get_logger("penstock.shapes")
-_REQUEST_ID = re.compile(rb"[A-Za-z0-9_.\-]{20,200}")
 _READY_CHECK_S = 0.05
 _MISMATCH = (
     "The specified shape definition and handle do not match. Please ensure the shape definition is correct "
@@ -63,7 +53,6 @@ class App:
     ) -> None:
         self._api = api
         self._settings = settings
-        self._secret = (settings.secret_text or "").encode()
         self._bodies = Bodies()
         self._definitions = Definitions(catalog)
         limits = settings.max_concurrent_requests
@@ -71,11 +60,10 @@ class App:
         self._serving = ShapeServing(api, self._bodies, self.admission, settings)
         self._logs = self._serving.logs
         self._subsets = SubsetServing(api, subsets, self._serving)
-        self.body_bytes_max = int(settings.body_bytes_max)
-        self.connections_max = settings.max_connections
-        self.send_timeout_s = settings.send_timeout.total_seconds()
-        self._request_ids = itertools.count()
-        self._request_prefix = secrets.token_hex(8)
+
+    @property
+    def status(self) -> ApiStatus:
+        return self._api.status
 
     @property
     def waiting(self) -> int:
@@ -88,62 +76,10 @@ class App:
         self._bodies.close()
         self._definitions.close()
 
-    def own_headers(self, request: HttpRequest) -> Headers:
-        """What an answer has for one client alone."""
-        given = request.headers.get(b"x-request-id", b"")
-        if not _REQUEST_ID.fullmatch(given):
-            given = f"{self._request_prefix}{next(self._request_ids):08x}".encode()
-        origin = request.headers.get(b"origin") or b"*"
-        return ((b"access-control-allow-origin", origin), (b"x-request-id", given))
-
-    # Routes.
-
-    def reply(self, request: HttpRequest, deliver: Deliver) -> Answer | Poll | Coroutine[Any, Any, Answer]:
-        """The answer; or a poll, whose answer is delivered; or what gives the answer when it is awaited."""
-        match route_of(request.path):
-            case "shape":
-                try:
-                    return self._reply_shape(request, deliver)
-                except Exception as error:
-                    return _failed(error)
-            case "root" if request.method in ("GET", "HEAD"):
-                return answers.root()
-            case "health" if request.method in ("GET", "HEAD"):
-                return answers.health(self._api.status)
-        return answers.not_found()
-
-    def cancel(self, poll: Poll) -> None:
-        """Its client is gone."""
-        if not poll.is_over:
-            self._logs.polls.cancel(poll)
-            self.admission.leave("existing")
-
-    def too_large(self) -> Answer:
-        return answers.failure(413, {"error": "Request body too large"})
-
-    def unreadable(self) -> Answer:
-        return answers.failure(400, {"error": "Failed to read request body"})
-
-    def refused(self, status: int, message: str) -> Answer:
-        """Of what is no request."""
-        return answers.failure(status, {"message": message})
-
-    def too_many_connections(self) -> Answer:
-        return answers.too_many_connections(self.connections_max)
-
-    def _reply_shape(
-        self, request: HttpRequest, deliver: Deliver
+    def reply(
+        self, request: HttpRequest, fields: Fields, deliver: Deliver
     ) -> Answer | Poll | Coroutine[Any, Any, Answer]:
-        if request.method == "OPTIONS":
-            return answers.options(request.headers.get(b"access-control-request-headers", b""))
-        if request.method not in ("GET", "HEAD", "POST", "DELETE"):
-            return answers.not_found()
-        try:
-            fields = parse_query(request.query)
-        except QueryError:
-            return answers.failure(400, {"message": "Invalid request"})
-        if not self._may(fields):
-            return answers.unauthorized()
+        """As `Door.reply`. `fields`: of its query."""
         if request.method == "DELETE":
             return self._guarded(self._delete(fields))
         if request.method != "POST":
@@ -152,11 +88,11 @@ class App:
                 return poll
         return self._guarded(self._shape(request, fields))
 
-    def _may(self, fields: Fields) -> bool:
-        if not self._secret:
-            return True
-        given = fields.get("secret", fields.get("api_secret", ""))
-        return isinstance(given, str) and hmac.compare_digest(given.encode(), self._secret)
+    def cancel(self, poll: Poll) -> None:
+        """Its client is gone."""
+        if not poll.is_over:
+            self._logs.polls.cancel(poll)
+            self.admission.leave("existing")
 
     async def _guarded(self, answering: Coroutine[Any, Any, Answer]) -> Answer:
         """Whatever is raised, as an answer."""
@@ -178,7 +114,7 @@ class App:
             _logger.warning("a shape request could not be answered", code=error.code)
             return answers.failure(503, {"message": _NO_DATABASE}, retry_after_s=1, known=True)
         except Exception as error:
-            return _failed(error)
+            return failed(error)
 
     # Shapes.
 
@@ -220,7 +156,7 @@ class App:
 
     async def _admitted(self, request: HttpRequest, fields: Fields) -> Answer:
         if request.method == "POST":
-            wanted = parse_request(with_body(fields, request.body))
+            wanted = parse_request(with_body(fields, b"" if request.body is None else request.body.take()))
         else:
             wanted = _parsed(request.query)
         await self._ready()
@@ -256,19 +192,21 @@ class App:
         wanted = parse_delete(fields)
         await self._ready()
         shape = None if wanted.handle is None else self._api.find(wanted.handle)
+        if shape is not None and shape.hidden:
+            shape = None
         if wanted.definition is not None:
             definition = await self._definitions.define(wanted.definition)
             right = self._api.existing(definition)
-            if wanted.handle is not None and right is not None and right is not shape:
+            if wanted.handle is not None and right is not shape:
                 return answers.failure(400, {"message": _MISMATCH})
             shape = right
-        if shape is None or shape.hidden:
+        if shape is None:
             return answers.failure(404, {"message": "No existing shape found"})
         await self._api.drop(shape, "deleted by a client")
         return answers.accepted()
 
 
-def _failed(error: Exception) -> Answer:
+def failed(error: Exception) -> Answer:
     """What must not happen; the log says where, without values."""
     log_unexpected("a shape request", error)
     return answers.internal_error()
@@ -278,16 +216,6 @@ def check_compaction(wanted: ShapeRequest, definition: ShapeDefinition) -> None:
     if wanted.compaction and definition.has_subqueries:
         message = "can't be enabled for shapes with subqueries"
         raise RequestError({"experimental_compaction": [message]})
-
-
-@lru_cache(maxsize=1024)
-def _route(path: bytes) -> str:
-    parts = [part for part in unquote_to_bytes(path).split(b"/") if part]
-    return {(): "root", (b"v1", b"health"): "health", (b"v1", b"shape"): "shape"}.get(tuple(parts), "none")
-
-
-def route_of(path: bytes) -> str:
-    return _route(path) if len(path) < 256 else "none"
 
 
 @lru_cache(maxsize=4096)

@@ -1,4 +1,4 @@
-"""`App` as an ASGI application, for servers that speak that."""
+"""`Door` as an ASGI application, for servers that speak that."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-from penstock.shapes.http.app import App
+from penstock.shapes.http.door import Door
 from penstock.shapes.http.longpoll import Poll
-from penstock.shapes.http.message import Answer, HttpRequest, Stream
+from penstock.shapes.http.message import HEADERS_READ, Answer, HttpRequest, Stream
+from penstock.shapes.http.sent_body import SentBody
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -16,22 +17,21 @@ Send = Callable[[Message], Awaitable[None]]
 
 
 class AsgiApp:
-    def __init__(self, app: App) -> None:
-        self._app = app
+    def __init__(self, door: Door) -> None:
+        self._door = door
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
         path = scope.get("raw_path") or scope["path"].encode()
-        request = HttpRequest(scope["method"], path, scope["query_string"], dict(scope["headers"]))
-        body = await _read_body(receive, self._app.body_bytes_max)
-        if body is None:
-            answer = self._app.too_large()
-        else:
-            request.body = body
-            answer = await self._answer(request)
-        headers = [*answer.all_headers, *self._app.own_headers(request)]
-        await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+        headers = {name: value for name, value in scope["headers"] if name in HEADERS_READ}
+        request = HttpRequest(scope["method"], path, scope["query_string"], headers)
+        request.body = self._door.body_of(request)
+        if request.body is not None:
+            await _read_body(receive, request.body)
+        answer = await self._answer(request)
+        lines = [*answer.all_headers, *self._door.own_headers(request)]
+        await send({"type": "http.response.start", "status": answer.status, "headers": lines})
         await _send_body(answer, send, is_head=request.method == "HEAD")
 
     async def _answer(self, request: HttpRequest) -> Answer:
@@ -41,7 +41,7 @@ class AsgiApp:
             if not answered.done():
                 answered.set_result(answer)
 
-        reply = self._app.reply(request, deliver)
+        reply = self._door.reply(request, deliver)
         if isinstance(reply, Answer):
             return reply
         if not isinstance(reply, Poll):
@@ -49,7 +49,7 @@ class AsgiApp:
         try:
             return await answered
         except asyncio.CancelledError:
-            self._app.cancel(reply)
+            self._door.cancel(reply)
             raise
 
 
@@ -67,15 +67,10 @@ async def _send_body(answer: Answer, send: Send, *, is_head: bool) -> None:
     await send({"type": "http.response.body", "body": last})
 
 
-async def _read_body(receive: Receive, bytes_max: int) -> bytes | None:
-    """None: it is longer than allowed."""
-    pieces: list[bytes] = []
-    size = 0
-    while True:
+async def _read_body(receive: Receive, body: SentBody) -> None:
+    """To its end, or until it is refused."""
+    more = True
+    while more and body.refusal is None:
         message = await receive()
-        pieces.append(message.get("body", b""))
-        size += len(pieces[-1])
-        if size > bytes_max:
-            return None
-        if not message.get("more_body"):
-            return b"".join(pieces)
+        body.add(message.get("body", b""))
+        more = message.get("more_body", False)

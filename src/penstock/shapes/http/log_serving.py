@@ -107,7 +107,8 @@ class LogServing:
             timeout_s=self._settings.sse_timeout.total_seconds(),
             keep_alive_s=self._settings.sse_keep_alive.total_seconds(),
         )
-        return self._delivery.maker.of_sse(shape, asked.request, Stream(stream))
+        has_data = shape.last_offset > start  # nothing is awaited until the stream looks itself
+        return self._delivery.maker.of_sse(shape, asked.request, Stream(stream), has_data=has_data)
 
     def _seen(self, shape: Shape) -> int:
         """What its clients have seen if they have all that they can."""

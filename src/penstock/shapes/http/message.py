@@ -12,22 +12,35 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from http import HTTPStatus
 
+from penstock.shapes.http.sent_body import SentBody
+
 Headers = tuple[tuple[bytes, bytes], ...]
 Pieces = AsyncGenerator[bytes, None]
 
 PIECE_BYTES_MAX = 128 * 1024
 _WITHOUT_BODY = (204, 304)
+#: The headers of requests that mean something here. No others are kept.
+HEADERS_READ = frozenset(
+    {
+        b"accept-encoding",
+        b"access-control-request-headers",
+        b"expect",
+        b"if-none-match",
+        b"origin",
+        b"x-request-id",
+    }
+)
 
 
 @dataclass(slots=True)
 class HttpRequest:
-    """`path` as it was sent; names of headers in lower case."""
+    """`path` as it was sent; names of headers in lower case; `body`, where one is wanted (`Door.body_of`)."""
 
     method: str
     path: bytes
     query: bytes = b""
     headers: Mapping[bytes, bytes] = field(default_factory=dict)
-    body: bytes = b""
+    body: SentBody | None = None
 
 
 class Stream:

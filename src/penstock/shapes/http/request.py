@@ -20,6 +20,7 @@ from penstock.shapes.http.fields import SUBSET_PREFIX, Fields
 from penstock.shapes.source.subset import SubsetRequest
 
 PARAMS_MAX = 1000
+PARAMS_BYTES_MAX = 256 * 1024  # of a shape: it keeps them for as long as it is there
 _OFFSET = re.compile(r"([0-9]{1,20})_([0-9]{1,18}|inf)", re.ASCII)
 _WHOLE_NUMBER = re.compile(r"-?[0-9]{1,18}", re.ASCII)
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
@@ -71,7 +72,7 @@ def parse_request(fields: Fields) -> ShapeRequest:
     errors: Errors = {}
     replica, log = _replica(fields, errors), _log_mode(fields, errors)
     compaction = _boolean(fields, "experimental_compaction", errors)
-    params = _params(fields.get("params"), errors)
+    params = _shape_params(fields, errors)
     for name in ("table", "where", "handle", "columns", "queryable_columns", "offset"):
         if not isinstance(fields.get(name, ""), str):
             errors[name] = ["is invalid"]
@@ -113,7 +114,7 @@ def parse_delete(fields: Fields) -> DeleteRequest:
     replica, log = _replica(fields, errors), _log_mode(fields, errors)
     for name in ("live", "live_sse", "experimental_live_sse", "experimental_compaction"):
         _boolean(fields, name, errors)
-    params = _params(fields.get("params"), errors)
+    params = _shape_params(fields, errors)
     for name in ("table", "where", "handle", "columns", "queryable_columns"):
         if not isinstance(fields.get(name, ""), str):
             errors[name] = ["is invalid"]
@@ -198,6 +199,14 @@ def _boolean(fields: Fields, name: str, errors: Errors) -> bool:
 def _cursor(value: object) -> int | None:
     """Any text is accepted; one that is no number cannot be ours."""
     return int(value) if isinstance(value, str) and _WHOLE_NUMBER.fullmatch(value) else None
+
+
+def _shape_params(fields: Fields, errors: Errors) -> tuple[str, ...]:
+    params = _params(fields.get("params"), errors)
+    if sum(len(text.encode()) for text in params) > PARAMS_BYTES_MAX:
+        said = f"Parameters are bigger than maximum size of {PARAMS_BYTES_MAX // 1024} KiB"
+        errors["params"] = [said]
+    return params
 
 
 def _params(value: object, errors: Errors) -> tuple[str, ...]:

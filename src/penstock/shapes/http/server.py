@@ -1,4 +1,4 @@
-"""An HTTP/1.1 server for `App`, on httptools' parser: a `Connection` for each client.
+"""An HTTP/1.1 server for a `Door`, on httptools' parser: a `Connection` for each client.
 
 Why not a general server: a live answer goes to thousands of clients at the same moment, and its bytes are the
 same for all of them. Here that is one `write` of ready bytes for each; a server that formats each answer anew
@@ -13,8 +13,8 @@ import os
 import resource
 
 from penstock.core.errors import AddressError
-from penstock.shapes.http.app import App
 from penstock.shapes.http.connection import Connection
+from penstock.shapes.http.door import Door
 
 SWEEP_S = 1.0
 BACKLOG = 4096
@@ -24,9 +24,9 @@ FILES_RESERVED = 2048  # of the shapes, connections to the source, answers that 
 class Served:
     """A server that listens."""
 
-    def __init__(self, server: asyncio.Server, app: App, connections: set[Connection]) -> None:
+    def __init__(self, server: asyncio.Server, door: Door, connections: set[Connection]) -> None:
         self._server = server
-        self._app = app
+        self._door = door
         self.connections = connections
         self.port: int = server.sockets[0].getsockname()[1]
         self._sweeping = asyncio.get_running_loop().create_task(self._sweep())
@@ -40,29 +40,34 @@ class Served:
             for connection in [each for each in self.connections if each.is_late(now)]:
                 connection.abort()
 
+    async def shut_door(self, grace_s: float = 2.0) -> None:
+        """There are no shapes any more: answer who is here, end the rest after `grace_s`, and listen on."""
+        present = list(self.connections)
+        for connection in present:
+            connection.shut_down()
+        self._door.shut()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(grace_s):
+                while not self.connections.isdisjoint(present):
+                    await asyncio.sleep(0.01)
+        for connection in self.connections.intersection(present):
+            connection.abort()
+
     async def close(self, grace_s: float = 2.0) -> None:
         """Take no more requests, answer those that wait, and end the rest after `grace_s`."""
         self._server.close()
         self._sweeping.cancel()
-        for connection in list(self.connections):
-            connection.shut_down()
-        self._app.close()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(grace_s):
-                while self.connections:
-                    await asyncio.sleep(0.01)
-        for connection in list(self.connections):
-            connection.abort()
+        await self.shut_door(grace_s)
         await self._server.wait_closed()
 
 
-async def serve(app: App, host: str, port: int) -> Served:
+async def serve(door: Door, host: str, port: int) -> Served:
     """Listen in the running loop; port 0 takes a free one. An `AddressError` if nobody can listen there."""
     connections: set[Connection] = set()
-    app.connections_max = min(app.connections_max, connections_possible())
+    door.connections_max = min(door.connections_max, connections_possible())
     try:
         server = await asyncio.get_running_loop().create_server(
-            lambda: Connection(app, connections), host, port, backlog=BACKLOG, reuse_address=True
+            lambda: Connection(door, connections), host, port, backlog=BACKLOG, reuse_address=True
         )
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno and error.errno > 0 else "no such address"
@@ -71,7 +76,7 @@ async def serve(app: App, host: str, port: int) -> Served:
             remedy="End what listens there, or name another port: --port, ELECTRIC_PORT or "
             "`lanes.shapes.port` (the address: `host`).",
         ) from error
-    return Served(server, app, connections)
+    return Served(server, door, connections)
 
 
 def connections_possible() -> int:

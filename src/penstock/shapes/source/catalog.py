@@ -20,8 +20,10 @@ from typing import Any
 
 from psycopg.rows import dict_row
 
+from penstock.core.errors import PenstockError
 from penstock.core.schema import SourceColumn
 from penstock.core.stream import StreamId
+from penstock.shapes.shape import SnapshotProblem
 from penstock.sources.postgres import catalog_queries
 from penstock.sources.postgres.catalog import source_column
 from penstock.sources.postgres.connection import Connection, query_errors
@@ -74,7 +76,8 @@ class CardColumn:
 
 @dataclass(frozen=True, slots=True)
 class TableCard:
-    """`partitions`: one text per leaf of a partitioned table, another after a DETACH and ATTACH."""
+    """`partitions`: one text per leaf of a partitioned table, another after a DETACH and ATTACH.
+    `is_partition`: of another table."""
 
     stream: StreamId
     oid: int
@@ -83,6 +86,12 @@ class TableCard:
     key: tuple[str, ...]
     partitions: tuple[str, ...] = ()
     unlogged: bool = False
+    is_partition: bool = False
+
+    @property
+    def is_branch(self) -> bool:
+        """Between a root and its leaves. The log names those two alone: nobody could say what is its own."""
+        return self.is_partition and self.kind == "p"
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -109,6 +118,7 @@ class TableCard:
             "key": list(self.key),
             "partitions": list(self.partitions),
             "unlogged": self.unlogged,
+            "is_partition": self.is_partition,
         }
 
     @classmethod
@@ -121,12 +131,13 @@ class TableCard:
             key=tuple(fields["key"]),
             partitions=tuple(fields["partitions"]),
             unlogged=fields["unlogged"],
+            is_partition=fields.get("is_partition", False),  # cards were written without it
         )
 
 
 _RELATIONS = """
 SELECT c.oid::bigint AS oid, n.nspname AS namespace, c.relname AS name, c.relkind::text AS kind,
-       c.relpersistence = 'u' AS unlogged
+       c.relpersistence = 'u' AS unlogged, c.relispartition AS is_partition
 FROM pg_class AS c
 JOIN pg_namespace AS n ON n.oid = c.relnamespace
 WHERE c.relkind IN ('r', 'p', 'f', 'v', 'm') AND c.relpersistence <> 't' AND c.oid >= 16384
@@ -208,6 +219,7 @@ def read_cards(
             key=next((tuple(key["columns"]) for key in keys[row["oid"]] if key["is_primary"]), ()),
             partitions=tuple(leaf["path"] for leaf in partitions[row["oid"]]),
             unlogged=row["unlogged"],
+            is_partition=row["is_partition"],
         )
         for row in relations
     ]
@@ -244,6 +256,9 @@ def _columns(
 class Catalog:
     """Cards by name, read when first asked for. Any thread; `forget` by whoever learns of a change.
 
+    While the source cannot be asked, a forgotten card is as good as there is: what its shapes hold is still
+    served, and no new one is made by it, since a snapshot compares the table itself.
+
     `version` changes with every card that is replaced or forgotten: what was derived from cards holds while
     it stays.
     """
@@ -252,6 +267,7 @@ class Catalog:
         self.version = 0
         self._connections = connections
         self._cards: dict[StreamId, TableCard] = {}
+        self._forgotten: dict[StreamId, TableCard] = {}
         self._lock = threading.Lock()
 
     def known(self, stream: StreamId) -> TableCard | None:
@@ -264,16 +280,21 @@ class Catalog:
         if card is not None:
             return card
         version = self.version
-        with self._connections() as connection:
-            found = read_cards(connection, streams=[stream])
-        if not found:
-            return None
+        try:
+            with self._connections() as connection:
+                found = read_cards(connection, streams=[stream])
+        except (PenstockError, SnapshotProblem):
+            forgotten = self._forgotten.get(stream)
+            if forgotten is None:
+                raise
+            return forgotten
         with self._lock:
-            if version == self.version:  # else what was read may be older than what made it change
+            self._forgotten.pop(stream, None)
+            if found and version == self.version:  # else it may be older than what made it change
                 while len(self._cards) >= CARDS_MAX:
                     self._cards.pop(next(iter(self._cards)))
                 self._cards[stream] = found[0]
-        return found[0]
+        return found[0] if found else None
 
     def put(self, card: TableCard) -> None:
         """A newer card of a table, as the reconciler has read it."""
@@ -284,5 +305,9 @@ class Catalog:
 
     def forget(self, stream: StreamId) -> None:
         with self._lock:
-            self._cards.pop(stream, None)
+            card = self._cards.pop(stream, None)
+            if card is not None:
+                while len(self._forgotten) >= CARDS_MAX:
+                    self._forgotten.pop(next(iter(self._forgotten)))
+                self._forgotten[stream] = card
             self.version += 1

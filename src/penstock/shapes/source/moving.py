@@ -2,7 +2,8 @@
 
 They are read like a first answer, in a transaction whose snapshot tells which changes they already show, and
 are marked as moved in. Whether they are in the shape is decided elsewhere, by the columns that come along.
-Only the shape's own table is read.
+Only the shape's own table is read. What was handed out of it before a restart must be visible by then
+(`earlier_writers`): values that were held are asked for again, and nobody remembers what they must show.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from penstock.shapes.definition import ShapeDefinition
 from penstock.shapes.rendering.row_lines import Lines, RowLines
 from penstock.shapes.settings import ShapeSettings
 from penstock.shapes.shape import SnapshotPoint
+from penstock.shapes.source.earlier_writers import EarlierWriters
 from penstock.shapes.source.present import PresentTables
 from penstock.shapes.source.problems import problem_of
 from penstock.shapes.source.query_pool import QueryPool
@@ -33,8 +35,9 @@ class MovedRows(NamedTuple):
 
 
 class MoveIns:
-    def __init__(self, pool: QueryPool, settings: ShapeSettings) -> None:
+    def __init__(self, pool: QueryPool, settings: ShapeSettings, earlier: EarlierWriters) -> None:
         self._pool = pool
+        self._earlier = earlier
         self._tables = PresentTables()
         self._first_data_s = settings.snapshot_first_data_timeout.total_seconds()
         self._lock_s = settings.snapshot_lock_timeout.total_seconds()
@@ -55,6 +58,7 @@ class MoveIns:
         def work(connection: Connection) -> int:
             count = 0
             try:
+                self._earlier.wait(connection, definition.table, 0.0)
                 with consistent(connection, [definition.card], self._lock_s) as (point, versions):
                     rows = RowLines(
                         self._tables.definition(connection, definition, versions),

@@ -4,7 +4,8 @@
 already given would read otherwise now, or no longer be named by the same key:
 
     the table is gone, another one has its name, it was renamed          rotate
-    a partition was attached or detached (correctness 47)                 rotate
+    a partition was attached or detached (correctness 47), or the table,
+      with partitions of its own, became one of another                   rotate
     the key, or what kind of table it is                                  rotate
     a column that the shape shows, filters or names rows by was dropped,
       renamed, or has another type, collation or set of labels            rotate
@@ -15,7 +16,8 @@ already given would read otherwise now, or no longer be named by the same key:
 
 A *refresh* gives the shape the present card: new columns and the schema header. Changes that appear in the
 log are compared at once (`look_at`); the periodic turn finds those that do not: a table that is dropped, a
-partition, a column of a table nobody writes to.
+partition, a column of a table nobody writes to; and a table that somebody has taken out of the publication,
+whose shapes would never hear of a change again.
 """
 
 from __future__ import annotations
@@ -34,8 +36,14 @@ from penstock.shapes.definition import ShapeDefinition
 from penstock.shapes.shape import Shape, SnapshotProblem
 from penstock.shapes.source.catalog import CardColumn, Catalog, TableCard, read_cards
 from penstock.shapes.source.connection_pool import ConnectionPool
+from penstock.sources.postgres.connection import Connection, query_errors
 
 _STOP_WITHIN_S = 5.0
+#: The tables of a publication, leaf by leaf; nothing if it is not there, which is capture's to say.
+_PUBLISHED = """
+SELECT ARRAY(SELECT t.relid::bigint FROM pg_get_publication_tables(p.pubname) AS t)
+FROM pg_publication AS p WHERE p.pubname = %(publication)s
+"""
 _logger = structlog.get_logger("penstock.shapes")
 
 
@@ -57,13 +65,19 @@ def compare(definition: ShapeDefinition, card: TableCard | None) -> Verdict | No
         return Verdict("rotate", "the table was dropped, renamed or made anew")
     if card.kind != known.kind or card.unlogged != known.unlogged:
         return Verdict("rotate", "the table is of another kind")
-    if card.partitions != known.partitions:
+    if card.partitions != known.partitions or card.is_branch:
         return Verdict("rotate", "a partition was attached or detached")
     if card.key != known.key:
         return Verdict("rotate", "the primary key is another one")
     if changed := _changed_column(definition, card):
         return Verdict("rotate", f"a column was {changed}")
     return Verdict("refresh", "the table has other columns, or others that may be null", card)
+
+
+def is_published(card: TableCard, published: frozenset[int]) -> bool:
+    """Whether all changes of a table are: of a partitioned one, those of each leaf."""
+    leaves = {int(path.rpartition("/")[2].partition(":")[0]) for path in card.partitions}
+    return card.oid in published or (card.kind == "p" and leaves <= published)
 
 
 def _changed_column(definition: ShapeDefinition, card: TableCard) -> str:
@@ -110,7 +124,9 @@ class SchemaReconciler:
         shapes: Callable[[], Iterable[Shape]],
         on_verdict: Callable[[Shape, Verdict], None],
         every_s: float,
+        publication: str = "",
     ) -> None:
+        self._publication = publication
         self._connections = connections
         self._catalog = catalog
         self._shapes = shapes
@@ -147,17 +163,34 @@ class SchemaReconciler:
         tables = sorted({shape.definition.table for shape in shapes} | (wanted or frozenset()))
         if not tables:
             return
+        # A shape that is ready was made after its table was published.
+        were_published = {shape for shape in shapes if shape.state == "ready"}
         with self._connections.connection() as connection:
             cards = {card.stream: card for card in read_cards(connection, streams=tables)}
+            published = self._published(connection)
         for table in tables:
             if table in cards:
                 self._catalog.put(cards[table])
             else:
                 self._catalog.forget(table)
+        lost = {
+            card.stream
+            for card in cards.values()
+            if published is not None and not is_published(card, published)
+        }
         for shape in shapes:
-            verdict = compare(shape.definition, cards.get(shape.definition.table))
+            table = shape.definition.table
+            verdict = compare(shape.definition, cards.get(table))
+            if table in lost and shape in were_published:
+                verdict = Verdict("rotate", "the table was taken out of the publication")
             if verdict is not None:
                 self._on_verdict(shape, verdict)
+
+    def _published(self, connection: Connection) -> frozenset[int] | None:
+        """None: that is not known."""
+        with query_errors("reading the publication"):
+            found = connection.execute(_PUBLISHED, {"publication": self._publication}).fetchone()
+        return None if found is None else frozenset(found[0])
 
     def _run(self) -> None:
         due = time.monotonic() + self._every_s

@@ -5,7 +5,8 @@ Nothing is missing between the snapshot and the changes after it, and nothing is
 1. The shape is routed before this begins: the engine keeps every change of its table from then on.
 2. The table is published with its old rows, and every transaction that had written to it before has ended
    (`publishing`): each change that commits later is in the log, whole.
-3. What was handed out before the engine remembered it has become visible (`earlier_writers`).
+3. What was handed out before the engine remembered it, of any table that is read, has become visible
+   (`earlier_writers`).
 4. Only then the snapshot is taken (`row_reader`), again if it does not show all that the engine remembers.
    Its xmin, xmax, running transactions and the log's position go to the engine, which leaves out of the
    changes exactly those that the snapshot shows.
@@ -63,6 +64,7 @@ class InitialSnapshots:
         pools: Pools,
         publisher: TablePublisher,
         settings: ShapeSettings,
+        earlier: EarlierWriters,
         on_changed: OnChanged = lambda _table: None,
         row_headers: RowHeaders = lambda _shape: None,
     ) -> None:
@@ -71,7 +73,7 @@ class InitialSnapshots:
         self._first_data_s = settings.snapshot_first_data_timeout.total_seconds()
         self._lock_s = settings.snapshot_lock_timeout.total_seconds()
         self._tables = PresentTables()
-        self._earlier = EarlierWriters(self._lock_s)
+        self._earlier = earlier
         self._on_changed = on_changed
         self._row_headers = row_headers
 
@@ -110,7 +112,8 @@ class InitialSnapshots:
     def _take_all(self, connection: Connection, wanted: Sequence[_Wanted]) -> Iterator[None]:
         """One after the other, as of one moment; but nobody waits behind one that is more than a block."""
         definition = wanted[0].shape.definition
-        self._earlier.wait(connection, definition.table)
+        for card in tables_read(definition):
+            self._earlier.wait(connection, card.stream, self._lock_s)
         with self._moment(connection, wanted) as moment:
             for shape, listener in wanted:
                 is_small = self._take(connection, moment, shape, listener)

@@ -259,8 +259,9 @@ class WriteLoop:
         return commits
 
     def _sync_snapshots(self, commits: Sequence[Commit]) -> None:
-        """What becomes ready must be on disk before a record says that it is: all at once, or if that
-        fails, one by one, to find out which of them it is."""
+        """What becomes ready must be on disk before a record says that it is: many at once, unless that
+        fails, and it is to be found out for which of them; few one by one, since somebody waits for their
+        first rows, and others may have written much to the same file system."""
         ready = [
             storage
             for commit in commits
@@ -269,14 +270,15 @@ class WriteLoop:
         ]
         if not ready:
             return
-        try:
-            self._file_system.sync()
-        except OSError:
-            for storage in ready:
-                result = _tried(storage, ShapeStorage.sync_snapshot)
-                if isinstance(result, OSError):
-                    self._give_up(storage)
-                    self._on_failed(storage.slot, result)
+        if len(ready) >= _TOGETHER_MIN:
+            with suppress(OSError):
+                self._file_system.sync()
+                return
+        for storage in ready:
+            result = _tried(storage, ShapeStorage.sync_snapshot)
+            if isinstance(result, OSError):
+                self._give_up(storage)
+                self._on_failed(storage.slot, result)
 
     def _commit(self, commits: Sequence[Commit]) -> None:
         self._sync_snapshots(commits)

@@ -45,7 +45,9 @@ of positions up to the durable one, and asked for again. Splices are committed a
 is held afterwards, and right after a commit; so a splice is either there with its consequences or not at
 all, and what is replayed from X is evaluated as it was before, and dropped by its offsets where it is known.
 
-One thing is taken for granted there, as for first snapshots: that a transaction which was handed out before a
-crash can be seen by a query after the restart. It cannot for as long as its commit waits for a synchronous
-standby; `RecentTransactions`, which tells of such, begins anew with the process.
+What was handed out before a crash must be seen by queries after the restart: by a first snapshot what the
+inner sets have, by a query for held values what the shape has. It is not for as long as its commit waits for
+a synchronous standby, and `RecentTransactions`, which tells of such, begins anew with the process. So before
+the first query of each table after a start those who may be committing to it are waited for
+(`source.earlier_writers`).
 """

@@ -67,6 +67,11 @@ class MongoSource:
         """The server forgets its states after five minutes: loads leave them before."""
         return _SNAPSHOT_AGE_S
 
+    @property
+    def log_may_be_ahead(self) -> bool:
+        """Of an update there is the document as it is when the event is read."""
+        return True
+
     def catalog(
         self, patterns: Sequence[StreamId] | None = None, *, at_replica: bool = False
     ) -> MongoCatalog:
@@ -96,6 +101,10 @@ class MongoSource:
     def is_captured(self, table: SourceTable) -> bool:
         """A stream brings the changes of all collections that have some."""
         return table.can_be_captured
+
+    def lacking(self, tables: Sequence[SourceTable]) -> Sequence[SourceError]:
+        """Documents come whole."""
+        return ()
 
     def identity(self) -> Identity:
         with self._connect() as client:

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import pyarrow as pa
 from pymongo.read_concern import ReadConcern
@@ -68,6 +68,9 @@ class MongoReading:
         with connect(self.url, application_name="penstock plan") as client:
             yield MongoSession(client, snapshot or "")
 
+    def held(self, table: SourceTable, readers: int) -> NoReturn:
+        raise AssertionError("a snapshot has a name, and can be read under by all")
+
     def text_session(self) -> MongoTextSession:
         return MongoTextSession(self.url, connect(self.url, application_name=_LOADING))
 
@@ -90,6 +93,9 @@ class MongoReading:
     def method_for(self, table: SourceTable, wanted: ChunkMethod) -> ChunkMethod:
         """Ranges of `_id`; what has no index of them is one chunk, in the order in which it lies."""
         return "key" if table.schema.key else "ctid"
+
+    def bound_text(self, bound: str) -> None:
+        """An id is of any type."""
 
     @contextmanager
     def watching(self) -> Iterator[Callable[[], Sequence[RunningRead]]]:

@@ -4,7 +4,9 @@
 
 `TableSchema.columns` leaves out generated columns, as for every source (correctness 29), but for those of
 the key: MariaDB leaves them out of updates, so the log cannot be relied on for them. Invisible columns are
-columns. `TableSchema.key` is the primary key, else the unique index of columns that are never null which
+columns. MariaDB's versioned tables keep rows that are not there any more, which queries do not show: until
+when a row was there is in a column at its end (`row_end`), which is of the server's keys and none of ours.
+`TableSchema.key` is the primary key, else the unique index of columns that are never null which
 has the fewest columns: texts that a collation holds for equal count as different here, so a key of the
 server is one of ours.
 
@@ -54,6 +56,7 @@ _KEY_KINDS: Mapping[str, KeyKind] = {
 _NUMBERS = (*_INTEGERS, "decimal", "float", "double", "year")
 #: What gh-ost, pt-online-schema-change and others name the tables they work with.
 _WORKING_TABLE = re.compile(r"_.+_(gho|ghc|del|new|old)|_vt_(hld|prg|evc|drp|vrp)_.+", re.DOTALL)
+_NAMED_MAX = 100
 _FIRST_MEMBER = re.compile(r"enum\('((?:[^']|'')*)'")
 
 
@@ -87,6 +90,9 @@ class MysqlTable(SourceTable):
     compressed_columns: tuple[str, ...]  # MariaDB's, which the log has in a form of its own
     charsets: frozenset[str]
     cascades: tuple[Cascade, ...] = ()
+    period: tuple[
+        str, ...
+    ] = ()  # of a versioned table: the columns in which the log has since and until when
 
     @property
     def is_transactional(self) -> bool:
@@ -109,13 +115,14 @@ def discover(connection: Connection, patterns: Sequence[StreamId] | None = None)
     A wildcard matches tables. Views and sequences are found only when they are named exactly. A database with
     a dot in its name is passed over: no stream id can say it.
     """
-    found = [row for row in _tables(connection, patterns) if _is_wanted(row, patterns)]
+    named = _named(patterns)
+    found = [row for row in _tables(connection, patterns, named) if _is_wanted(row, patterns)]
     databases = sorted({row["database"] for row in found})
     if not databases:
         return []
-    columns = _grouped(queries.columns(connection, databases))
-    indexes = _grouped(queries.indexes(connection, databases))
-    cascades = _grouped(queries.cascades(connection, databases))
+    columns = _grouped(queries.columns(connection, databases, named))
+    indexes = _grouped(queries.indexes(connection, databases, named))
+    cascades = _grouped(queries.cascades(connection, databases, named))
     mariadb = is_mariadb(connection)
     return [
         _table(row, columns.get(name, []), indexes.get(name, []), cascades.get(name, []), mariadb=mariadb)
@@ -124,7 +131,14 @@ def discover(connection: Connection, patterns: Sequence[StreamId] | None = None)
     ]
 
 
-def _tables(connection: Connection, patterns: Sequence[StreamId] | None) -> list[Row]:
+def _named(patterns: Sequence[StreamId] | None) -> list[str]:
+    """A few tables are asked for by name: a database may have many more."""
+    if patterns is None or len(patterns) > _NAMED_MAX or any(pattern.is_pattern for pattern in patterns):
+        return []
+    return sorted({pattern.name for pattern in patterns})
+
+
+def _tables(connection: Connection, patterns: Sequence[StreamId] | None, named: Sequence[str]) -> list[Row]:
     if patterns is None:
         [(current,)] = rows(connection, "SELECT DATABASE()", doing="asking for the database")
         databases = [current] if current else None
@@ -132,7 +146,7 @@ def _tables(connection: Connection, patterns: Sequence[StreamId] | None) -> list
         databases = None
     else:
         databases = sorted({pattern.namespace for pattern in patterns})
-    found = queries.tables(connection, databases)
+    found = queries.tables(connection, databases, named)
     return [row for row in found if row["database"].lower() not in SYSTEM_DATABASES]
 
 
@@ -159,7 +173,8 @@ def _table(
     stream = StreamId(row["database"], row["table"])
     kind = _kind(row)
     described = {column["name"]: column for column in columns}
-    key = _key(indexes)
+    period = _period(columns) if kind == "versioned" else ()
+    key = [part for part in _key(indexes) if part["column"] not in period]
     primary = tuple(part["column"] for part in key) if key and key[0]["index"] == "PRIMARY" else ()
     generated = tuple(column["name"] for column in columns if column["is_generated"])
     named = {part["column"] for part in key}
@@ -200,7 +215,14 @@ def _table(
             )
             for each in cascades
         ),
+        period=period,
     )
+
+
+def _period(columns: Sequence[Row]) -> tuple[str, ...]:
+    """A table that does not name them has them by these names, which only its log tells."""
+    named = {column["generation"].upper(): column["name"] for column in columns}
+    return (named.get("ROW START", "row_start"), named.get("ROW END", "row_end"))
 
 
 def _kind(row: Row) -> TableKind:
@@ -256,9 +278,14 @@ def source_column(row: Row, *, mariadb: bool) -> SourceColumn:
         attribute_number=zlib.crc32(row["name"].encode()) & 0x7FFFFFFF | 1,
         nullable=row["nullable"],
         missing_value=_missing_value(row, mariadb=mariadb),
-        version=hashlib.sha256(repr(sorted(row.items())).encode()).hexdigest()[:16],
+        version=_version(row),
         family=FAMILY,
     )
+
+
+def _version(row: Row) -> str:
+    told = sorted((name, value) for name, value in row.items() if name != "generation")
+    return hashlib.sha256(repr(told).encode()).hexdigest()[:16]
 
 
 def _modifier(row: Row) -> int:

@@ -157,7 +157,8 @@ def _check_row_image(asked: _Asked) -> Iterator[Finding]:
         return
     why = (
         "columns that an update leaves as they are may be missing in the log, and are taken from the table; "
-        "append tables list them in `_unchanged`"
+        "append tables list them in `_unchanged`; after an insert that leaves columns to their defaults, the "
+        "table is loaded again, and its stream stands still in stream lanes"
     )
     yield _setting("binlog_row_image", found, "FULL", why, "warning")
 

@@ -97,7 +97,9 @@ def _check_kind(table: MysqlTable) -> Iterator[Finding]:
             table,
             "table kind",
             "warning",
-            "The table keeps its own history (SYSTEM VERSIONING): loads read its present rows.",
+            "The table keeps its own history (SYSTEM VERSIONING): its present rows are read and followed, "
+            "and nothing of its history. One that keeps it by transactions (BIGINT) is logged as statements: "
+            "it is loaded again whenever it is changed.",
             "Nothing, if the present rows are what is wanted.",
         )
 

@@ -13,7 +13,7 @@ the server would compare by its own rules.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
@@ -26,7 +26,7 @@ from penstock.core.schema import SourceColumn, TableSchema
 from penstock.core.where import Condition
 from penstock.sources.chunk import Block, PlannedChunk, TableRewrittenError
 from penstock.sources.mysql.chunks import chunk_query
-from penstock.sources.mysql.connection import connect
+from penstock.sources.mysql.connection import Connection, connect
 from penstock.sources.mysql.results import BLOCK_BYTES, TextBlock, read_texts
 from penstock.sources.mysql.snapshots import begin_snapshot
 from penstock.sources.mysql.types import TYPES
@@ -53,22 +53,46 @@ class MysqlChunk:
         outside: Condition | None = None,
         as_text: bool = False,
     ) -> Generator[Block]:
+        with closing(connect(self.url, program_name=self.program_name)) as connection:
+            place = begin_snapshot(connection, self.url, schema.stream) if self.own_snapshot else None
+            read = ChunkQuery(self.chunk, self.condition, self.block_bytes, place)
+            yield from read.blocks(connection, schema, where, outside, as_text=as_text)
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkQuery:
+    """The reading of a chunk on a connection that is there. `place`: of the snapshot that it is in."""
+
+    chunk: PlannedChunk
+    condition: str = ""
+    block_bytes: int = BLOCK_BYTES
+    place: Place | None = None
+
+    def blocks(
+        self,
+        connection: Connection,
+        schema: TableSchema,
+        where: Condition | None,
+        outside: Condition | None,
+        *,
+        as_text: bool,
+    ) -> Iterator[Block]:
         filtered = where is not None or outside is not None
         columns = (*schema.columns, *(schema.hidden if filtered else ()))
-        asked = columns or (NOTHING,)
         query = chunk_query(schema, self.chunk, columns, self.condition)
+        if self.place is not None:
+            nothing = TextBlock(0, [pa.array([], pa.string()) for _ in columns])
+            yield _converted(nothing, schema.columns, self.place, as_text=as_text)
         try:
-            with closing(connect(self.url, program_name=self.program_name)) as connection:
-                place = None
-                if self.own_snapshot:
-                    place = begin_snapshot(connection, self.url, schema.stream)
-                    nothing = TextBlock(0, [pa.array([], pa.string()) for _ in columns])
-                    yield _converted(nothing, schema.columns, place, as_text=as_text)
-                for block in read_texts(
-                    connection, query, asked, stream=str(schema.stream), block_bytes=self.block_bytes
-                ):
-                    left = kept(block, columns, where, outside)
-                    yield _converted(left, schema.columns, place, as_text=as_text)
+            for block in read_texts(
+                connection,
+                query,
+                columns or (NOTHING,),
+                stream=str(schema.stream),
+                block_bytes=self.block_bytes,
+            ):
+                left = kept(block, columns, where, outside)
+                yield _converted(left, schema.columns, self.place, as_text=as_text)
         except TableChangedError as error:
             raise TableRewrittenError(str(schema.stream)) from error
 

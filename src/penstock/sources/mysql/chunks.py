@@ -37,6 +37,7 @@ ROWS_PER_CHUNK = 500_000
 BYTES_PER_CHUNK_MAX = 256 * 2**20
 CHUNKS_MAX = 10_000
 _SPARSE = 4  # so many times more integers than rows: even ranges would be too uneven
+_NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?", re.ASCII)
 _LITERAL = re.compile(
     r"-?[0-9]+(\.[0-9]+)?|'[0-9 :.-]+'|CAST\('[0-9a-f-]+' AS UUID\)|"
     r"(_[a-z0-9]+ )?x'[0-9A-F]*'( COLLATE [a-zA-Z0-9_]+)?",
@@ -142,6 +143,12 @@ def literals_of(bound: str) -> list[str]:
             remedy="Run `penstock resync` for the stream.",
         )
     return found
+
+
+def number_of(bound: str) -> str | None:
+    """A bound that is one plain number; None: it is something else."""
+    first, *others = literals_of(bound)
+    return first if not others and _NUMBER.fullmatch(first) else None
 
 
 def bounds_after(connection: Connection, bounds: Sequence[str], low: str) -> list[str]:

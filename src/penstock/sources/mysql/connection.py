@@ -201,8 +201,17 @@ def code_of(error: BaseException) -> int:
 
 
 _LOST = (0, CR.CR_SERVER_GONE_ERROR, CR.CR_SERVER_LOST, 1053, 1159, 1161, 1927, 4031)
+_ENDED = (1317, 3024, 1969)
 _DENIED = (ER.TABLEACCESS_DENIED_ERROR, ER.COLUMNACCESS_DENIED_ERROR, ER.DBACCESS_DENIED_ERROR, 1227, 1370)
 _GONE = (ER.NO_SUCH_TABLE, ER.BAD_FIELD_ERROR, ER.BAD_DB_ERROR, 1412)
+
+
+def has_ended(error: BaseException) -> bool:
+    """Whether it says that the session, or what it was doing, was ended: by the network or by somebody."""
+    cause = error.__cause__
+    if not isinstance(error, SourceError) or not isinstance(cause, pymysql.err.MySQLError | OSError):
+        return False
+    return code_of(cause) in (*_LOST, *_ENDED)
 
 
 def query_error(code: int, doing: str, *, stream: str | None = None) -> SourceError:
@@ -217,7 +226,7 @@ def query_error(code: int, doing: str, *, stream: str | None = None) -> SourceEr
             remedy="Run the same command again.",
             stream=stream,
         )
-    elif code in (1317, 3024, 1969):
+    elif code in _ENDED:
         message = f"The server ended the statement while {doing}."
         remedy = "Run the same command again; if it goes on, something at the server kills long statements."
     elif code in _LOST:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from penstock.core.binlog_place import BinlogPlace
-from penstock.core.errors import PositionGoneError
+from penstock.core.errors import PositionGoneError, SourceError
 from penstock.core.position import Lsn
 from penstock.core.stream import StreamId
 from penstock.sources.base import Identity, LogHold, TableEnd
@@ -52,6 +52,10 @@ class MysqlSource:
     def database(self) -> str:
         return parse_url(self.url).database
 
+    @property
+    def log_may_be_ahead(self) -> bool:
+        return False
+
     def catalog(
         self, patterns: Sequence[StreamId] | None = None, *, at_replica: bool = False
     ) -> MysqlCatalog:
@@ -74,6 +78,10 @@ class MysqlSource:
     def is_captured(self, table: SourceTable) -> bool:
         """The log has all tables."""
         return True
+
+    def lacking(self, tables: Sequence[SourceTable]) -> Sequence[SourceError]:
+        """The log has all columns."""
+        return ()
 
     def identity(self) -> Identity:
         with closing(connect(self.url)) as connection:

@@ -15,7 +15,7 @@ server tells: chunks are counted when they are read.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -33,6 +33,7 @@ from penstock.sources.mysql import chunks, cursor_windows
 from penstock.sources.mysql.catalog import MysqlTable, discover
 from penstock.sources.mysql.chunk_reading import NOTHING, MysqlChunk, kept
 from penstock.sources.mysql.connection import Connection, cancel, connect
+from penstock.sources.mysql.held_snapshot import MysqlHeldTable, held_table
 from penstock.sources.mysql.results import read_texts
 from penstock.sources.mysql.snapshots import begin_snapshot
 from penstock.sources.tables import SourceLeaf, SourceTable
@@ -58,6 +59,9 @@ class MysqlReading:
         with closing(connect(self.url, program_name="penstock plan")) as connection:
             yield MysqlSession(connection)
 
+    def held(self, table: SourceTable, readers: int) -> AbstractContextManager[MysqlHeldTable]:
+        return held_table(self.url, _of_mysql(table), readers)
+
     def text_session(self) -> MysqlTextSession:
         return MysqlTextSession(self.url, connect(self.url, program_name="penstock load"))
 
@@ -78,6 +82,9 @@ class MysqlReading:
 
     def method_for(self, table: SourceTable, wanted: ChunkMethod) -> ChunkMethod:
         return wanted if _of_mysql(table).range_key else "ctid"
+
+    def bound_text(self, bound: str) -> str | None:
+        return chunks.number_of(bound)
 
     @contextmanager
     def watching(self) -> Iterator[Callable[[], Sequence[RunningRead]]]:

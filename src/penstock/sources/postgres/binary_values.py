@@ -136,3 +136,8 @@ def _array(
     there = pa.Array.from_buffers(pa.bool_(), rows, [None, pa.py_buffer(bits)])
     valid = pc.and_not(there, marked).buffers()[1]
     return CastResult(pa.Array.from_buffers(arrow, rows, [valid, *data]), marked)
+
+
+def warm_up() -> None:
+    """Have compiled what makes text: the first rows of every shape are read as that."""
+    text(BinaryFields(np.zeros(8, np.uint8), np.full(1, -1, np.int32)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 from penstock.core.held_as import HeldAs
 from penstock.core.stream import StreamId
@@ -276,12 +277,13 @@ def _check_membership(
             f"Run: ALTER PUBLICATION {quoted(name)} DROP TABLE {quoted(table.stream)}; "
             f"ALTER PUBLICATION {quoted(name)} ADD TABLE {quoted(table.stream)}.",
         )
-    unpublished = table.publishes_generated and publication and not publication.publishes_generated
-    if publication and unpublished and (mode == "manual" or not publication.owned):
-        yield _finding(table, "publication content", "error")(
+    lacks = publication is not None and not publication.publishes_generated and _holds_generated(table, need)
+    if publication and lacks and (mode == "manual" or not publication.owned):
+        found = _finding(table, "publication content", "error")(
             f"The publication {name} leaves out generated columns, and the table has stored ones.",
             f"As {publication.owner} run: {publish_generated_statement(name)}.",
         )
+        yield replace(found, is_waited_for=name in table.publications)
     if name in table.publications:
         return
     statement = f"ALTER PUBLICATION {quoted(name)} ADD TABLE {quoted(table.stream)}"
@@ -299,3 +301,9 @@ def _check_membership(
             f"The table is not in the publication {name}, which only {publication.owner} can change.",
             f"As {publication.owner} run: {statement}; or grant that role to Penstock's.",
         )
+
+
+def _holds_generated(table: TableInfo, need: StreamNeed) -> bool:
+    """Whether the stream has stored generated columns; its filter may read any."""
+    chosen = need.columns if need.where is None else ()
+    return any(column.generated and (not chosen or column.name in chosen) for column in table.schema.columns)

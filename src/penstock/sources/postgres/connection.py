@@ -12,6 +12,7 @@ reports back, which costs no round trip.
 from __future__ import annotations
 
 import re
+import socket
 import threading
 import weakref
 from collections.abc import Iterator, Mapping
@@ -37,6 +38,8 @@ SESSION_SETTINGS: Mapping[str, str] = {
 }
 
 CONNECT_TIMEOUT_S = 30
+_LAST_ANSWER_S = 0.2
+_COMES_BACK_S = 2.0
 _opened: weakref.WeakSet[Connection] = weakref.WeakSet()
 _opening = threading.Lock()
 # Settings that Postgres reports at connect without being asked.
@@ -85,6 +88,32 @@ def cancel_queries() -> None:
         if connection.info.transaction_status == TransactionStatus.ACTIVE:
             with suppress(psycopg.Error):
                 connection.cancel_safe(timeout=CONNECT_TIMEOUT_S)
+
+
+def end_session(connection: Connection) -> None:
+    """Close a session in which another thread may wait for the server, however long.
+
+    `close` would free what libpq reads in that thread, and break the process. So whoever is inside has a
+    moment for its answer; then the socket is shut down under it, and it comes back with an error. One that
+    does not even then keeps the session, which is freed when nobody has it any more.
+    """
+    if not connection.lock.acquire(timeout=_LAST_ANSWER_S):
+        _shut_socket_down(connection)
+        if not connection.lock.acquire(timeout=_COMES_BACK_S):
+            return
+    try:
+        connection.close()
+    finally:
+        connection.lock.release()
+
+
+def _shut_socket_down(connection: Connection) -> None:
+    """Both ways, and without closing it: the number stays the session's own."""
+    with suppress(psycopg.Error, OSError):  # it has ended, or ends at this moment
+        number = connection.fileno()
+        with socket.socket(fileno=socket.dup(number)) as same:
+            if connection.fileno() == number:  # else libpq closed it meanwhile, and it may be anything by now
+                same.shutdown(socket.SHUT_RDWR)
 
 
 def connection_parameters(

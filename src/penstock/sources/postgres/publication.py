@@ -7,8 +7,9 @@ Rules that hold whatever is asked:
   (it is not inherited), then ADD TABLE. Snapshots are taken after that commit, by others.
 - A table whose rows the log could not name is never added: its UPDATE and DELETE would fail in the
   application (correctness 30). So would they, from Postgres 18 on, if old rows had a generated column that
-  is not published: stored ones are published (`publish_generated_columns`) before a table is added or its
-  identity is changed, and a table with virtual ones, which cannot be, never gets REPLICA IDENTITY FULL.
+  is not published, by whichever publication: ours publishes stored ones (`publish_generated_columns`) before
+  a table is added or its identity is changed, and a table with virtual ones, which cannot be, or with stored
+  ones that another publication leaves out, never gets REPLICA IDENTITY FULL.
 - No row filter, no column list, no FOR ALL TABLES; nothing is removed.
 - A missing publication is created only while there is no slot. A slot older than its publication would
   fail, or skip what was written in between, so that is an error (correctness 9).
@@ -53,6 +54,12 @@ SELECT r.prrelid::bigint, to_jsonb(r) ->> 'prqual' IS NOT NULL, to_jsonb(r) ->> 
 FROM pg_publication_rel AS r JOIN pg_publication AS p ON p.oid = r.prpubid
 WHERE p.pubname = %s
   AND (to_jsonb(r) ->> 'prqual' IS NOT NULL OR to_jsonb(r) ->> 'prattrs' IS NOT NULL)
+"""
+# Every publication that a table is in must have what identifies its rows.
+_LEAVES_OUT_GENERATED = """
+SELECT p.pubname FROM pg_publication AS p
+WHERE p.pubname = ANY(%s) AND (p.pubupdate OR p.pubdelete) AND to_jsonb(p) ->> 'pubgencols' = 'n'
+ORDER BY p.pubname LIMIT 1
 """
 
 
@@ -115,34 +122,49 @@ class PublicationManager:
     ) -> tuple[StreamId, ...]:
         """Publish `streams` and nothing less; returns those that were added by this call.
 
-        Every condition is looked at before the first change, so a refusal changes nothing.
+        Every condition is looked at before the first change, so a refusal changes nothing. What a publication
+        that we may not change leaves out of tables that are in it is for `lacking` to say.
         """
-        publication = read_publication(self._connection, self._name)
+        publication = self._found()
         if publication is None:
             self._refuse_if_slot_exists()
             if self._mode == "manual":
                 raise self._manual_error("does not exist", self._create_statement())
-        else:
-            self._require_whole(publication)
         tables = self._tables(streams)
         for table in tables:
             self._require_publishable(table, publication, table.stream in full_identity)
         generated = [table for table in tables if table.publishes_generated]
-        unpublished = publication is not None and not publication.publishes_generated
         work = [table for table in tables if self._lacks(table, table.stream in full_identity)]
         if self._mode == "manual":
-            if unpublished and generated:
-                raise self._unpublished_error(generated[0])
+            assert publication is not None
             if work:
                 raise self._manual_work_error(work, full_identity)
             return ()
         if publication is None:
-            self._create()
-        elif unpublished and self._has_generated and (generated or publication.owned):
-            self._publish_generated(generated)
+            publication = self._created()
+        if not publication.publishes_generated and self._has_generated and (generated or publication.owned):
+            self._publish_generated([table for table in generated if table in work])
         for table in work:
             self._publish(table, full=table.stream in full_identity)
         return tuple(table.stream for table in work if self._name not in table.publications)
+
+    def lacking(self, streams: Sequence[StreamId]) -> list[SourceError]:
+        """Of these tables, those whose changes come without generated columns, each with the way out."""
+        publication = read_publication(self._connection, self._name)
+        if not streams or publication is None or publication.publishes_generated:
+            return []
+        return [
+            self._unpublished_error(table)
+            for table in discover(self._connection, streams)
+            if table.publishes_generated and self._name in table.publications
+        ]
+
+    def refused(self, streams: Sequence[StreamId]) -> list[SourceError]:
+        """What `ensure` would leave `lacking`: it sets what a publication of ours leaves out."""
+        publication = read_publication(self._connection, self._name)
+        if self._mode != "manual" and publication is not None and publication.owned:
+            return []
+        return self.lacking(streams)
 
     def drop(self) -> bool:
         """Drop the publication; False if there is none. Only on a person's command."""
@@ -163,6 +185,12 @@ class PublicationManager:
                 "changes made since the publication was dropped would be skipped.",
                 remedy="Run `penstock resync --yes`: it drops the slot and loads again under a new one.",
             )
+
+    def _found(self) -> PublicationInfo | None:
+        publication = read_publication(self._connection, self._name)
+        if publication is not None:
+            self._require_whole(publication)
+        return publication
 
     def _require_whole(self, publication: PublicationInfo) -> None:
         missing = sorted(OPERATIONS - publication.operations)
@@ -208,14 +236,9 @@ class PublicationManager:
                 stream=str(table.stream),
                 remedy="Add a primary key (not deferrable), or set `replica_identity: full` for this stream.",
             )
-        if table.virtual_columns and (full or any(leaf.replica_identity == "f" for leaf in table.leaves)):
-            raise SourceError(
-                f"The table has virtual generated columns ({', '.join(table.virtual_columns)}), which "
-                "Postgres cannot publish; published with REPLICA IDENTITY FULL, UPDATE and DELETE would "
-                "fail in the application.",
-                stream=str(table.stream),
-                remedy="Make them STORED, or leave the table its primary key as replica identity.",
-            )
+        has_full = full or any(leaf.replica_identity == "f" for leaf in table.leaves)
+        if has_full and self._lacks(table, full):
+            self._require_publishable_whole(table)
         filtered = publication.filter_of(table) if publication else None
         if filtered is not None:
             raise SourceError(
@@ -225,17 +248,41 @@ class PublicationManager:
                 "Penstock then adds it whole.",
             )
 
+    def _require_publishable_whole(self, table: TableInfo) -> None:
+        """That UPDATE and DELETE go on in the application when old rows are logged with every column."""
+        if table.virtual_columns:
+            raise SourceError(
+                f"The table has virtual generated columns ({', '.join(table.virtual_columns)}), which "
+                "Postgres cannot publish; published with REPLICA IDENTITY FULL, UPDATE and DELETE would "
+                "fail in the application.",
+                stream=str(table.stream),
+                remedy="Make them STORED, or leave the table its primary key as replica identity.",
+            )
+        others = set[str]().union(*(leaf.publications for leaf in table.leaves)) - {self._name}
+        if not table.publishes_generated or not others:
+            return
+        with query_errors("reading pg_publication"):
+            row = self._connection.execute(_LEAVES_OUT_GENERATED, (list(others),)).fetchone()
+        if row is not None:
+            raise SourceError(
+                f"The table has stored generated columns, which the publication {row[0]} leaves out: with "
+                "REPLICA IDENTITY FULL, UPDATE and DELETE would fail in the application.",
+                stream=str(table.stream),
+                remedy=f"As its owner run: {publish_generated_statement(row[0])}; or leave the table its "
+                "primary key as replica identity.",
+            )
+
     def _lacks(self, table: TableInfo, full: bool) -> bool:
         identity = full and any(leaf.replica_identity != "f" for leaf in table.leaves)
         return identity or self._name not in table.publications
 
     # -- changes ------------------------------------------------------------------------------
 
-    def _create(self) -> None:
+    def _created(self) -> PublicationInfo:
         try:
             self._connection.execute(self._create_statement().encode())
         except psycopg.errors.DuplicateObject:
-            return  # someone was faster; what it lacks is added next
+            pass  # someone was faster; what it lacks is added next
         except psycopg.errors.InsufficientPrivilege as error:
             raise SourceError(
                 f"The role may not create the publication {self._name}.",
@@ -244,6 +291,13 @@ class PublicationManager:
             ) from error
         except psycopg.Error as error:
             raise query_error(error, f"creating the publication {self._name}") from error
+        publication = self._found()
+        if publication is None:
+            raise SourceError(
+                f"The publication {self._name} was dropped as soon as it was there.",
+                remedy="Run the same command again.",
+            )
+        return publication
 
     def _create_statement(self) -> str:
         return create_statement(self._name, self._connection.info.server_version)
@@ -254,11 +308,15 @@ class PublicationManager:
         return self._connection.info.server_version >= GENERATED_FROM
 
     def _publish_generated(self, tables: Sequence[TableInfo]) -> None:
-        """Of these tables, generated columns are in the log from now on; they were not until now."""
+        """Generated columns are in the log from now on; they were not until now.
+
+        `tables`: those that are to be changed, which would have the application's statements fail.
+        """
         try:
             self._connection.execute(publish_generated_statement(self._name).encode())
         except psycopg.errors.InsufficientPrivilege as error:
-            raise self._unpublished_error(tables[0]) from error
+            if tables:
+                raise self._unpublished_error(tables[0]) from error
         except psycopg.Error as error:
             raise query_error(error, f"changing the publication {self._name}") from error
 

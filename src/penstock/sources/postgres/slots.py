@@ -10,6 +10,7 @@ one of them is promoted.
 from __future__ import annotations
 
 import re
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -22,6 +23,8 @@ from penstock.sources.postgres.connection import Connection, query_error, query_
 
 PLUGIN = "pgoutput"
 CAPTURE_APPLICATION = "penstock-capture"
+RELEASE_S = 10.0
+_LOOK_EVERY_S = 0.1
 _FAILOVER_SINCE = 170000
 _NAME = re.compile(r"\A[a-z0-9_]{1,63}\Z")
 
@@ -217,15 +220,23 @@ def _creation_error(error: psycopg.Error, name: str) -> SourceError:
 
 
 def drop_slot(connection: Connection, name: str) -> bool:
-    """Drop the slot; False if there is none. Only ever done on a person's command, or for our own."""
+    """Drop the slot; False if there is none. Only ever done on a person's command, or for our own.
+
+    A reader that has just ended holds it until the server has noticed, which is waited for.
+    """
     require_name(name)
-    try:
-        connection.execute("SELECT pg_drop_replication_slot(%s)", (name,))
-    except psycopg.errors.UndefinedObject:
-        return False
-    except psycopg.errors.ObjectInUse as error:
-        slot = read_slot(connection, name)
-        raise in_use_error(name, slot.active_pid if slot else None) from error
-    except psycopg.Error as error:
-        raise query_error(error, f"dropping the replication slot {name}") from error
-    return True
+    deadline = time.monotonic() + RELEASE_S
+    while True:
+        try:
+            connection.execute("SELECT pg_drop_replication_slot(%s)", (name,))
+        except psycopg.errors.UndefinedObject:
+            return False
+        except psycopg.errors.ObjectInUse as error:
+            if time.monotonic() > deadline:
+                slot = read_slot(connection, name)
+                raise in_use_error(name, slot.active_pid if slot else None) from error
+            time.sleep(_LOOK_EVERY_S)
+        except psycopg.Error as error:
+            raise query_error(error, f"dropping the replication slot {name}") from error
+        else:
+            return True

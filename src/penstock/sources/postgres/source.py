@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from urllib.parse import urlsplit
 
+from penstock.core.errors import SourceError
 from penstock.core.position import Lsn
 from penstock.core.stream import StreamId
 from penstock.sources.base import Identity, LogHold, TableEnd
@@ -81,6 +82,10 @@ class PostgresSource:
     def database(self) -> str:
         return urlsplit(self.url).path.lstrip("/")
 
+    @property
+    def log_may_be_ahead(self) -> bool:
+        return False
+
     def catalog(
         self, patterns: Sequence[StreamId] | None = None, *, at_replica: bool = False
     ) -> PostgresCatalog:
@@ -119,6 +124,14 @@ class PostgresSource:
 
     def is_captured(self, table: SourceTable) -> bool:
         return self.publication in table.publications
+
+    def lacking(self, tables: Sequence[SourceTable]) -> Sequence[SourceError]:
+        generated = [table for table in tables if _has_generated(table)]
+        if not generated:
+            return []
+        with connect(self.url) as connection:
+            manager = PublicationManager(connection, self.publication, self.publication_mode, self.slot)
+            return manager.lacking([table.stream for table in generated])
 
     def identity(self) -> Identity:
         with connect(self.url) as connection:
@@ -179,3 +192,7 @@ class PostgresSource:
 
     def cancel_queries(self) -> None:
         cancel_queries()
+
+
+def _has_generated(table: SourceTable) -> bool:
+    return any(column.generated for column in (*table.schema.columns, *table.schema.hidden))

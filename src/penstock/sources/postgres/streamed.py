@@ -148,8 +148,10 @@ class StreamedTransactions:
 def warm_up() -> None:
     """Compile, or load from the cache, what the first batches would otherwise wait for."""
     batch = MessageBatch.join([b"w" + bytes(24) + b"I" + bytes(12)])
-    control_messages(batch.buffer, batch.ends)
-    without_ids(batch.buffer, batch.ends, np.zeros(0, np.int64))
+    # As in `pgoutput.warm_up`: memory that is written to again is another type to a compiler.
+    for buffer in (batch.buffer, batch.buffer.copy()):
+        control_messages(buffer, batch.ends)
+        without_ids(buffer, batch.ends, np.zeros(0, np.int64))
 
 
 def sweep_spool(directory: Path) -> None:

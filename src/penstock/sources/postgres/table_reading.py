@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import NoReturn
 
 import psycopg
 import pyarrow as pa
@@ -66,6 +67,9 @@ class PostgresReading:
                 take_over_snapshot(connection, snapshot)
             yield PostgresSession(connection)
 
+    def held(self, table: SourceTable, readers: int) -> NoReturn:
+        raise AssertionError("a snapshot has a name, and can be read under by all")
+
     def text_session(self) -> PostgresTextSession:
         return PostgresTextSession(self._connect("penstock load"))
 
@@ -89,6 +93,9 @@ class PostgresReading:
     def method_for(self, table: SourceTable, wanted: ChunkMethod) -> ChunkMethod:
         key = table.schema.key
         return wanted if key and table.schema.column(key[0]).type_name in KEY_TYPES else "ctid"
+
+    def bound_text(self, bound: str) -> str:
+        return bound
 
     @contextmanager
     def watching(self) -> Iterator[Callable[[], Sequence[RunningRead]]]:

@@ -7,8 +7,6 @@ the topic has been read: what was deleted while it was read lies before where it
 
 from __future__ import annotations
 
-import numpy as np
-
 from penstock.streams.kafka.topic_reading import Extent, TopicReader
 
 ANYWHERE = -1  # as a partition
@@ -24,24 +22,18 @@ def deleted_to(reader: TopicReader, topic: str, head: int, *, keys_may_move: boo
     cut = {number: extent for number, extent in extents.items() if extent.low > 0}
     if not cut:
         return {}
-    latest = _latest_of_heads(reader, topic, cut, head)
-    bounds = {number: latest.get(number, _ALL_OF_IT) for number in cut}
+    bounds = {number: _latest_of_head(reader, topic, number, extent, head) for number, extent in cut.items()}
     anywhere = max(bounds.values())
     return {**(dict.fromkeys(extents, anywhere) if keys_may_move else bounds), ANYWHERE: anywhere}
 
 
-def _latest_of_heads(reader: TopicReader, topic: str, cut: dict[int, Extent], head: int) -> dict[int, int]:
-    """The latest tx of the first changes of each partition; rows of loads are none."""
-    left = dict.fromkeys(cut, head)
-    latest: dict[int, int] = {}
-    for batch in reader.read(topic, cut):
+def _latest_of_head(reader: TopicReader, topic: str, number: int, extent: Extent, head: int) -> int:
+    """The latest tx of a partition's first changes; rows of loads are none."""
+    latest: list[int] = []
+    for batch in reader.read(topic, {number: extent}, counts_others=False):
         for records in batch:
-            if records.chunk:
-                continue
-            for number in np.unique(records.partition).tolist():
-                first = records.tx[records.partition == number][: left[number]]
-                left[number] -= len(first)
-                latest[number] = max([latest.get(number, 0), *first.tolist()])
-        if not any(left.values()):
+            if not records.chunk:
+                latest += records.tx[: head - len(latest)].tolist()
+        if len(latest) >= head:
             break
-    return latest
+    return max(latest, default=_ALL_OF_IT)

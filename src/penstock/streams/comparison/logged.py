@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-import numpy as np
-
 from penstock.capture.tail_reader import LogReader
-from penstock.capture.transactions import ChangeRows, MessageConverter
+from penstock.capture.transactions import MessageConverter
 from penstock.core.position import Lsn
 from penstock.core.stream import StreamId
 from penstock.log.reader import ChangeLog
@@ -42,8 +40,8 @@ def logged_events(
     for item in reader.read(start, _step_end(settings, end)):
         for fragment in converter.fragments(item):
             for changes in fragment.changes:
-                part = _inside(changes, ranges[changes.stream])
-                if part is not None:
+                within = ranges[changes.stream]
+                if (part := changes.between(within.start, within.end)) is not None:
                     made = conversion.events(part)
                     # What is told of columns is told anew with every start.
                     yield from (each for each in made if each.stream == part.stream and len(each))
@@ -52,8 +50,3 @@ def logged_events(
 def _step_end(settings: StreamSettings, position: Lsn) -> Lsn:
     """Steps are read whole; what lies behind the range is left out of each."""
     return next((step.end for step in ChangeLog(settings.log_directory).after(Lsn(position - 1))), position)
-
-
-def _inside(changes: ChangeRows, within: Range) -> ChangeRows | None:
-    first, stop = (int(np.searchsorted(changes.tx, int(at))) for at in (within.start, within.end))
-    return changes.slice(first, stop) if first < stop else None

@@ -3,7 +3,8 @@
 With one bucket, or as soon as anything but a change behind the last position is among the events, one
 producer sends all of them (a *whole* commit). Otherwise each bucket sends the rows of its keys, and a bucket
 that is ahead leaves out those it has (`marks`). Events are kept until they are committed, up to a limit:
-beyond it they are known to have arrived, and cannot be what is refused.
+beyond it they are known to have arrived, and cannot be what is refused. So much is a whole commit: what comes
+last may be something that no divided one has, and then all of it would have to be begun again.
 """
 
 from __future__ import annotations

@@ -46,7 +46,6 @@ def read(config: KafkaLaneConfig, identity: str, patience: Patience) -> Held:
 def _records(consumer: Consumer, patience: Patience) -> Iterator[tuple[bytes | None, bytes | None]]:
     deadline = time.monotonic() + ANSWER_S
     while time.monotonic() < deadline:
-        patience.go_on()
         try:
             messages = consumer.consume(_AT_ONCE, timeout=_PIECE_S)
         except KafkaException as error:
@@ -56,9 +55,11 @@ def _records(consumer: Consumer, patience: Patience) -> Iterator[tuple[bytes | N
             if problem is None:
                 yield message.key(), message.value()
             elif problem.code() == KafkaError._PARTITION_EOF:
+                patience.answered()
                 return
             elif not problem.retriable():
                 raise target_error(_DOING, code_of(problem))
+        patience.waits(_DOING, is_moving=bool(messages))
         if messages:
             deadline = time.monotonic() + ANSWER_S
     raise target_error(_DOING, "_TIMED_OUT")

@@ -35,6 +35,7 @@ from penstock.streams.publisher import StoppedError
 
 _PIECE_S = 0.5
 _ABORT_S = 10.0
+_SENDING = "sending events"
 _COMMIT_S = 2 * settings.MESSAGE_S  # longer than records can be under way
 _MARKERS_S = 0.002  # what the coordinator mostly takes for them
 _PURGED = frozenset({"_PURGE_QUEUE", "_PURGE_INFLIGHT"})  # by an abort
@@ -126,28 +127,34 @@ class TransactionalProducer:
     def flush(self) -> None:
         """Wait until everything is at the broker."""
         producer = self._open_producer()
+        under_way = len(producer)
         try:
-            while producer.flush(_PIECE_S):
-                self._patience.go_on()
+            while left := producer.flush(_PIECE_S):
+                self._patience.waits(_SENDING, is_moving=left < under_way)
+                under_way = left
         except KafkaException as error:
             self._lose(error)
         if self._failed_code is not None:
             code = self._failed_code
             self.abort()
             raise AbortedError(code)
+        self._patience.answered()
 
     def commit(self) -> None:
         """Everything since it began, at once."""
         if not self._in_transaction:
             raise LostError("_STATE")
         producer, deadline = self._open_producer(), time.monotonic() + _COMMIT_S
+        under_way = len(producer)
         while True:
             try:
                 producer.commit_transaction(_PIECE_S)
             except KafkaException as error:
                 told: KafkaError = error.args[0]
                 if told.retriable() and time.monotonic() < deadline:
-                    self._go_on_in_doubt()
+                    left = len(producer)
+                    self._wait_in_doubt(code_of(error), is_moving=left < under_way)
+                    under_way = left
                     continue
                 with contextlib.suppress(KafkaException):  # the same again, if it is fatal
                     producer.poll(0)
@@ -157,6 +164,7 @@ class TransactionalProducer:
                 self._abort_for(self._failed_code or code_of(error), error)
             self._in_transaction = False
             self._ended_at = time.monotonic()
+            self._patience.answered()
             return
 
     def abort(self) -> None:
@@ -209,8 +217,9 @@ class TransactionalProducer:
             try:
                 return produce()
             except BufferError:
-                self._patience.go_on()
+                under_way = len(self._open_producer())
                 self._poll(0.05)
+                self._patience.waits(_SENDING, is_moving=len(self._open_producer()) < under_way)
 
     def _poll(self, within_s: float = 0.0) -> None:
         """Hear what became of records. The client tells of a fatal error here, whoever asks."""
@@ -221,9 +230,9 @@ class TransactionalProducer:
         except KafkaException as error:
             self._lose(error)
 
-    def _go_on_in_doubt(self) -> None:
+    def _wait_in_doubt(self, code: str, *, is_moving: bool) -> None:
         try:
-            self._patience.go_on()
+            self._patience.waits("committing a transaction", code, is_moving=is_moving)
         except StoppedError:
             self._give_up()
             raise

@@ -7,7 +7,7 @@ what it says. The standing found there was committed together with all events up
 it: going on from there neither misses nor doubles one.
 
 Which term is the later one is said by the epochs, in the same topic (`writers`). A commit whose answer is
-lost is found out: another producer is initialised, which completes or ends the transaction, and the positions
+lost is found out: other producers are initialised, which completes or ends the transaction, and the positions
 topic tells which of the two. With more than one bucket, see `marks`.
 
 Every error leaves the transaction aborted, on our side or by the next producer of its id.
@@ -37,17 +37,20 @@ from penstock.streams.kafka.topics import Topics, is_topic_name
 from penstock.streams.kafka.writers import ALONE, Writers
 from penstock.streams.publisher import Standing, Term
 from penstock.streams.target import Refused, RefusedEventsError
+from penstock.streams.trouble import TroubleMet
 
 _ACCEPTED_ALONE = 20  # so many, each the largest of the rest, and the others are not the culprits
 
 
 class KafkaTarget:
-    """Used by one thread, but for `stop`."""
+    """Used by one thread, but for `stop`. `trouble` is told what it waits for, while it does."""
 
-    def __init__(self, config: KafkaLaneConfig, lane: str = "kafka") -> None:
+    def __init__(
+        self, config: KafkaLaneConfig, lane: str = "kafka", trouble: TroubleMet | None = None
+    ) -> None:
         self._config = config
         self._lane = lane
-        self._patience = Patience()
+        self._patience = Patience(trouble=trouble)
         self._topics = Topics(config, self._patience)
         self._open_writers: Writers | None = None
         self._commits = 0
@@ -73,7 +76,8 @@ class KafkaTarget:
     def write(self, events: Events) -> None:
         part = self._group.add(events)
         try:
-            if self._group.is_divided and not self._group.is_of_tail(events):
+            # What is not kept cannot be begun again as a whole, and what comes last may ask for that.
+            if self._group.is_divided and (self._group.is_full or not self._group.is_of_tail(events)):
                 self._gather()
             else:
                 self._send(part, events)
@@ -151,11 +155,7 @@ class KafkaTarget:
 
     def _gather(self) -> None:
         """Begin the group again as a whole commit."""
-        if not self._group.is_complete:
-            raise TargetError(
-                "Kafka: loaded rows and a very large transaction met in one commit.",
-                remedy="Nothing is to be done: both are sent again.",
-            )
+        assert self._group.is_complete, "what is divided is kept"
         self._writers.abort()
         self._group.gather()
         for part, events in self._group.parts.items():
@@ -187,7 +187,7 @@ class KafkaTarget:
         try:
             self._writers[bucket].commit()
         except LostError as error:
-            self._writers.settle(bucket, key, mark.commit, error)
+            self._writers.settle(key, mark.commit, error)
         self._writers.committed = mark.commit
         if self._group.is_divided:
             self._ahead[bucket] = mark.standing.position  # until all of them are there

@@ -88,7 +88,9 @@ class TopicReader:
 
         return Extent(*self._patience.ask(f"asking for the ends of {topic}", ask, is_retried=True))
 
-    def read(self, topic: str, extents: dict[int, Extent]) -> Iterator[list[Records]]:
+    def read(
+        self, topic: str, extents: dict[int, Extent], *, counts_others: bool = True
+    ) -> Iterator[list[Records]]:
         """All that is committed there, in the order of each partition."""
         left = {number: extent.high for number, extent in extents.items() if extent.high > extent.low}
         if not left:
@@ -116,7 +118,7 @@ class TopicReader:
                     del left[number]
                     self._consumer.pause([TopicPartition(topic, number)])
             if records:
-                yield self._columns(topic, records)
+                yield self._columns(topic, records, counts_others=counts_others)
             waited_s = time.monotonic() - heard_at
             if waited_s > _OPEN_S and at_end.issuperset(left):
                 return  # only open transactions are left
@@ -139,13 +141,13 @@ class TopicReader:
                 raise target_error(doing, code_of(problem))
         return [each for each in messages if each.error() is None or _is_end(each)]
 
-    def _columns(self, topic: str, messages: Sequence[Message]) -> list[Records]:
+    def _columns(self, topic: str, messages: Sequence[Message], *, counts_others: bool) -> list[Records]:
         rows: dict[tuple[str, str], list[tuple[int, int, int, Message]]] = {}
         for message in messages:
             headers = dict(message.headers() or ())
             named = _name(headers)
             if named is None:
-                self.others[topic] = self.others.get(topic, 0) + 1
+                self.others[topic] = self.others.get(topic, 0) + counts_others
                 continue
             stream, chunk, tx, op, kind = named
             rows.setdefault((stream, chunk), []).append((tx, op, kind, message))

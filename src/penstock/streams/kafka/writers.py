@@ -4,6 +4,10 @@ An id is initialised only after the positions topic was looked at and has no hig
 wakes up late does not shut out its successor in vain; and it is looked at again afterwards, since only then
 nobody can add to it. `claim` writes our own epoch before anything else is written, so that whoever we shut
 out finds it there.
+
+Who reads committed records sees nothing behind the first transaction that is open, be it of another bucket.
+So whether one bucket's commit has happened is asked after all ids were initialised: that ends what they have
+open, and returns when the ends are in the log. Buckets that were still to be committed are written anew.
 """
 
 from __future__ import annotations
@@ -50,10 +54,7 @@ class Writers:
 
     def open(self) -> Held:
         """What the target holds, which nobody else can change from now on."""
-        self._read()
-        for producer in self._producers:
-            producer.open(self._batch_bytes)
-        held = self._read()
+        held = self._reopen(*self._producers)
         self.committed = held.last_commit
         if held.buckets is None or (held.epoch, held.system_id) != (self._term.epoch, self._term.system_id):
             self._claim()
@@ -61,14 +62,13 @@ class Writers:
 
     def __getitem__(self, bucket: int) -> TransactionalProducer:
         """Another one, if it was lost."""
-        if not self._producers[bucket].is_open and (
-            self._reopen(bucket, self._batch_bytes).last_commit > self.committed
-        ):
+        producer = self._producers[bucket]
+        if not producer.is_open and self._reopen(producer).last_commit > self.committed:
             raise StaleTermError(
                 "Kafka holds a commit of this lane that was taken for lost.",
                 remedy="Nothing is to be done: the lane goes on from there.",
             )
-        return self._producers[bucket]
+        return producer
 
     def send_smaller_batches(self) -> None:
         self._batch_bytes = max(self._batch_bytes // 2, 1)
@@ -82,10 +82,13 @@ class Writers:
     def failures(self) -> list[Failure]:
         return [failure for producer in self._producers for failure in producer.failures]
 
-    def settle(self, bucket: int, key: bytes, commit: int, error: LostError) -> None:
-        """Find out whether a commit whose answer is lost has happened: an `AbortedError` if not."""
+    def settle(self, key: bytes, commit: int, error: LostError) -> None:
+        """Find out whether a commit whose answer is lost has happened: an `AbortedError` if not.
+
+        Whatever other buckets have open is aborted.
+        """
         self.heed(error)
-        is_committed = self._found_out(bucket).commit_of(key) == commit
+        is_committed = self._found_out().commit_of(key) == commit
         _logger.info("the answer to a commit was lost", committed=is_committed, code=error.code)
         if not is_committed:
             raise AbortedError(error.code) from error
@@ -121,16 +124,18 @@ class Writers:
             )
         return held
 
-    def _reopen(self, bucket: int, batch_bytes: int) -> Held:
+    def _reopen(self, *producers: TransactionalProducer) -> Held:
         self._read()
-        self._producers[bucket].open(batch_bytes)
+        for producer in producers:
+            producer.open(self._batch_bytes)
         return self._read()
 
-    def _found_out(self, bucket: int) -> Held:
+    def _found_out(self) -> Held:
         for tries in itertools.count():
             try:
-                return self._reopen(bucket, self._batch_bytes)
+                return self._reopen(*self._producers)
             except TargetError as error:
+                self._patience.trouble.met(error.message)
                 _logger.warning("whether a commit has happened is not known yet", error=error.message)
                 self._patience.pause(pause_s(tries, _RETRY_S, _RETRY_MOST_S))
         raise AssertionError

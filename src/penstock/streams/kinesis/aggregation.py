@@ -17,10 +17,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+import pyarrow as pa
 
 from penstock.compiling import compiled
-from penstock.streams.events import Int64s
-from penstock.streams.kinesis.records import Records
+from penstock.core.position import Lsn
+from penstock.core.stream import StreamId
+from penstock.streams.events import Events, Int64s
+from penstock.streams.kinesis.records import RecordMaker, Records
 from penstock.text_kernels import Bytes, Ints, Number, copy_bytes
 
 MAGIC = b"\xf3\x89\x9a\xc2"
@@ -103,6 +106,19 @@ def _varint(message: bytes, at: int) -> tuple[int, int]:
         if byte < 0x80:
             break
     return value, at
+
+
+def warm_up() -> None:
+    """Have it compiled, and what makes records of events."""
+    first = np.zeros(1, np.int64)
+    kind = np.zeros(1, np.uint8)
+    key, value = pa.array([b"[1]"]), pa.array([b"{}"])
+    events = Events(StreamId("public", "t"), "", first, first, kind, first, key, value)
+    maker = RecordMaker("", Lsn(0))
+    maker.sizes(events)
+    records = maker.records(events)
+    records.body("", first)
+    list(aggregated(records, first, first, 1 << 20))
 
 
 @compiled()

@@ -6,6 +6,10 @@ before it is sent. What a call has written therefore lies behind its bounds, and
 call; in a shard that it does not know, anywhere. So the bounds of the oldest call that is not done with cover
 everything that may be read for: they are the checkpoint, and nobody needs to know which call wrote where.
 A call is done with when everything up to its newest event is behind the standing.
+
+That may take for ever, if a record is not taken and others go past it. So of many calls that were begun one
+after the other, two become one: with the bounds of the older, done with when both are. It reads more than it
+must, and never less.
 """
 
 from __future__ import annotations
@@ -20,6 +24,8 @@ from typing import Any
 CLOCKS_DIFFER_S = 300.0
 #: A shard without news is read from a moment instead, so that the bound never gets older than what is kept.
 _NEWS_S = 600.0
+#: More calls than that are never remembered, but for those that are under way.
+_CALLS_MAX = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +59,7 @@ class Call:
     number: int
     last: int
     bounds: Bounds
+    begun_at: float  # by the clock
     lost_at: float | None = None
 
 
@@ -68,7 +75,9 @@ class BoundKeeper:
 
     def begin(self, last: int) -> Call:
         with self._lock:
-            call = Call(self._next, last, dict(self._bounds))
+            if len(self._calls) >= _CALLS_MAX:
+                self._calls = _in_pairs(list(self._calls.values()))
+            call = Call(self._next, last, dict(self._bounds), time.time())
             self._calls[self._next] = call
             self._next += 1
             return call
@@ -86,13 +95,15 @@ class BoundKeeper:
     def forget(self, call: Call) -> None:
         """It has written nothing."""
         with self._lock:
-            self._calls.pop(call.number, None)
+            if self._calls.get(call.number) is call:  # else others are one with it, and may have written
+                del self._calls[call.number]
 
     def lose(self, call: Call) -> None:
         """Whether it has written anything is not known."""
         with self._lock:
-            if call.number in self._calls:
-                self._calls[call.number] = replace(call, lost_at=time.monotonic())
+            number = max((each for each in self._calls if each <= call.number), default=None)
+            if number is not None:
+                self._calls[number] = replace(self._calls[number], lost_at=time.monotonic())
 
     def lost(self) -> Call | None:
         """The oldest that was lost, with the moment at which the newest was."""
@@ -126,7 +137,30 @@ class BoundKeeper:
             return oldest.bounds if oldest else dict(self._bounds)
 
     @property
+    def since(self) -> float:
+        """From which moment on the stream must have kept what was sent, for the rest to be found in it."""
+        with self._lock:
+            return next((call.begun_at for call in self._calls.values()), time.time())
+
+    @property
     def is_idle(self) -> bool:
         """Whether every call is done with."""
         with self._lock:
             return not self._calls
+
+
+def _in_pairs(calls: list[Call]) -> dict[int, Call]:
+    """Two that follow each other as one, under the number of the older: numbers in between mean that one."""
+    found = {}
+    for older, newer in zip(calls[::2], calls[1::2], strict=False):
+        lost = [at for at in (older.lost_at, newer.lost_at) if at is not None]
+        found[older.number] = Call(
+            older.number,
+            max(older.last, newer.last),
+            older.bounds,
+            older.begun_at,
+            max(lost, default=None),
+        )
+    if len(calls) % 2:
+        found[calls[-1].number] = calls[-1]
+    return found

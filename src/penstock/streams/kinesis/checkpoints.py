@@ -32,7 +32,11 @@ _FOUND = ".found"
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """`is_closed`: nothing was sent that is not behind the standing, and nothing more was to be sent."""
+    """`is_closed`: nothing was sent that is not behind the standing, and nothing more was to be sent.
+
+    `written_at`: or earlier, when the oldest call was begun of which something is not behind the standing. An
+    event may be held for longer than the stream keeps what went past it.
+    """
 
     standing: Standing
     shards: Bounds

@@ -29,6 +29,7 @@ from penstock.streams.kinesis.errors import CallError
 from penstock.streams.kinesis.settings import KinesisSettings
 
 _CONNECTIONS = 64
+_PIECE_BYTES = 64 * 1024
 _NEVER_SENT = (ConnectTimeoutError, EndpointConnectionError, ProxyConnectionError)
 _EXPIRED = ("ExpiredToken", "UnrecognizedClient", "InvalidClientToken", "InvalidSignature", "Incomplete")
 
@@ -38,7 +39,11 @@ class _NotSentError(Exception):
 
 
 class _Guarded:
-    """A request's body that is handed out, whole, only if it may be sent."""
+    """A request's body, of which each piece is handed out only if it may be sent.
+
+    A connection may be so slow that the whole takes longer than a former leader's requests are waited for:
+    timeouts are of single writes. Without its last piece nothing is carried out.
+    """
 
     def __init__(self, body: bytes, may_send: Callable[[], bool]) -> None:
         self._body = body
@@ -46,10 +51,11 @@ class _Guarded:
         self.is_refused = False
 
     def __iter__(self) -> Iterator[bytes]:
-        if not self._may_send():
-            self.is_refused = True
-            raise _NotSentError
-        yield self._body
+        for at in range(0, len(self._body), _PIECE_BYTES):
+            if not self._may_send():
+                self.is_refused = True
+                raise _NotSentError
+            yield self._body[at : at + _PIECE_BYTES]
 
 
 class KinesisClient:
@@ -80,7 +86,8 @@ class KinesisClient:
     def call(self, operation: str, body: bytes, may_send: Callable[[], bool] = lambda: True) -> Any:
         """Raises a `CallError`, and a `TargetError` if it could not even be sent.
 
-        `may_send` is asked last, when all but the body is on its way: without it nothing is carried out.
+        `may_send` is asked before each piece of the body, the last one too, when all before it is on its way:
+        without it nothing is carried out.
         """
         request = AWSRequest(
             "POST",

@@ -26,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from penstock.compiling import read_only
 from penstock.core.position import Lsn
 from penstock.streams.events import TOMBSTONE, Events, Int64s
 from penstock.streams.kinesis import record_kernels as kernels
@@ -91,7 +92,7 @@ class RecordMaker:
         data = kernels.write_data(columns.values, names, digests, prefix, ends)
         if events.headers:
             data, ends = _with_headers(data, ends, _told_headers(events))
-        return Records(keys, key_ends, data, ends, hashes)
+        return Records(keys, key_ends, read_only(data), ends, hashes)
 
     def sizes(self, events: Events) -> Int64s:
         columns = _Columns(events)
@@ -153,7 +154,8 @@ def _with_headers(data: npt.NDArray[np.uint8], ends: Int64s, headers: list[bytes
 
 
 def _names(events: Events, keyless: npt.NDArray[np.bool_]) -> kernels.Names:
-    return (events.tx, events.op, events.kind == TOMBSTONE, keyless, bool(events.chunk))
+    tombstones = read_only(events.kind == TOMBSTONE)
+    return read_only(events.tx), read_only(events.op), tombstones, read_only(keyless), bool(events.chunk)
 
 
 def group_of(events: Events) -> Group:
@@ -201,7 +203,7 @@ def _buffers(column: pa.BinaryArray) -> kernels.Values:
         is_null = column.is_null().to_numpy(zero_copy_only=False)
     _, offsets, values = column.buffers()
     if offsets is None or count == 0:
-        return np.zeros(0, np.uint8), np.zeros(count + 1, np.int32), is_null
+        return read_only(np.zeros(0, np.uint8)), read_only(np.zeros(count + 1, np.int32)), read_only(is_null)
     bounds = np.frombuffer(offsets, np.int32, count + 1, column.offset * 4)
     content = np.frombuffer(values, np.uint8) if values else np.zeros(0, np.uint8)
-    return content, bounds, is_null
+    return read_only(content), read_only(bounds), read_only(is_null)

@@ -23,6 +23,7 @@ from penstock.streams.kinesis.aggregation import taken_apart
 from penstock.streams.kinesis.bounds import BEGINNING, Bound, Bounds
 from penstock.streams.kinesis.client import KinesisClient
 from penstock.streams.kinesis.errors import CallError
+from penstock.streams.kinesis.found import Found
 from penstock.streams.kinesis.records import Name, name_of
 from penstock.streams.kinesis.shards import Shard, generations
 from penstock.streams.publisher import StoppedError
@@ -41,10 +42,14 @@ _TRIED_AGAIN = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class ShardTail:
-    """`late`: how many records came after one of a later term. `is_whole`: its bound was still there."""
+    """`late`: how many records came after one of a later term. `is_whole`: its bound was still there.
 
-    names: Sequence[Name]
+    `newest`: the sequence number of its last record, whoever wrote it; None if there is none.
+    """
+
+    shard: str
     late: int
+    newest: int | None
     is_whole: bool = True
 
 
@@ -57,26 +62,36 @@ class Tail:
         self._identity = identity
         self._stopped = stopped
 
-    def read(self, shards: Sequence[Shard], bounds: Bounds) -> Iterator[ShardTail]:
-        """`TargetError`: not all of it could be read."""
+    def read(self, shards: Sequence[Shard], bounds: Bounds, found: Found | None) -> list[ShardTail]:
+        """`found` gets the names of what is there. `TargetError`: not all of it could be read."""
+        tails: list[ShardTail] = []
         with ThreadPoolExecutor(_READERS, "tail") as pool:
             for generation in generations(shards):
-                yield from pool.map(
-                    lambda shard: self._of(shard, bounds.get(shard.id, BEGINNING)), generation
+                tails += pool.map(
+                    lambda shard: self._of(shard, bounds.get(shard.id, BEGINNING), found), generation
                 )
+        return tails
 
-    def _of(self, shard: Shard, bound: Bound) -> ShardTail:
-        names: list[Name] = []
+    def _of(self, shard: Shard, bound: Bound, found: Found | None) -> ShardTail:
+        late = LateCount()
+        newest: int | None = None
         try:
             iterator = self._iterator(shard, bound)
             is_whole = True
         except _BoundGoneError:
             iterator, is_whole = self._iterator(shard, BEGINNING), False
-        for record in self._records(shard, iterator):
-            names.extend(_names_of(base64.b64decode(record["Data"]), shard, self._identity))
-        return ShardTail(names, late_in(names), is_whole)
+        for records in self._answers(shard, iterator):
+            newest = int(records[-1]["SequenceNumber"])
+            if found is not None:
+                found.add(list(late.counted(self._names_in(records, shard))))
+        return ShardTail(shard.id, late.count, newest, is_whole)
 
-    def _records(self, shard: Shard, iterator: str | None) -> Iterator[Any]:
+    def _names_in(self, records: Sequence[Any], shard: Shard) -> Iterator[Name]:
+        for record in records:
+            yield from _names_of(base64.b64decode(record["Data"]), shard, self._identity)
+
+    def _answers(self, shard: Shard, iterator: str | None) -> Iterator[Sequence[Any]]:
+        """The records of one answer after the other: a tail may be larger than what fits in memory."""
         empty, newest = 0, ""
         while iterator is not None:
             try:
@@ -84,8 +99,8 @@ class Tail:
             except _IteratorExpiredError:
                 iterator = self._iterator(shard, Bound(int(newest)) if newest else BEGINNING)
                 continue
-            yield from answer["Records"]
             if answer["Records"]:
+                yield answer["Records"]
                 empty, newest = 0, answer["Records"][-1]["SequenceNumber"]
             elif answer.get("MillisBehindLatest", 0) == 0:
                 empty += 1
@@ -160,10 +175,16 @@ def _held(parts: list[tuple[bytes, bytes]], shard: Shard) -> list[bytes]:
     return [content for key, content in parts if belongs(key)]
 
 
-def late_in(names: Iterable[Name]) -> int:
+class LateCount:
     """How many of a shard's records, in their order, came after one of a later term."""
-    newest, late = Lsn(0), 0
-    for name in names:
-        late += name.epoch < newest
-        newest = max(newest, name.epoch)
-    return late
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._newest = Lsn(0)
+
+    def counted(self, names: Iterable[Name]) -> Iterator[Name]:
+        """The same, as they are looked at."""
+        for name in names:
+            self.count += name.epoch < self._newest
+            self._newest = max(self._newest, name.epoch)
+            yield name

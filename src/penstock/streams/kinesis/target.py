@@ -14,6 +14,7 @@ Kinesis has neither transactions nor a way to shut a former leader out. What sta
   Nothing is sent again by anybody below: botocore's own retries are not used.
 - Checkpoints are of one state directory, and the stream says of which (`owner`).
 - A term that ended in order, with nothing sent beyond the standing, says so: nothing is read or waited for.
+- A lane that is set back by order sends all of it again: its checkpoint begins behind what is there already.
 
 What cannot be known is counted, and `on_unproven` decides: a tail older than the stream keeps, a stream made
 anew, a sequence number that is no longer a place, a record that arrived after its leader's successor had
@@ -160,10 +161,11 @@ class KinesisTarget:
         self._wait(lost.lost_at + self._settings.take_over_wait_s - time.monotonic())
         self._refresh()
         hashes = self._maker.records(events).hashes
-        for tail in self._tail.read(self._stream.map.touched(hashes), lost.bounds):
-            self._looked.add(tail.names)
+        self._tail.read(self._stream.map.touched(hashes), lost.bounds, self._looked)
 
     def note(self, standing: Standing, last: int) -> None:
+        if self._standing is not None and standing.position < self._standing.position:
+            self._begin_behind_all()
         bounds = self._bounds.done(last)
         if self._bounds.lost() is None:
             self._looked.clear()
@@ -188,7 +190,7 @@ class KinesisTarget:
         self._client.close()
 
     def _write(self, standing: Standing, bounds: Bounds, *, is_closed: bool = False) -> None:
-        checkpoint = Checkpoint(standing, bounds, time.time(), is_closed, self._carries_found)
+        checkpoint = Checkpoint(standing, bounds, self._bounds.since, is_closed, self._carries_found)
         self._checkpoints.write(checkpoint, self._term.epoch)
 
     def _is_past(self, standing: Standing) -> bool:
@@ -281,9 +283,20 @@ class KinesisTarget:
             self._bounds.meet(self._stream.map.shards)
             self._bounds.drop(self._stream.map.shards)
 
+    def _begin_behind_all(self) -> None:
+        """The lane was set back: all of it is sent again, and what is there now counts for nothing.
+
+        What was found would be left out, behind events of its key that are not. So it is with whoever reads
+        back later from bounds that are before it: an event whose answer was lost lies there also after a term
+        that ended in order. No call is under way, and none of a predecessor's.
+        """
+        tails = self._tail.read(list(self._stream.map.shards.values()), self._bounds.done(-1), None)
+        self._bounds.heard({tail.shard: tail.newest for tail in tails if tail.newest is not None})
+        self._found.clear()
+        self._carries_found = False
+
     def _read_back(self, bounds: Bounds) -> None:
-        for tail in self._tail.read(list(self._stream.map.shards.values()), bounds):
-            self._found.add(tail.names)
+        for tail in self._tail.read(list(self._stream.map.shards.values()), bounds, self._found):
             if tail.late:
                 self._count("late", tail.late)
             if not tail.is_whole:

@@ -2,8 +2,9 @@
 
 A table map names a column's collation by number; which set that is, the server says once (`read_collations`):
 numbers differ between MySQL, MariaDB and their versions. Sets of one byte are a table of 256 code points, the
-Unicode ones are computed, both by compiled code. The multi-byte sets of East Asia are decoded value by value
-by Python's codecs, at about a microsecond each.
+Unicode ones are computed, both by compiled code. The tables are the servers' own: they are Python's, but for
+what these hold to be another character, or none, which they show as a question mark. The multi-byte sets of
+East Asia are decoded value by value by Python's codecs, at about a microsecond each.
 """
 
 from __future__ import annotations
@@ -36,10 +37,35 @@ _SINGLE_BYTE = {
     "cp852": "cp852", "cp866": "cp866", "koi8r": "koi8-r", "koi8u": "koi8-u", "greek": "iso8859-7",
     "hebrew": "iso8859-8", "tis620": "tis-620", "macroman": "mac-roman", "macce": "mac-latin2",
 }  # fmt: skip
+_OTHERWISE = {
+    "cp866": {0xFC: "ⁿ", 0xFD: "²"},
+    "koi8u": {0x95: "•"},
+    "greek": {0xA1: "ʽ", 0xA2: "ʼ"},
+    "hebrew": {0xAF: "‾"},
+}
+_UNDEFINED = {
+    "cp1250": (0x81, 0x83, 0x88, 0x90, 0x98),
+    "cp1251": (0x98,),
+    "cp1256": (0x8A, 0x8F, 0x98, 0x9A, 0x9F, 0xAA, 0xC0, 0xFF),
+    "cp1257": (0x81, 0x83, 0x88, 0x8A, 0x8C, 0x90, 0x98, 0x9A, 0x9C, 0x9F, 0xA1, 0xA5),
+    "greek": (0xA4, 0xA5, 0xAA, 0xAE, 0xD2, 0xFF),
+    "hebrew": (0xA1, *range(0xBF, 0xDF), 0xFB, 0xFC, 0xFF),
+}
 _MULTI_BYTE = {
     "gbk": "gbk", "gb2312": "gb2312", "gb18030": "gb18030", "big5": "big5", "euckr": "cp949",
     "sjis": "shift_jis", "cp932": "cp932", "ujis": "euc_jp", "eucjpms": "euc_jp",
 }  # fmt: skip
+#: Collations of sets that a client may write statements in: numbers that are the same on all servers.
+_CLIENTS = {
+    "latin1": (5, 8, 15, 31, 47, 48, 49, 94), "latin2": (2, 9, 21, 27, 77), "latin5": (30, 78),
+    "latin7": (20, 41, 42, 79), "cp1250": (26, 34, 44, 66, 99), "cp1251": (14, 23, 50, 51, 52),
+    "cp1256": (57, 67), "cp1257": (29, 58, 59), "cp850": (4, 80), "cp852": (40, 81), "cp866": (36, 68),
+    "koi8r": (7, 74), "koi8u": (22, 75), "greek": (25, 70), "hebrew": (16, 71), "tis620": (18, 89),
+    "macroman": (39, 53), "macce": (38, 43), "gbk": (28, 87), "gb2312": (24, 86),
+    "gb18030": (248, 249, 250), "big5": (1, 84), "euckr": (19, 85), "sjis": (13, 88), "cp932": (95, 96),
+    "ujis": (12, 91), "eucjpms": (97, 98),
+}  # fmt: skip
+_CLIENT_CHARSETS = {number: charset for charset, numbers in _CLIENTS.items() for number in numbers}
 _REPLACEMENT = 0xFFFD
 
 
@@ -98,19 +124,25 @@ def _code_points(charset: str) -> Ints:
             points[byte] = ord(text)
         elif charset == "latin1":  # what Windows leaves undefined, MySQL keeps as a control character
             points[byte] = byte
+    for byte, text in _OTHERWISE.get(charset, {}).items():
+        points[byte] = ord(text)
+    points[list(_UNDEFINED.get(charset, ()))] = ord("?")
     return points
+
+
+def client_charset(collation: int) -> str:
+    """In which a statement is written; of those that are not known, as most are."""
+    return _CLIENT_CHARSETS.get(collation, "utf8mb4")
 
 
 def to_utf8(value: bytes, charset: str) -> bytes:
     """A single value, such as a member of an enumeration."""
-    codec = (
-        _SINGLE_BYTE.get(charset)
-        or _MULTI_BYTE.get(charset)
-        or {
-            values.UTF8: "utf-8",
-            values.UTF16_BIG: "utf-16-be",
-            values.UTF16_LITTLE: "utf-16-le",
-            values.UTF32: "utf-32-be",
-        }.get(_UNICODE.get(charset, values.UTF8), "utf-8")
-    )
+    if charset in _SINGLE_BYTE:
+        return "".join(map(chr, _code_points(charset)[list(value)].tolist())).encode()
+    codec = _MULTI_BYTE.get(charset) or {
+        values.UTF8: "utf-8",
+        values.UTF16_BIG: "utf-16-be",
+        values.UTF16_LITTLE: "utf-16-le",
+        values.UTF32: "utf-32-be",
+    }.get(_UNICODE.get(charset, values.UTF8), "utf-8")
     return codecs.decode(value, codec, "replace").encode()

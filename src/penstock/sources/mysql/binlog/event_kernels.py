@@ -5,7 +5,10 @@ bytes. What a table looks like is found by the id in its events. A table map or 
 is not known yet stops the pass; the caller makes it known (rare: once per table or source) and goes on.
 
 A transaction begins with its global id, or with BEGIN where there is none. It ends with an XID event, COMMIT,
-ROLLBACK, the preparation of an XA transaction, or, when no BEGIN was seen, with its only statement.
+ROLLBACK, the preparation of an XA transaction, or, when no BEGIN was seen, with its only statement. One that
+is open where the next begins, or another file, was being written when the server crashed: it never counted,
+and ends where it began. Rows that cannot be walked over, of a type that is not known or of which the log has
+parts only, are passed over as an event, which is told among what is rare.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ from penstock.sources.mysql.binlog.packet_kernels import (
 )
 from penstock.word_kernels import address_of, load_word
 
-QUERY, STOP, ROTATE, XID, FORMAT_DESCRIPTION = 2, 3, 4, 16, 15
+QUERY, STOP, ROTATE, XID, FORMAT_DESCRIPTION, EXECUTE_LOAD = 2, 3, 4, 16, 15, 18
 INCIDENT, TABLE_MAP, HEARTBEAT, HEARTBEAT_2 = 26, 19, 27, 41
 WRITE_1, UPDATE_1, DELETE_1, WRITE_2, UPDATE_2, DELETE_2 = 23, 24, 25, 30, 31, 32
 GTID, ANONYMOUS_GTID, GTID_TAGGED, XA_PREPARE, PARTIAL_UPDATE, PAYLOAD = 33, 34, 42, 38, 39, 40
@@ -42,12 +45,14 @@ KIND, TABLE, ROW_AT, PRESENT_AT, TRANSACTION, ORDINAL = range(6)
 #: columns of the matrix of transactions; SOURCE is -1 where there is no global id, BEGINS is in its file
 SOURCE, NUMBER, COMMIT_TS, BEGINS = range(4)
 #: how a transaction ended
-COMMITTED, ROLLED_BACK, PREPARED, BY_STATEMENT = range(4)
+COMMITTED, ROLLED_BACK, PREPARED, BY_STATEMENT, CUT = range(5)
 #: rows of the array that carries a transaction over the cut between two batches
 CARRY_STATE, CARRY_SOURCE, CARRY_NUMBER, CARRY_TS, CARRY_ORDINAL, CARRY_BEGINS = range(6)
 OUTSIDE, IDENTIFIED, OPEN = range(3)
 #: why the pass stopped
-DONE, NEW_TABLE, NEW_SOURCE, UNKNOWN_TABLE, BAD_ROWS, PARTIAL, UNKNOWN_EVENT = range(7)
+DONE, NEW_TABLE, NEW_SOURCE, UNKNOWN_TABLE, BAD_ROWS, UNKNOWN_EVENT = range(6)
+#: in the place of how many columns a table has, if its rows cannot be walked over
+UNREAD = -1
 
 _DUMMY_TABLE = 0xFFFFFF
 _MARIADB_STANDALONE, _MARIADB_COMPLETED_XA = 1, 128
@@ -286,7 +291,7 @@ def scan_events(  # noqa: PLR0912, PLR0915 - one pass, one loop: cutting it up w
     count = last - first
     transactions = np.empty((count + 1, 4), np.int64)
     finished = np.empty((count, 4), np.int64)
-    rare = np.empty((count, 4), np.int64)
+    rare = np.full((count, 5), -1, np.int64)
     name = np.zeros(_SOURCE_MAX, np.uint8)
     found = ended = rares = 0
     size: Number
@@ -302,7 +307,7 @@ def scan_events(  # noqa: PLR0912, PLR0915 - one pass, one loop: cutting it up w
         kind = np.int64(buffer[start + TYPE_AT])
         at = start + HEADER
         how = np.int64(-1)
-        if WRITE_1 <= kind <= DELETE_1 or WRITE_2 <= kind <= DELETE_2:
+        if WRITE_1 <= kind <= DELETE_1 or WRITE_2 <= kind <= DELETE_2 or kind == PARTIAL_UPDATE:
             table_id = little_endian(buffer, at, 6)
             at += 8
             if kind >= WRITE_2:
@@ -316,6 +321,13 @@ def scan_events(  # noqa: PLR0912, PLR0915 - one pass, one loop: cutting it up w
             if table < 0:
                 reason = UNKNOWN_TABLE
                 break
+            if kind == PARTIAL_UPDATE or maps[table, 3] == UNREAD:
+                rare[rares, 0], rare[rares, 1] = number, found
+                rare[rares, 2], rare[rares, 3] = current, ordinal
+                rare[rares, 4] = table
+                rares += 1
+                number += 1
+                continue
             if maps[table, 3] != columns:
                 reason = BAD_ROWS
                 break
@@ -374,6 +386,10 @@ def scan_events(  # noqa: PLR0912, PLR0915 - one pass, one loop: cutting it up w
             if origin < 0 and kind != ANONYMOUS_GTID:
                 reason = NEW_SOURCE
                 break
+            if state == OPEN:
+                finished[ended, 0], finished[ended, 1] = number - 1, current
+                finished[ended, 2], finished[ended, 3] = transactions[current, BEGINS], CUT
+                ended += 1
             current += 1
             transactions[current, SOURCE], transactions[current, NUMBER] = origin, sequence
             if commit_ts == 0:
@@ -423,19 +439,20 @@ def scan_events(  # noqa: PLR0912, PLR0915 - one pass, one loop: cutting it up w
                 rare[rares, 0], rare[rares, 1] = number, found
                 rare[rares, 2], rare[rares, 3] = current, ordinal
                 rares += 1
-        elif kind in (ROTATE, FORMAT_DESCRIPTION, INCIDENT):
+        elif kind in (ROTATE, FORMAT_DESCRIPTION, INCIDENT, EXECUTE_LOAD):
             rare[rares, 0], rare[rares, 1] = number, found
             rare[rares, 2], rare[rares, 3] = current, ordinal
             rares += 1
-        elif kind == PARTIAL_UPDATE:
-            reason = PARTIAL
-            break
+            if kind == FORMAT_DESCRIPTION and state != OUTSIDE:
+                how = np.int64(CUT)
         elif not _is_of_no_concern(kind, little_endian(buffer, start + FLAGS_AT, 2)):
             reason = UNKNOWN_EVENT
             break
         if how >= 0:
             finished[ended, 0], finished[ended, 1] = number, current
             finished[ended, 2], finished[ended, 3] = little_endian(buffer, start + POSITION_AT, 4), how
+            if how == CUT:
+                finished[ended, 2] = transactions[current, BEGINS]
             ended += 1
             state = np.int64(OUTSIDE)
         number += 1
@@ -452,7 +469,7 @@ def _is_of_no_concern(kind: Number, flags: Number) -> bool:
         return True
     return (
         kind in (STOP, HEARTBEAT, HEARTBEAT_2)
-        or kind in (5, 13, 14)  # of statements: the statement itself is told
+        or kind in (5, 9, 13, 14, 17)  # of statements: the statement itself is told
         or kind in (28, 29, 35, 36, 37)  # ignorable, statement's text, earlier ids, group replication's
         or kind in (160, 161, 163)  # MariaDB: statement's text, checkpoint, list of ids
     )

@@ -3,14 +3,13 @@
 `binlog_row_metadata=FULL` brings names, values of enumerations, the key. With MINIMAL, the default, signs
 and character sets are there, and the rest is None: the caller has the catalog. Without any of it (MySQL 5.7)
 numbers would be guessed to be signed, so a table whose map lacks what its types need is refused when decoded.
+Of a table with a type that is not known, nothing is but its name: how long its rows are, nobody could tell.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from typing import Final
-
-from penstock.core.errors import SourceError
 
 TINY, SHORT, LONG, FLOAT, DOUBLE, NULL, TIMESTAMP, LONGLONG, INT24 = 1, 2, 3, 4, 5, 6, 7, 8, 9
 DATE, TIME, DATETIME, YEAR, NEWDATE, VARCHAR, BIT = 10, 11, 12, 13, 14, 15, 16
@@ -32,6 +31,7 @@ _FIXED_WIDTH: Final = {
     TINY: 1, SHORT: 2, INT24: 3, LONG: 4, LONGLONG: 8, FLOAT: 4, DOUBLE: 8, NULL: 0, YEAR: 1,
     DATE: 3, NEWDATE: 3, TIME: 3, DATETIME: 8, TIMESTAMP: 4,
 }  # fmt: skip
+_KNOWN: Final = frozenset({*_META_OF_ONE_BYTE, *_META_OF_TWO_BYTES, *_FIXED_WIDTH})
 _FRACTIONAL_WIDTH: Final = {TIMESTAMP2: 4, DATETIME2: 5, TIME2: 3}
 #: bytes that so many decimal digits take, less than nine of them
 DIGIT_BYTES: Final = (0, 1, 1, 2, 2, 3, 3, 4, 4)
@@ -63,6 +63,7 @@ class TableMap:
     name: str
     columns: tuple[Column, ...]
     key: tuple[int, ...] | None = field(default=None)
+    unknown_type: int | None = None
 
     @property
     def stream(self) -> str:
@@ -96,11 +97,13 @@ def parse_table_map(body: bytes, mariadb: bool = False) -> TableMap:
     schema = reader.take(reader.take(1)[0] + 1)[:-1].decode()
     name = reader.take(reader.take(1)[0] + 1)[:-1].decode()
     types = reader.take(reader.number())
+    unknown = next((code for code in types if code not in _KNOWN), None)
+    if unknown is not None:
+        return TableMap(schema, name, (), unknown_type=unknown)
     meta = _Reader(reader.text())
     nullable = reader.take((len(types) + 7) // 8)
     columns = [
-        _column(code, meta, bool(nullable[index >> 3] >> (index & 7) & 1), f"{schema}.{name}")
-        for index, code in enumerate(types)
+        _column(code, meta, bool(nullable[index >> 3] >> (index & 7) & 1)) for index, code in enumerate(types)
     ]
     key = None
     while not reader.done:
@@ -112,7 +115,7 @@ def parse_table_map(body: bytes, mariadb: bool = False) -> TableMap:
     return TableMap(schema, name, tuple(columns), key)
 
 
-def _column(code: int, meta: _Reader, nullable: bool, stream: str) -> Column:
+def _column(code: int, meta: _Reader, nullable: bool) -> Column:
     length = scale = 0
     if code in _META_OF_ONE_BYTE:
         length = meta.take(1)[0]
@@ -124,12 +127,6 @@ def _column(code: int, meta: _Reader, nullable: bool, stream: str) -> Column:
         code, length = _real_type(*meta.take(2))
     elif code in _META_OF_TWO_BYTES:
         length = int.from_bytes(meta.take(2), "little")
-    elif code not in _FIXED_WIDTH:
-        raise SourceError(
-            f"A column has a type that Penstock does not know (number {code}).",
-            stream=stream,
-            remedy="Leave the table out of the streams, and report it with the server's version.",
-        )
     return Column(code, length, scale, _width(code, length, scale), nullable)
 
 

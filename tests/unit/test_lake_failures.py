@@ -1,0 +1,76 @@
+"""When the lake lane begins anew by itself, and when its process ends."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from penstock import lake_process
+from penstock.core import backoff
+from penstock.core.errors import (
+    CaptureAwayError,
+    CommitConflictError,
+    DestinationError,
+    PenstockError,
+    SourceError,
+    StaleLookupError,
+)
+from penstock.lake_process import AWAY_BACKOFF_S, FAILURES_MAX, LakeProcess
+
+pytestmark = pytest.mark.unit
+
+
+@pytest.fixture
+def process(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """One of which only the deciding is there."""
+    monkeypatch.setattr(lake_process, "BACKOFF_S", (0.0, 0.0))
+    process: Any = LakeProcess.__new__(LakeProcess)
+    process._measures = SimpleNamespace(begun_anew=lambda: None)
+    process._spark = SimpleNamespace(has_died=lambda: False)
+    process._channel = SimpleNamespace(state=lambda *_: None)
+    process._stop, process._failures, process._aways = threading.Event(), 0, 0
+    return process
+
+
+@pytest.mark.parametrize("kind", [DestinationError, CommitConflictError])
+def test_what_fails_again_and_again_ends_the_process(process: Any, kind: type[PenstockError]) -> None:
+    for _ in range(FAILURES_MAX - 1):
+        process._begin_anew_after(kind("It failed.", remedy="None."))
+    with pytest.raises(kind):
+        process._begin_anew_after(kind("It failed.", remedy="None."))
+
+
+def test_files_that_somebody_merges_again_and_again_do_not_end_the_process(process: Any) -> None:
+    for _ in range(2 * FAILURES_MAX):
+        process._begin_anew_after(StaleLookupError("Files were merged.", remedy="None."))
+    for _ in range(FAILURES_MAX):
+        process._begin_anew_after(SourceError("It is away.", remedy="None."))
+    process._begin_anew_after(StaleLookupError("Files were merged.", remedy="None."))
+
+
+def test_terms_of_captures_that_end_soon_are_joined_more_and_more_seldom(
+    process: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first time at once: that is what a failover is."""
+    now, pauses = 0.0, list[float]()
+    monkeypatch.setattr(backoff, "random", SimpleNamespace(uniform=lambda _, most: most))
+    monkeypatch.setattr(lake_process, "time", SimpleNamespace(monotonic=lambda: now))
+    process._stop = SimpleNamespace(is_set=lambda: False, wait=pauses.append)
+    lasted_s = 1.0
+
+    def term(*, warm: bool) -> None:
+        nonlocal now
+        now += lasted_s
+        raise CaptureAwayError("Capture's term is over.", remedy="None.")
+
+    process._term = term
+    for _ in range(10):
+        process._next_term(warm=False)
+    assert pauses[:4] == [0.2, 0.4, 0.8, 1.6]
+    assert pauses[-1] == AWAY_BACKOFF_S[1]
+    lasted_s = 60.0
+    process._next_term(warm=False)
+    assert pauses[-1] == 0.2, "one that lasted is no reason to wait"
