@@ -65,6 +65,8 @@ TASK_MEMORY_BYTES = 512 * 1024**2
 #: Files of a group, and tasks: of fewer, groups of large files would not be enough to be worth it.
 TASKS_MIN, TASKS_MAX = 2, 16
 _FILES_PER_PASS = 100, 10_000
+#: Who asks for it waits for it: a rewrite that loses is made again so many times, each with smaller passes.
+TRIES_BY_HAND = 4
 _MILLISECONDS = 1000
 _VECTORS_FROM = 3  # format version: a data file has one vector of deletes at most, and takes it with it
 
@@ -115,7 +117,7 @@ class Maintenance:
         alone: Alone = nullcontext,
         goes_on: Callable[[], bool] = lambda: True,
     ) -> CompactedStream | None:
-        """Do what is due. By schedule one pass over the data files at most: other tables are waiting.
+        """Do what is due. By schedule one pass over the data files at most, and one try: others are waiting.
 
         `alone` keeps others from writing while a pass over the data files is made, which has a limit, and
         during no other step: none has one, or needs it, since rounds add deletes and manifests, and replace
@@ -128,9 +130,12 @@ class Maintenance:
         turn = _Turn(self._destination.table(stream), self._limits, self._spark(), self._listener)
         expired = orphans = 0
         self.gave_way = True
-        with self._may_give_way(stream):
-            turn.rewrite(found.before, found.due, pass_bytes, alone, in_one_pass=not by_hand)
-            self.gave_way = False
+        for lost in range(TRIES_BY_HAND if by_hand else 1):
+            with self._may_give_way(stream):
+                turn.rewrite(found.due, pass_bytes >> 2 * lost, alone, in_one_pass=not by_hand)
+                self.gave_way = False
+            if not (self.gave_way and goes_on()):
+                break
         os.sync()  # what the table refers to now is on disk before what it referred to goes
         if goes_on() and "snapshots" in found.due:
             with self._may_give_way(stream):
@@ -168,9 +173,8 @@ class _Turn:
         here = is_on_one_machine(spark.sparkContext.master or "")
         self._tasks = min(max(memory // TASK_MEMORY_BYTES, TASKS_MIN), TASKS_MAX) if here else TASKS_MAX
 
-    def rewrite(
-        self, health: TableHealth, work: Sequence[str], pass_bytes: int, alone: Alone, *, in_one_pass: bool
-    ) -> None:
+    def rewrite(self, work: Sequence[str], pass_bytes: int, alone: Alone, *, in_one_pass: bool) -> None:
+        health = self._health()
         metadata = self.table.handle.metadata()
         if metadata is None or metadata.head(NEXT_BRANCH) is not None:
             return  # it is about to be replaced
