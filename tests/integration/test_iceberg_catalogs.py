@@ -17,7 +17,7 @@ import pyiceberg.catalog
 import pytest
 from pyiceberg.table import StaticTable
 
-from penstock.config.sections import DestinationConfig
+from penstock.config.destination import DestinationConfig
 from penstock.core.errors import CommitConflictError
 from penstock.core.position import Lsn
 from penstock.core.stream import StreamId

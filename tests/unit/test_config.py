@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from pydantic import Field, ValidationError
 
 from penstock.config import Config, MongoSourceConfig, MysqlSourceConfig, PostgresSourceConfig, StreamConfig
+from penstock.config.base import Section
 from penstock.config.problems import Problem, problems_of
-from penstock.config.sections import Section
 from penstock.config.selection import choose
 from penstock.config.substitution import SubstitutionError, substitute
 from penstock.core.errors import ConfigError

@@ -23,7 +23,7 @@ import pytest
 import yaml
 
 from penstock.config import Config
-from penstock.config.sections import ConsoleConfig
+from penstock.config.console import ConsoleConfig
 from penstock.metrics import (
     BY_NAME,
     CHECKPOINT_FAILURES,

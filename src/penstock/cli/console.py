@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from penstock.cli.settings import settings_of
 from penstock.config import Config
-from penstock.config.sections import ConsoleConfig
+from penstock.config.console import ConsoleConfig
 from penstock.core.errors import ConfigError
 
 

@@ -7,18 +7,14 @@ Values that came from the environment or a file do not appear in errors, logs or
 
 from __future__ import annotations
 
+from penstock.config.destination import DestinationConfig
 from penstock.config.models import Config
-from penstock.config.sections import (
-    DestinationConfig,
-    LoadConfig,
-    LogConfig,
+from penstock.config.sections import LoadConfig, LogConfig, ReadersConfig, SparkConfig, StreamConfig
+from penstock.config.source import (
     MongoSourceConfig,
     MysqlSourceConfig,
     PostgresSourceConfig,
-    ReadersConfig,
     SourceConfig,
-    SparkConfig,
-    StreamConfig,
 )
 
 __all__ = [

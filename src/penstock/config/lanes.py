@@ -6,7 +6,7 @@ from datetime import timedelta
 
 from pydantic import Field, field_validator
 
-from penstock.config.sections import Section
+from penstock.config.base import Section
 from penstock.config.shapes import ShapesConfig
 from penstock.config.streams import (
     STREAM_LANES,

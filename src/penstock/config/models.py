@@ -9,20 +9,19 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationError, model_validator
 
+from penstock.config.base import Section
+from penstock.config.console import ConsoleConfig
+from penstock.config.destination import DestinationConfig
 from penstock.config.document import Document, Location, read_document
 from penstock.config.lanes import LanesConfig
 from penstock.config.problems import Problem, config_error, problems_of
 from penstock.config.sections import (
     CheckpointConfig,
-    ConsoleConfig,
-    DestinationConfig,
     LoadConfig,
     LogConfig,
     MaintenanceConfig,
     ReadersConfig,
     RunConfig,
-    Section,
-    SourceConfig,
     SparkConfig,
     StreamConfig,
     TailConfig,
@@ -30,6 +29,7 @@ from penstock.config.sections import (
     WalConfig,
 )
 from penstock.config.selection import choose, choose_of_those_there, not_there, unmatched
+from penstock.config.source import SourceConfig
 from penstock.config.substitution import substitute_all
 from penstock.config.unavailable import REMEDY, unavailable
 from penstock.config.values import LocalPath, StreamPattern

@@ -1,275 +1,38 @@
-"""The sections of the pipeline file: what each key means, and its default.
+"""The sections of the pipeline file that have no module of their own: what each key means, and its default.
 
-The docstring below a key is its line in docs/reference/configuration.md.
+`source`, `destination` and `console` have one; so do `lanes`, and in it `shapes` and `streams`.
 """
 
 from __future__ import annotations
 
-import re
-import zlib
 from datetime import timedelta
-from pathlib import Path
 from typing import Annotated, Literal
-from urllib.parse import unquote
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    PositiveInt,
-    PrivateAttr,
-    SecretStr,
-    field_validator,
-    model_validator,
-)
+from pydantic import Field, PositiveInt, field_validator, model_validator
 
+from penstock.config.base import Section
+from penstock.config.destination import TableConfig
 from penstock.config.values import (
     Address,
     ByteSize,
     ColumnType,
     CursorColumns,
     Duration,
-    Identifier,
     Interval,
     LocalPath,
     Lookbacks,
-    MongoUrl,
-    MysqlUrl,
-    PartitionBy,
     PathOrObject,
     Pause,
-    PostgresUrl,
     Share,
-    SlotName,
     SocketOrAddress,
-    SortBy,
     SparkValue,
     StreamPattern,
     Token,
 )
 from penstock.core.stream import StreamId
-from penstock.core.table_options import PartitionField, SortField, TableOptions, check_partitions
 from penstock.core.where import check_syntax
 
-FIELDS_FILE = "collections.json"
 _MIB = 1024 * 1024
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, hide_input_in_errors=True, use_attribute_docstrings=True
-    )
-
-
-class PostgresSourceConfig(Section):
-    """A Postgres server."""
-
-    type: Literal["postgres"]
-    """The kind of database."""
-    url: PostgresUrl
-    """`postgresql://user:${PGPASSWORD}@host:5432/database`, straight to the server and not to a pooler."""
-    replica_url: PostgresUrl | None = None
-    """Of a streaming standby of that server: [tables are read there](../guides/replica.md), changes still
-    come from `url`."""
-    slot: SlotName = "penstock"
-    """The replication slot, created at the first sync. One pipeline, one slot."""
-    publication: Identifier = "penstock"
-    """The publication, created at the first sync; tables are added to it as streams are."""
-    publication_mode: Literal["auto", "manual"] = "auto"
-    """`manual`: Penstock neither creates nor changes the publication, and says what is missing in it."""
-    failover: bool = False
-    """Have the slot copied to standbys of the server (Postgres 17 and later), so that it is there when one of
-    them is promoted. Holds for a slot that Penstock creates."""
-
-
-class MysqlSourceConfig(Section):
-    """A MySQL or MariaDB server. Its tables are synced to Parquet; see [what is not there
-    yet](#not-there-yet)."""
-
-    type: Literal["mysql"]
-    """The kind of database; MariaDB too."""
-    url: MysqlUrl
-    """`mysql://user:${MYSQL_PWD}@host:3306/database`, straight to the server. `?ssl_mode=` is `preferred`,
-    `required`, `verify_ca`, `verify_identity` or `disabled`, with `ssl_ca`, `ssl_cert` and `ssl_key`."""
-    name: Identifier = "penstock"
-    """Tells this pipeline from others that read the same server: no two of them share it."""
-    server_id: Annotated[int, Field(ge=1, le=2**32 - 1)] | None = None
-    """As which replica the binary log is read: a number that no server and no other pipeline has. By default
-    it is made of `name`."""
-
-    @property
-    def replica_id(self) -> int:
-        """Ids of the upper half are seldom given by people."""
-        return self.server_id or 2**31 | zlib.crc32(self.name.encode()) & 0x7FFFFFFF
-
-
-class MongoSourceConfig(Section):
-    """A MongoDB replica set or sharded cluster. See [what is not there yet](#not-there-yet)."""
-
-    type: Literal["mongodb"]
-    """The kind of database."""
-    url: MongoUrl
-    """`mongodb://user:${MONGODB_PASSWORD}@host:27017/database?replicaSet=rs0`, or `mongodb+srv://…`. It is
-    read at the primary and as a majority has it, whatever the url says of that."""
-    name: Identifier = "penstock"
-    """Tells this pipeline from others that read the same cluster: no two of them share it."""
-    database: str | None = None
-    """The one database that streams are of; by default that of `url`. `""`, and a url without one: streams
-    are of the whole cluster, whose changes the user must be allowed to read."""
-    layout: Literal["document", "fields"] = "document"
-    """What a collection is as a table. `document`: `_id`, and the whole document as JSON. `fields`: `_id`, a
-    column for each top-level field that a sample had when the collection was first seen, and `_rest`."""
-    _fields_path: Path | None = PrivateAttr(None)
-
-    @property
-    def database_read(self) -> str:
-        """Empty: the whole cluster."""
-        if self.database is not None:
-            return self.database
-        rest = self.url.get_secret_value().partition("://")[2].partition("?")[0]
-        return unquote(rest.partition("/")[2])
-
-    @property
-    def fields_path(self) -> Path | None:
-        """Where the fields that collections were found to have are remembered."""
-        return self._fields_path
-
-    def remembering_at(self, state: Path) -> None:
-        self._fields_path = state / FIELDS_FILE
-
-
-#: One model for each `type`.
-SourceConfig = PostgresSourceConfig | MysqlSourceConfig | MongoSourceConfig
-
-
-_ICEBERG_ONLY = ("catalog", "upserts", "format_version", "properties", "jars_dir")
-
-
-class CatalogConfig(Section):
-    """The Iceberg catalog, which knows each table's newest metadata."""
-
-    type: Literal["sqlite", "hadoop", "postgres", "rest", "hive", "glue"] = "sqlite"
-    """`sqlite`: a file in the warehouse. `hadoop`: the directories themselves, for one writer on a file
-    system with atomic renames."""
-    name: Annotated[str, Field(min_length=1)] = "penstock"
-    """Readers of a SQL catalog give the same name."""
-    uri: SecretStr | None = None
-    """Where it is: `postgresql://…`, `http://…` (REST) or `thrift://…` (Hive)."""
-    properties: dict[str, SparkValue] = {}
-    """Further settings, by Iceberg's own names."""
-
-    @model_validator(mode="after")
-    def _says_where(self) -> CatalogConfig:
-        if self.type in ("postgres", "rest", "hive") and self.uri is None:
-            raise ValueError(f"a catalog of type {self.type} needs `uri`")
-        return self
-
-
-#: What Penstock keeps in a table's properties, and what Iceberg does not take for some.
-_OWN_PROPERTIES = re.compile(
-    r"penstock\..*|format-version|uuid|snapshot-count|current-(schema|snapshot-.*)"
-    r"|default-(partition-spec|sort-order)"
-)
-
-
-def _free(properties: dict[str, str]) -> dict[str, str]:
-    for key in properties:
-        if _OWN_PROPERTIES.fullmatch(key):
-            own = "set `format_version`" if key == "format-version" else "Penstock or Iceberg sets it itself"
-            raise ValueError(f"`{key}` is no property to choose: {own}")
-    return properties
-
-
-class DestinationConfig(Section):
-    """Where tables go."""
-
-    type: Literal["parquet", "iceberg"]
-    """The kind of table."""
-    path: LocalPath | None = None
-    """Parquet: a directory; a table is `<path>/<schema>/<table>`."""
-    warehouse: LocalPath | None = None
-    """Iceberg: a directory; a table is `<warehouse>/<schema>/<table>` unless the catalog decides."""
-    catalog: CatalogConfig = CatalogConfig()
-    upserts: Literal["merge_on_read", "copy_on_write"] = "merge_on_read"
-    """Iceberg: changed rows are marked as deleted in their files, or the files are written again without
-    them, for readers that cannot apply deletes."""
-    format_version: Literal[2, 3] | None = None
-    """Iceberg: `3` for [deletion vectors](../guides/iceberg.md#format-version-3); a table of version 2 is
-    upgraded at the next sync, for good. By default new tables have 2, and others keep theirs."""
-    properties: dict[str, SparkValue] = {}
-    """Iceberg: table properties, by Iceberg's own names; those of a stream's own come over them."""
-    jars_dir: LocalPath | None = None
-    """Iceberg: a directory with the jars, for machines that cannot download them."""
-
-    @property
-    def directory(self) -> Path:
-        """Where the tables lie."""
-        directory = self.path if self.type == "parquet" else self.warehouse
-        assert directory is not None
-        return directory
-
-    @model_validator(mode="after")
-    def _says_where(self) -> DestinationConfig:
-        needed, other = ("path", "warehouse") if self.type == "parquet" else ("warehouse", "path")
-        if getattr(self, needed) is None:
-            raise ValueError(f"needs `{needed}`")
-        foreign = {other, *(_ICEBERG_ONLY if self.type == "parquet" else ())} & self.model_fields_set
-        if foreign:
-            raise ValueError(f"`{min(foreign)}` has no meaning for {self.type} tables")
-        return self
-
-    @field_validator("properties")
-    @classmethod
-    def _properties_are_free(cls, properties: dict[str, str]) -> dict[str, str]:
-        return _free(properties)
-
-
-class TableConfig(Section):
-    """What is chosen for [one Iceberg table](../guides/iceberg.md#partitions-order-properties-place). Columns
-    have the table's names. What is not named stays as it is in the table; what is changed holds from the next
-    sync on, for files that are written then."""
-
-    partition_by: list[PartitionBy] | None = None
-    """Columns, or `year(c)`, `month(c)`, `day(c)`, `hour(c)`, `bucket(16, c)`, `truncate(4, c)` of them; `[]`
-    for none."""
-    sort_by: list[SortBy] | None = None
-    """The order of rows in each file: `created_at desc`, `id`, `name asc nulls last`; `[]` for none."""
-    location: LocalPath | None = None
-    """A directory of its own, for catalogs that let it be chosen. It cannot be changed later."""
-    properties: dict[str, SparkValue] = {}
-    """Table properties by Iceberg's own names, over those of the destination."""
-    format_version: Literal[2, 3] | None = None
-    """Over that of the destination."""
-
-    @property
-    def options(self) -> TableOptions:
-        partitions, order = self.partition_by, self.sort_by
-        return TableOptions(
-            None if partitions is None else tuple(map(PartitionField.parse, partitions)),
-            None if order is None else tuple(map(SortField.parse, order)),
-            self.location,
-            dict(self.properties),
-            self.format_version,
-        )
-
-    @field_validator("partition_by")
-    @classmethod
-    def _partitions_are_distinct(cls, fields: list[str] | None) -> list[str] | None:
-        check_partitions(list(map(PartitionField.parse, fields or ())))
-        return fields
-
-    @field_validator("sort_by")
-    @classmethod
-    def _order_names_a_column_once(cls, fields: list[str] | None) -> list[str] | None:
-        columns = [SortField.parse(field).column for field in fields or ()]
-        if len(set(columns)) != len(columns):
-            raise ValueError("names a column twice")
-        return fields
-
-    @field_validator("properties")
-    @classmethod
-    def _properties_are_free(cls, properties: dict[str, str]) -> dict[str, str]:
-        return _free(properties)
 
 
 class StreamConfig(Section):
@@ -307,9 +70,9 @@ class StreamConfig(Section):
     where: str | None = None
     """Only rows for which this SQL condition is true: see [filters](../guides/filter.md). Another condition
     means that the table is loaded again."""
-    rename: dict[str, Annotated[str, Field(min_length=1)]] = {}
+    rename: dict[str, Annotated[str, Field(min_length=1)]] = Field(default={})
     """Source column: name in the table."""
-    types: dict[str, ColumnType] = {}
+    types: dict[str, ColumnType] = Field(default={})
     """Source column: what it is held as in the table, where it is not to be the type of
     [this table](types.md): `text` (any column), `decimal(p,s)` (a `numeric`), `time` (a `time`), `list` (an
     array of one dimension). Quote it if it has a comma. What does not fit is a dead letter; another choice
@@ -352,7 +115,7 @@ class SparkConfig(Section):
 
     master: str = "local[*]"
     """Spark's master URL."""
-    conf: dict[str, SparkValue] = {}
+    conf: dict[str, SparkValue] = Field(default={})
     """Further Spark settings, by their own names."""
 
 
@@ -449,67 +212,6 @@ class RunConfig(Section):
         if value is not None and not timedelta(seconds=1) <= value <= timedelta(days=365):
             raise ValueError("should be between 1s and 365d, or never")
         return value
-
-
-class AccessConfig(Section):
-    """Somebody who may use the console."""
-
-    name: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[!-9;-~]+$")]
-    """Who it is, as the audit log says it; the user name, if there is a password."""
-    role: Literal["look", "act"] = "look"
-    """`look`: sees everything but values of rows. `act`: may also do things, and ask for values."""
-    token: Token | None = None
-    """What this person or program shows; `${file:/path}` or an environment variable."""
-    password: Token | None = None
-    """Instead of a token."""
-
-    @model_validator(mode="after")
-    def _shows_one_thing(self) -> AccessConfig:
-        if (self.token is None) == (self.password is None):
-            raise ValueError("needs a `token` or a `password`, and not both")
-        return self
-
-
-class ConsoleConfig(Section):
-    """[The console](../guides/console.md): a page that shows the pipeline, as a part of `penstock run`."""
-
-    enabled: bool = True
-    """Whether `penstock run` has one."""
-    listen: Address = "127.0.0.1:9781"
-    """Where it is served; port 0 takes a free one. An address that others can reach needs `access`."""
-    access: list[AccessConfig] = []
-    """Who may use it. By default one person, by a token that is made in the state directory: `penstock
-    console` prints the link with it."""
-    read_only: bool = False
-    """Nobody can do anything, whatever their role."""
-    hosts: list[Annotated[str, Field(pattern=r"^[A-Za-z0-9.-]+$")]] = []
-    """Further names by which browsers reach it, for instance that of a proxy. Addresses and this machine's
-    own name need not be named."""
-    certificate: LocalPath | None = None
-    """PEM file of a certificate: served over TLS."""
-    key: LocalPath | None = None
-    """PEM file of its key."""
-    history: Annotated[Duration, Field(ge=timedelta(hours=1), le=timedelta(days=31))] = timedelta(hours=24)
-    """How far back the plots reach, over restarts too."""
-    history_bytes_max: ByteSize = Field(default=ByteSize(200 * _MIB), ge=8 * _MIB)
-    """What the history may take on disk; the oldest goes first."""
-
-    @property
-    def is_local(self) -> bool:
-        """Whether only this machine reaches it."""
-        host = self.listen.rpartition(":")[0]
-        return host == "localhost" or host.startswith("127.")
-
-    @model_validator(mode="after")
-    def _is_guarded(self) -> ConsoleConfig:
-        if not self.is_local and not self.access:
-            raise ValueError("`listen` is an address that others can reach: say in `access` who may use it")
-        if (self.certificate is None) != (self.key is None):
-            raise ValueError("needs both `certificate` and `key`, or neither")
-        names = [each.name for each in self.access]
-        if len(set(names)) != len(names):
-            raise ValueError("`access` has a name twice")
-        return self
 
 
 class ReadersConfig(Section):

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field, PositiveInt, SecretStr
 
-from penstock.config.sections import Section
+from penstock.config.base import Section
 from penstock.config.values import ByteSize, Duration, Interval, LocalPath, Pause, PostgresUrl
 
 SHAPES_LANE = "shapes"

@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt, SecretStr, field_validator, model_validator
 
-from penstock.config.sections import Section
+from penstock.config.base import Section
 from penstock.config.values import ByteSize, Duration, LocalPath, Pause, SparkValue, StreamPattern
 
 KAFKA_LANE, KINESIS_LANE, FILE_LANE = "kafka", "kinesis", "file"

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Literal
 
 from penstock import durable
-from penstock.config.sections import ConsoleConfig
+from penstock.config.console import ConsoleConfig
 from penstock.console.ended import EndedSessions
 
 Role = Literal["look", "act"]

@@ -6,8 +6,8 @@ from urllib.parse import unquote, urlsplit
 
 from pyspark.sql import SparkSession
 
+from penstock.config.destination import CatalogConfig, DestinationConfig
 from penstock.config.models import Config
-from penstock.config.sections import CatalogConfig, DestinationConfig
 from penstock.destinations.iceberg import IcebergDestination
 from penstock.destinations.iceberg_catalog import IcebergSettings
 from penstock.destinations.iceberg_java import Java
