@@ -20,7 +20,8 @@ from penstock.core.offset import LogOffset
 from penstock.core.position import Lsn
 from penstock.core.schema import SourceColumn
 from penstock.shapes.engine.collector import ShapeLogCollector
-from penstock.shapes.engine.engine import Engine, Limits
+from penstock.shapes.engine.engine import Engine
+from penstock.shapes.engine.eviction import Limits
 from penstock.shapes.shape import Shape, SnapshotListener, SnapshotPoint, SnapshotProblem
 from penstock.shapes.source.catalog import CardColumn
 from penstock.shapes.source.reconciler import compare
@@ -162,7 +163,7 @@ def test_a_shape_that_makes_no_progress_is_asked_once_and_then_ends(tmp_path: Pa
             tracker.transaction(LogOffset(1050, 0), [shape.handle], 0.0)
             states: list[str] = []
             for now in (30.0, 61.0, 122.0):
-                engine._drop_stuck(now)
+                engine.eviction.drop_stuck(now)
                 states.append(shape.state)
             return states
 
@@ -176,7 +177,7 @@ def test_shapes_that_nobody_reads_end_and_those_that_somebody_waits_for_do_not(t
         unread.last_read = waited_for.last_read = read.last_read - 4000
         waited_for.subscribe(lambda: None)
 
-        engine.drop_unread()
+        engine.eviction.drop_unread()
         engine.submit(lambda: None).result(WAIT_S)
 
         assert [shape.state for shape in (unread, waited_for, read)] == ["gone", "ready", "ready"]
@@ -186,7 +187,7 @@ def test_when_shapes_take_too_much_room_those_not_read_for_the_longest_time_end(
     with running(tmp_path, Limits(disk_bytes_max=1)) as engine:
         shape = made(engine)
 
-        engine.drop_unread()
+        engine.eviction.drop_unread()
         engine.submit(lambda: None).result(WAIT_S)
 
         assert shape.state == "gone"
@@ -360,7 +361,7 @@ def test_nobody_is_stuck_while_the_disk_is_full(tmp_path: Path) -> None:
         def look(*at: float) -> list[str]:
             states: list[str] = []
             for after_s in at:
-                engine._drop_stuck(now + after_s)
+                engine.eviction.drop_stuck(now + after_s)
                 states.append(shape.state)
             return states
 

@@ -6,28 +6,27 @@ wait for room (`hand_in`). After each turn, all that came is committed to storag
 for any of the shapes are woken at once.
 
 Making a shape: it is registered for routing before its snapshot is asked for (`consumer` says why nothing is
-lost in between). It is kept over a restart from the commit on that has both its whole snapshot and all that
-was kept for it meanwhile. First rows that come in one block are shown when that commit is durable, which is a
-millisecond or two after the last of them: whoever has them has a handle that a crash does not take. A larger
-snapshot is shown as it is written, `offset=now` is answered before there is one, and a must-refetch may name
-a shape that is still being made. One that a crash finds then is gone, and its clients fetch anew, once: a
-handle is never given twice, so what somebody was told is either still the same shape or none.
+lost in between); those inside it are made before it is (`nested_making`). It is kept over a restart from the
+commit on that has both its whole snapshot and all that was kept for it meanwhile (`beginnings`). First rows
+that come in one block are shown when that commit is durable, which is a millisecond or two after the last of
+them: whoever has them has a handle that a crash does not take. A larger snapshot is shown as it is written,
+`offset=now` is answered before there is one, and a must-refetch may name a shape that is still being made.
+One that a crash finds then is gone, and its clients fetch anew, once: a handle is never given twice, so what
+somebody was told is either still the same shape or none.
 
 A shape that goes is found by nobody from then on; its readers are woken and see that it is gone, and storage
-sees to it that no crash brings it back at a later position. What depends on it goes with it.
+sees to it that no crash brings it back at a later position. What depends on it goes with it. Which have to
+go for want of room or of readers, `eviction` says.
 """
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import asdict, dataclass
-from functools import partial
+from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import structlog
 
@@ -38,37 +37,25 @@ from penstock.core.offset import LogOffset
 from penstock.core.position import Lsn
 from penstock.core.stream import StreamId
 from penstock.metrics import Sample
-from penstock.shapes.definition import ShapeDefinition, SubqueryAtom
+from penstock.shapes.definition import ShapeDefinition
+from penstock.shapes.engine.beginnings import Beginnings
 from penstock.shapes.engine.collector import ShapeLogCollector
+from penstock.shapes.engine.eviction import Eviction, Limits
 from penstock.shapes.engine.inbox import Inbox, Task
+from penstock.shapes.engine.kept_shape import KeptShape
 from penstock.shapes.engine.measures import ShapeMeasures
+from penstock.shapes.engine.nested_making import NestedMaking
 from penstock.shapes.engine.registry import ShapeRegistry, Stack, depth
 from penstock.shapes.engine.subqueries import Subqueries
 from penstock.shapes.shape import Shape, SnapshotPoint, SnapshotProblem, SnapshotSource
+from penstock.shapes.source.problems import not_made
 from penstock.shapes.source.publishing import TablePublisher
 from penstock.shapes.storage import ShapeStore
-from penstock.shapes.subquery.held_state import HeldState
 
 TURN_S = 1.0
 _WAITING_BYTES_MAX = 12 << 20
-_NESTED_MAKERS = 8  # of shapes with subqueries: they wait for those inside
-_UNUSED_S = 300.0
-_INNER_TRIES = 3
-_VALUES_WITHIN_S = 60.0
 _logger = structlog.get_logger("penstock.shapes")
 Result = TypeVar("Result")
-
-TRY_AGAIN = "Failed to create shape, please retry"
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """How many shapes, and how much of them, there may be; those not read for the longest time go."""
-
-    shapes_max: int = 100_000
-    disk_bytes_max: int = 64 << 30
-    unread_s_max: float = float("inf")
-    stuck_s_max: float = 60.0
 
 
 class Engine:
@@ -84,7 +71,6 @@ class Engine:
         subquery_transactions_max: int = 1000,
     ) -> None:
         self._wake_readers = wake
-        self._limits = limits
         self.measures = ShapeMeasures()
         self.registry = ShapeRegistry(directory)
         self._store = ShapeStore(
@@ -101,17 +87,9 @@ class Engine:
         self.on_new_version: Callable[[StreamId], None] = lambda _stream: None
         self.replayed = False
         self._head: Lsn | None = None
-        self._begun: dict[str, float] = {}  # when shapes were asked for whose snapshots are being taken
-        # What snapshots show that are being taken, or that transactions may come again of after a crash.
-        self._points: dict[str, SnapshotPoint] = {}
-        self._unshown: dict[str, Shape] = {}  # whole, and shown once they outlive a crash
-        self._unsettled: dict[str, set[str]] = {}  # shapes with subqueries, and what they are told meanwhile
-        self._kept: set[str] = set()  # of those, the ones that outlive a crash
         self._committed: Lsn | None = None
         self._is_dirty = False
         self._turned_at = 0.0
-        self._failures = 0  # of storage, up to the last look for shapes that are stuck
-        self._nested_makers = ThreadPoolExecutor(_NESTED_MAKERS, "shapes-nested-maker")
         self._thread = threading.Thread(target=self._run, name="shapes-engine", daemon=True)
         self.failure: BaseException | None = None
         self.collector = ShapeLogCollector(
@@ -123,6 +101,10 @@ class Engine:
         stack_id = self.registry.stack.stack_id
         self.subqueries = Subqueries(self, self._store, stack_id, subquery_transactions_max)
         self.collector.layers = self.subqueries.layers
+        delivery = self.collector.delivery
+        self._nested = NestedMaking(self)
+        self._beginnings = Beginnings(delivery, self.subqueries.layers, self.measures, self._note_change)
+        self.eviction = Eviction(limits, self.registry, self._store, delivery, self.drop, self._later)
         self._recover()
 
     # Life
@@ -136,10 +118,15 @@ class Engine:
         self._inbox.close()
         if self._thread.is_alive():
             self._thread.join()
-        self._nested_makers.shutdown(cancel_futures=True)
+        self._nested.close()
         self.subqueries.close()
         self.registry.save_reads(self.registry.all())
         self._store.close()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether nothing more is done."""
+        return self._inbox.closed
 
     def submit(self, call: Callable[[], Result]) -> Future[Result]:
         """Have it called in the engine's thread."""
@@ -169,8 +156,8 @@ class Engine:
         is_due = now - self._turned_at >= TURN_S
         if is_due:
             self._turned_at = now
-            self._drop_stuck(now)
-            self._forget_points()
+            self.eviction.drop_stuck(now)
+            self._beginnings.forget_points(self._store.position or 0)
         self.subqueries.advance()
         touched, self.collector.delivery.touched = self.collector.delivery.touched, set()
         waited_for = [shape for shape in touched if shape.waiting]
@@ -182,12 +169,12 @@ class Engine:
     def _commit(self) -> None:
         position = self.collector.delivery.position
         if self._is_dirty or position != self._committed:
-            for shape in self.subqueries.layers.take_dirty():
-                if shape.handle in self._kept:
-                    held = self.subqueries.layers.held(shape)
-                    self._make_ready(shape, {"subqueries": held.to_json()})
+            self._beginnings.keep_held()
             self._store.commit(position)
             self._committed, self._is_dirty = position, False
+
+    def _note_change(self) -> None:
+        self._is_dirty = True
 
     def commit_now(self) -> None:
         """All that was handed out, and nothing else: no transaction is open."""
@@ -199,39 +186,31 @@ class Engine:
     def _recover(self) -> None:
         found = self._store.recover()
         self.collector.begin_at(self._store.position or Lsn(0))
-        known: list[tuple[Shape, dict[str, Any] | None]] = []
-        for handle, kept in found.items():
+        known: list[tuple[Shape, KeptShape]] = []
+        for handle, found_shape in found.items():
             try:
-                fields, facts = json.loads(kept.definition_json), json.loads(kept.facts)
-                definition = ShapeDefinition.from_json(fields["definition"])
+                kept = KeptShape.parse(found_shape.definition_json, found_shape.facts)
             except Exception as error:  # whatever a version of ours has written: its clients fetch anew
                 logs.log_unexpected("the live lane", error)
                 continue
             slot = self.registry.new_slot()
             storage = self._store.open(handle, slot)
-            known.append((Shape(handle, definition, slot, storage, hidden=fields["hidden"]), facts))
-        for shape, facts in sorted(known, key=lambda each: depth(each[0].definition)):  # inner ones first
-            self._resume(shape, facts)
+            known.append((Shape(handle, kept.definition, slot, storage, hidden=kept.hidden), kept))
+        for shape, kept in sorted(known, key=lambda each: depth(each[0].definition)):  # inner ones first
+            self._resume(shape, kept)
         for shape in self.registry.all():
             if shape.hidden and not self.registry.outer_of(shape):
                 self.drop(shape, "not needed")
         self._store.discard_unopened()
 
-    def _resume(self, shape: Shape, facts: dict[str, Any] | None) -> None:
+    def _resume(self, shape: Shape, kept: KeptShape) -> None:
         shape.state, shape.snapshot_started = "ready", True
         shape.last_offset = shape.storage.readable_offset
         try:
-            if shape.has_subqueries:
-                assert facts is not None
-                self.collector.resume(shape, None)
-                held = HeldState.from_json(facts["subqueries"])
-                self.subqueries.resume(shape, self.registry.existing, held)
-                self._kept.add(shape.handle)
-            elif (point := _point_from(facts)) is not None:
-                self.collector.resume(shape, point)
-                self._points[shape.handle] = point
-            else:
-                self.collector.resume(shape, None)
+            self.collector.resume(shape, kept.point)
+            if kept.held is not None:
+                self.subqueries.resume(shape, self.registry.existing, kept.held)
+            self._beginnings.resume(shape, kept.point)
             self.registry.add(shape)
         except Exception as error:  # as above: nobody can route its changes any more
             logs.log_unexpected("the live lane", error)
@@ -327,36 +306,11 @@ class Engine:
     def create(self, definition: ShapeDefinition, *, hidden: bool = False) -> Future[Shape]:
         """Have a shape made, or get the one there is. A `SnapshotProblem` if that fails."""
         if definition.has_subqueries:
-            return self._nested_makers.submit(self._create_nested, definition, hidden)
-        return _or_again(self.submit(lambda: self._begin(definition, hidden)))
+            return self._nested.create(definition, hidden=hidden)
+        return _or_again(self.submit(lambda: self.begin(definition, hidden=hidden)))
 
-    def _create_nested(self, definition: ShapeDefinition, hidden: bool) -> Shape:
-        for atom in definition.where.subqueries if definition.where is not None else ():
-            self._await_inner(atom)
-        return self.submit(lambda: self._begin(definition, hidden)).result()
-
-    def _await_inner(self, atom: SubqueryAtom) -> None:
-        """Have an inner shape, and know what it selects; one that is there may be about to go."""
-        for _ in range(_INNER_TRIES):
-            inner = self.registry.existing(atom.definition) or self._create_nested(atom.definition, True)
-            if self._await_values(inner, atom.columns):
-                return
-            if inner.error is not None:
-                raise inner.error
-        raise SnapshotProblem(503, TRY_AGAIN, 1)
-
-    def _await_values(self, inner: Shape, columns: tuple[str, ...]) -> bool:
-        """Until what an inner shape selects is known; False if it goes."""
-        inner.last_read = time.time()
-        known = self.submit(lambda: self.subqueries.require(inner, columns)).result()
-        deadline = time.monotonic() + _VALUES_WITHIN_S
-        while not known.done():
-            if self._inbox.closed or time.monotonic() > deadline:
-                raise SnapshotProblem(503, TRY_AGAIN, 1)
-            wait([known], TURN_S)
-        return not known.cancelled()
-
-    def _begin(self, definition: ShapeDefinition, hidden: bool) -> Shape:
+    def begin(self, definition: ShapeDefinition, *, hidden: bool) -> Shape:
+        """In the engine's thread: the shape there is, or a new one whose snapshot will be taken."""
         existing = self.registry.existing(definition)
         if existing is not None:
             if existing.hidden and not hidden:
@@ -364,21 +318,19 @@ class Engine:
             return existing
         assert self.snapshots is not None, "given before anybody asks for a shape"
         if definition.has_subqueries and not self.subqueries.layers.are_known(definition):
-            raise SnapshotProblem(503, TRY_AGAIN, 1)  # an inner shape has gone meanwhile
+            raise not_made()  # an inner shape has gone meanwhile
         shape = self._new_shape(definition, hidden)
-        if definition.has_subqueries:
-            self._unsettled[shape.handle] = set()
-        self._evict(len(self.registry) + 1 - self._limits.shapes_max)
+        self.eviction.make_room()
         self.registry.add(shape)
         self.measures.created += 1
         try:
             self.collector.add(shape)
-            self._begun[shape.handle] = time.monotonic()
+            self._beginnings.begin(shape)
             self.snapshots.start(shape, self)
         except Exception as error:
             logs.log_unexpected("the live lane", error)
             self.drop(shape, "error")
-            raise SnapshotProblem(503, TRY_AGAIN, 1) from error
+            raise not_made() from error
         return shape
 
     def _new_shape(self, definition: ShapeDefinition, hidden: bool) -> Shape:
@@ -396,13 +348,10 @@ class Engine:
         if is_of_table and self.publisher is not None:
             self.publisher.forget(shape.definition.table)
         shape.state = "gone"
-        self._points.pop(shape.handle, None)
-        self._unshown.pop(shape.handle, None)
-        self._unsettled.pop(shape.handle, None)
-        self._kept.discard(shape.handle)
+        was_under_way = self._beginnings.forget(shape)
         self.collector.remove(shape)
         self.collector.delivery.touched.add(shape)
-        if self._begun.pop(shape.handle, None) is not None and self.snapshots is not None:
+        if was_under_way and self.snapshots is not None:
             self.snapshots.cancel(shape)
         self._clean(shape)
         self.measures.dropped(reason)
@@ -421,83 +370,16 @@ class Engine:
         if shape.state != "gone":
             shape.definition = definition
             self.collector.refresh(shape)
-            if shape.handle not in self._begun:
-                self._keep(shape)
+            self._beginnings.keep_again(shape)
 
     def _show(self, shape: Shape) -> None:
         """A client wants what was there for subqueries alone: that is its own from now on, restart or not."""
         shape.hidden = False
-        if shape.handle not in self._begun:
-            self._keep(shape)
-
-    def _keep(self, shape: Shape) -> None:
-        """Over a restart, from the next commit on."""
-        self._is_dirty = True
-        if shape.has_subqueries:  # with what it holds then, which belongs to the commit
-            self._kept.add(shape.handle)
-            self.subqueries.layers.note_dirty(shape)
-        else:
-            point = self._points.get(shape.handle)
-            self._make_ready(shape, None if point is None else asdict(point))
-
-    def _make_ready(self, shape: Shape, facts: dict[str, Any] | None) -> None:
-        kept = {"definition": shape.definition.to_json(), "hidden": shape.hidden}
-        shape.storage.make_ready(json.dumps(kept), json.dumps(facts))
-
-    def _forget_points(self) -> None:
-        """Of snapshots that are kept, those that show nothing behind what is on disk."""
-        held = self._store.position or 0
-        for handle in [handle for handle, point in self._points.items() if point.lsn <= held]:
-            if handle not in self._begun:
-                del self._points[handle]
+        self._beginnings.keep_again(shape)
 
     def _clean(self, shape: Shape) -> None:
         shape.storage.cleanup()
         self.registry.free_slot(shape.slot)
-
-    def _evict(self, count: int) -> None:
-        """Room for another one; with many shapes for more than one, since each look costs."""
-        if count > 0:
-            for shape in self.registry.longest_unread(max(count, self._limits.shapes_max // 100)):
-                self.drop(shape, "too many shapes")
-
-    def _drop_stuck(self, now: float) -> None:
-        """Those whose own fault it is: while storage cannot write anything, nobody is asked."""
-        failures = self._store.failures
-        if self._store.problem is not None or failures != self._failures:
-            self._failures = failures
-            self.collector.delivery.tracker.excuse(now)
-            return
-        asked, overdue = self.collector.delivery.tracker.challenge(self._limits.stuck_s_max, now)
-        for handle in asked:
-            _logger.warning("shape makes no progress", handle=handle)
-        for handle in overdue:
-            if (shape := self.registry.find(handle)) is not None:
-                self.drop(shape, "no progress")
-
-    def drop_unread(self) -> None:
-        """Have those gone that nobody has read for long, or that take too much room. In any thread: with many
-        shapes it takes a while to find them."""
-        now = time.time()
-        for shape in self.registry.all():
-            if self.registry.is_inner(shape):
-                continue  # those that have it are read, or go
-            if shape.hidden and shape.last_read < now - _UNUSED_S:
-                self._later(partial(self._drop_unneeded, shape))
-            elif not shape.hidden and shape.last_read < now - self._limits.unread_s_max and not shape.waiting:
-                self._later(partial(self.drop, shape, "not read"))
-        excess = self._store.bytes_on_disk - self._limits.disk_bytes_max
-        if excess > 0:
-            for shape in self.registry.longest_unread(len(self.registry)):
-                if excess <= 0:
-                    break
-                excess -= shape.storage.bytes_on_disk
-                self._later(partial(self.drop, shape, "too much on disk"))
-
-    def _drop_unneeded(self, shape: Shape) -> None:
-        """An inner shape whose outer one was never made."""
-        if not self.registry.is_inner(shape):
-            self.drop(shape, "not needed")
 
     # Storage
 
@@ -516,10 +398,7 @@ class Engine:
 
     def _flushed(self, offsets: Mapping[int, LogOffset]) -> None:
         self.collector.delivery.flushed(offsets)
-        for shape in [each for each in self._unshown.values() if each.storage.is_kept]:
-            del self._unshown[shape.handle]
-            shape.snapshot_started = True
-            self.collector.delivery.touched.add(shape)
+        self._beginnings.show_kept()
 
     def _storage_failed(self, slot: int, error: OSError) -> None:
         shape = self.collector.shape_at(slot)
@@ -536,57 +415,27 @@ class Engine:
         def known() -> None:
             if self.registry.find(shape.handle) is not shape:
                 return
-            self._is_dirty = True
-            shape.state = "ready"
-            self._points[shape.handle] = point
+            self._beginnings.known(shape, point)
             if not self.collector.known(shape, point):
-                self._give_up(shape, SnapshotProblem(503, TRY_AGAIN, 1))
+                self._give_up(shape, not_made())
 
         self._later(known)
 
     def snapshot_started(self, shape: Shape) -> None:
-        def started() -> None:
-            if shape.handle in self._unsettled:
-                self._unsettled[shape.handle].add("started")
-                return
-            shape.snapshot_started = True
-            self.collector.delivery.touched.add(shape)
-
-        self._later(started)
+        self._later(lambda: self._beginnings.started(shape))
 
     def snapshot_grown(self, shape: Shape) -> None:
         if shape.waiting:
             self._wake_readers([shape])
 
     def snapshot_completed(self, shape: Shape) -> None:
-        self._later(lambda: self._completed(shape))
-
-    def _completed(self, shape: Shape) -> None:
-        if shape.handle in self._unsettled:
-            self._unsettled[shape.handle].add("completed")
-            return
-        begun = self._begun.pop(shape.handle, None)
-        if begun is None:
-            return
-        self.measures.snapshot_taken(time.monotonic() - begun)
-        self._keep(shape)
-        if shape.snapshot_started:
-            self.collector.delivery.touched.add(shape)
-        else:
-            self._unshown[shape.handle] = shape
+        self._later(lambda: self._beginnings.completed(shape))
 
     def settled(self, shape: Shape) -> None:
-        """A shape with subqueries has what its snapshot lacks: now it can be read, and kept."""
-        told = self._unsettled.pop(shape.handle, set())
-        self._is_dirty = True
-        if "started" in told:
-            shape.snapshot_started = True
-            self.collector.delivery.touched.add(shape)
-        if "completed" in told:
-            self._completed(shape)
+        self._beginnings.settled(shape)
 
     def not_usable(self, shape: Shape) -> None:
-        self._give_up(shape, SnapshotProblem(503, TRY_AGAIN, 1))
+        self._give_up(shape, not_made())
 
     def snapshot_failed(self, shape: Shape, problem: SnapshotProblem) -> None:
         self._later(lambda: self._give_up(shape, problem))
@@ -596,12 +445,6 @@ class Engine:
         self.drop(shape, "snapshot")
 
 
-def _point_from(fields: dict[str, Any] | None) -> SnapshotPoint | None:
-    if fields is None:
-        return None
-    return SnapshotPoint(fields["xmin"], fields["xmax"], tuple(fields["xip"]), fields["lsn"])
-
-
 def _or_again(asked: Future[Shape]) -> Future[Shape]:
     """The same, but whoever waits for what an engine that ends does not do any more is told to come again."""
     made: Future[Shape] = Future()
@@ -609,7 +452,7 @@ def _or_again(asked: Future[Shape]) -> Future[Shape]:
 
     def ended(outcome: Future[Shape]) -> None:
         if outcome.cancelled():
-            made.set_exception(SnapshotProblem(503, TRY_AGAIN, 1))
+            made.set_exception(not_made())
         elif (error := outcome.exception()) is not None:
             made.set_exception(error)
         else:

@@ -27,7 +27,8 @@ from penstock import logs
 from penstock.capture.position_reporter import PositionReporter
 from penstock.capture.remote import RemoteCapture
 from penstock.core.errors import PenstockError
-from penstock.shapes.engine.engine import Engine, Limits
+from penstock.shapes.engine.engine import Engine
+from penstock.shapes.engine.eviction import Limits
 from penstock.shapes.engine.replication_client import AwaitedPosition, ReplicationClient
 from penstock.shapes.settings import ShapeSettings
 from penstock.shapes.shape import Shape
@@ -167,7 +168,7 @@ class ShapeLane:
             turns += 1
             if engine.failure is not None:
                 raise engine.failure
-            engine.drop_unread()
+            engine.eviction.drop_unread()
             if turns % _SAVE_READS_TURNS == 0:
                 engine.registry.save_reads(engine.registry.all())
                 self._compact(stop)

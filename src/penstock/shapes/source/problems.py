@@ -64,6 +64,10 @@ def problem_of(error: BaseException, table: StreamId | None = None) -> SnapshotP
     )
 
 
+def not_made() -> SnapshotProblem:
+    return _temporary("Failed to create shape, please retry", 1)
+
+
 def unreachable() -> SnapshotProblem:
     return SnapshotProblem(503, "Database is unreachable", RETRY_AFTER_S, code="database_unreachable")
 
