@@ -1,7 +1,8 @@
 """Iceberg tables: the destination's operations as commits through the JVM's table API.
 
 Each operation checks generation and position against the record that the table holds, and stages files,
-record and properties for one atomic commit (`iceberg_handle`).
+record and properties for one atomic commit (`iceberg_handle`). Rows that come and go are a `RowChange`;
+what is kept beside the table has an `OwnDirectory`.
 
 Each snapshot that makes a difference to the table's position carries the record of that commit, so rows and
 position become visible together, and a rollback takes both back (`iceberg_history`).
@@ -10,10 +11,8 @@ position become visible together, and a rollback takes both back (`iceberg_histo
 from __future__ import annotations
 
 import hashlib
-import secrets
 import shutil
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -26,16 +25,16 @@ from penstock.core.position import Lsn
 from penstock.core.schema import TableSchema
 from penstock.core.stream import StreamId
 from penstock.core.table_options import NO_OPTIONS, TableOptions
-from penstock.destinations import iceberg_letters, moves
 from penstock.destinations import iceberg_record as text
+from penstock.destinations import moves
 from penstock.destinations.iceberg_catalog import IcebergCatalog, IcebergSettings
 from penstock.destinations.iceberg_durable import local_path
-from penstock.destinations.iceberg_handle import Prepare, TableHandle, last_id
+from penstock.destinations.iceberg_handle import TableHandle, last_id
 from penstock.destinations.iceberg_java import Attempt, Java, iceberg_errors
 from penstock.destinations.iceberg_options import stage_options
+from penstock.destinations.iceberg_row_change import RowChange
 from penstock.destinations.iceberg_schema import (
     assign_ids,
-    ids_of,
     same_columns,
     same_columns_in,
     schema_json,
@@ -51,8 +50,6 @@ from penstock.destinations.records import (
     WriteMode,
 )
 from penstock.destinations.turns import in_turn
-
-ABANDONED_AFTER_S = 3600.0
 
 
 class IcebergDestination:
@@ -82,6 +79,7 @@ class IcebergTable:
         self.catalog = catalog
         self.handle = TableHandle(catalog, stream)
         self.turn = threading.Lock()
+        self._own = catalog.own_directory(stream)
 
     # Where things are
 
@@ -106,28 +104,13 @@ class IcebergTable:
 
     @property
     def dead_letters_directory(self) -> Path:
-        return self._own_directory / "dead_letters"
-
-    @property
-    def index_directory(self) -> Path:
-        """Where tasks keep what they know of data files; a cache, and safe to delete."""
-        return self._own_directory / "index"
+        return self._own.dead_letters
 
     def index_path(self, file: DataFile) -> Path:
-        # By all of where it lies: files of the same name may lie in several directories.
-        location = hashlib.sha256(self.file_location(file.name).encode()).hexdigest()
-        return self.index_directory / f"{location[:32]}.keys"
-
-    @property
-    def _own_directory(self) -> Path:
-        return self.catalog.own_directory(self.stream)
+        return self._own.index_path(self.file_location(file.name))
 
     def dead_letter_paths(self) -> tuple[Path, ...]:
-        record = self.record()
-        if record is None:
-            return ()
-        letters = record.dead_letters
-        return tuple(self.dead_letters_directory / name for name in (*letters.files, *letters.settled))
+        return self._own.letter_paths(self.record())
 
     @property
     def deletes_rows(self) -> bool:
@@ -158,16 +141,7 @@ class IcebergTable:
         return None if record is None or record.directory is None else self.directory
 
     def dead_letters_path(self) -> Path | None:
-        files = self._shown_letters(self.record())
-        return iceberg_letters.directory_of(files, self._letters_directory) if files else None
-
-    def _shown_letters(self, record: TableRecord | None) -> tuple[Path, ...]:
-        names = () if record is None else record.dead_letters.files
-        return tuple(self.dead_letters_directory / name for name in names)
-
-    @property
-    def _letters_directory(self) -> Path:
-        return self._own_directory / "letters"
+        return self._own.letters_for_readers(self.record())
 
     def metadata_location(self) -> str:
         """The table's newest metadata file: what readers without a catalog are given."""
@@ -179,9 +153,7 @@ class IcebergTable:
         return str(metadata.java.metadataFileLocation())
 
     def new_staging_directory(self) -> Path:
-        directory = self._own_directory / "staging" / secrets.token_hex(8)
-        directory.mkdir(parents=True)
-        return directory
+        return self._own.new_staging()
 
     # What it holds
 
@@ -400,16 +372,15 @@ class IcebergTable:
         rewinds: str | None = None,
     ) -> TableRecord:
         assert columns is not None, "a table of Iceberg knows its columns by ids"
+        change = RowChange(added, removed, deletes, read_from)
 
         def prepare(attempt: Attempt, stage: Staging, base: TableRecord | None) -> TableRecord | None:
             base, record = moves.changed(
                 self.stream, base, expected_to, expected_cursor, marker, schema, dead_letter_files, rewinds
             )
-            return self._stage_rows(
-                attempt, stage, base, replace(record, columns=columns), added, removed, deletes, read_from
-            )
+            return change.stage(self.handle, attempt, stage, base, replace(record, columns=columns))
 
-        return self._commit_rows(marker.epoch, prepare, added, removed, deletes)
+        return change.commit(self.handle, marker.epoch, prepare)
 
     @in_turn
     def mend(
@@ -427,74 +398,24 @@ class IcebergTable:
         read_from: int | None = None,
     ) -> TableRecord:
         assert columns is not None, "a table of Iceberg knows its columns by ids"
+        change = RowChange(added, removed, deletes, read_from)
 
         def prepare(attempt: Attempt, stage: Staging, base: TableRecord | None) -> TableRecord | None:
             record = moves.mended(self.stream, base, load_id, expected, marker, schema, dead_letter_files)
             if record is None:
                 return None
             assert base is not None, "there is a table"
-            return self._stage_rows(
-                attempt, stage, base, replace(record, columns=columns), added, removed, deletes, read_from
-            )
+            return change.stage(self.handle, attempt, stage, base, replace(record, columns=columns))
 
-        return self._commit_rows(marker.epoch, prepare, added, removed, deletes)
-
-    def _stage_rows(
-        self,
-        attempt: Attempt,
-        stage: Staging,
-        base: TableRecord,
-        record: TableRecord,
-        added: Sequence[DataFile],
-        removed: Sequence[str],
-        deletes: Sequence[PositionDeletes],
-        read_from: int | None,
-    ) -> TableRecord:
-        """Rows that come and go; `record`: what the table is then."""
-        assert base.columns is not None
-        assert record.columns is not None
-        if ids_of(record.columns) != ids_of(base.columns):
-            self._check_new_ids(attempt, base, record.columns)
-        branch = branch_of(attempt.base)
-        if any((each.vector is not None) != attempt.base.deletes_by_vector for each in deletes):
-            raise self.handle.stale_lookup()  # somebody upgraded the table meanwhile
-        if deletes:
-            stage.row_delta(branch, added, deletes, record, read_from)
-        elif removed:
-            stage.overwrite(branch, added, removed, record, read_from)
-        elif base.write == "upsert":
-            stage.row_delta(branch, added, (), record, read_from)
-        else:
-            stage.append(branch, added, record)
-        ends_load = base.load is not None and record.load is None
-        stage.show(branch, record, same_columns=record.columns.equals(base.columns), ends_load=ends_load)
-        return record
-
-    def _commit_rows(
-        self,
-        epoch: Lsn,
-        prepare: Prepare,
-        added: Sequence[DataFile],
-        removed: Sequence[str],
-        deletes: Sequence[PositionDeletes],
-    ) -> TableRecord:
-        before = self.handle.files.snapshot_id
-        record = self.handle.commit(epoch, prepare)
-        if (
-            before is not None
-            and record.snapshot_id is not None
-            and before == self.handle.parent(record.snapshot_id)
-        ):
-            self.handle.files.advance(record.snapshot_id, added, removed, deletes)
-        return record
+        return change.commit(self.handle, marker.epoch, prepare)
 
     def drop_all(self) -> None:
         if self.handle.metadata() is None:
             return
         directory = self.directory
         self.handle.drop()
-        for leftover in (directory, self._own_directory):
-            shutil.rmtree(leftover, ignore_errors=True)
+        shutil.rmtree(directory, ignore_errors=True)
+        self._own.remove()
 
     def sweep(self, grace_s: float) -> None:
         """What a round that was cut short left behind, and indexes of files that are gone.
@@ -502,21 +423,8 @@ class IcebergTable:
         Data files that were never committed are Iceberg's orphans: removing those reads every directory.
         """
         record = self.record()
-        if record is None:
-            return
-        old = time.time() - max(grace_s, ABANDONED_AFTER_S)
-        for directory in (self._own_directory / "staging").glob("*"):
-            if directory.stat().st_mtime < old:
-                shutil.rmtree(directory, ignore_errors=True)
-        iceberg_letters.sweep(self._letters_directory, self._shown_letters(record), time.time() - grace_s)
-        indexes = [path for path in self.index_directory.glob("*") if path.stat().st_mtime < old]
-        if indexes:
-            live = {self.index_path(file) for file in self.files(record)}
-            for path in indexes:
-                if path not in live:
-                    path.unlink(missing_ok=True)
-
-    # Checks
+        if record is not None:
+            self._own.sweep(record, lambda: map(self.index_path, self.files(record)), grace_s)
 
     def _check_load_branch(self, attempt: Attempt, load: PendingLoad) -> None:
         """The branch must hold what the load committed: a new one would hold the table's rows instead."""
@@ -529,9 +437,3 @@ class IcebergTable:
             stream=str(self.stream),
             remedy="Run `penstock resync` for this stream: it begins a new load.",
         )
-
-    def _check_new_ids(self, attempt: Attempt, base: TableRecord, columns: pa.Schema) -> None:
-        held = set(ids_of(base.columns).values()) if base.columns is not None else set()
-        fresh = set(ids_of(columns).values()) - held
-        if fresh and min(fresh) <= last_id(attempt.base, base):
-            raise self.handle.stale_lookup()  # somebody added columns: the files carry ids that are taken

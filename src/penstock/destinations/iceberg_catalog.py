@@ -10,6 +10,7 @@ from typing import Any
 from penstock.core.stream import StreamId, escape_file_name, unescape_file_name
 from penstock.core.table_options import NO_OPTIONS, TableOptions
 from penstock.destinations.iceberg_java import Java, iceberg_errors
+from penstock.destinations.iceberg_own_directory import OwnDirectory
 
 NEW_FORMAT_VERSION = 2
 
@@ -68,12 +69,9 @@ class IcebergCatalog:
                 builder.withLocation(str(self.settings.warehouse.joinpath(*names_of(stream))))
             builder.create()
 
-    def own_directory(self, stream: StreamId) -> Path:
-        """For what is kept beside a table.
-
-        Not inside the table's: whoever removes orphan files there would take these for some.
-        """
-        return self.settings.warehouse.joinpath("_penstock", *names_of(stream))
+    def own_directory(self, stream: StreamId) -> OwnDirectory:
+        """For what is kept beside a table."""
+        return OwnDirectory(self.settings.warehouse.joinpath("_penstock", *names_of(stream)))
 
     def drop(self, stream: StreamId) -> None:
         with iceberg_errors("dropping the table", stream):

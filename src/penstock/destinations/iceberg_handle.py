@@ -141,7 +141,7 @@ class TableHandle:
                     assert base is not None
                     return base
                 sync_files(stage.new_files())
-                sync_names((self.files.directory, self._catalog.own_directory(self._stream) / "dead_letters"))
+                sync_names((self.files.directory, self._catalog.own_directory(self._stream).dead_letters))
                 failpoints.reach("iceberg.staged")
                 committed = self._hand_over(attempt, staged)
                 if committed is not None:
