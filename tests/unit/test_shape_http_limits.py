@@ -21,7 +21,8 @@ import pytest
 from penstock.core.errors import ConfigError
 from penstock.shapes.http.asgi import AsgiApp
 from penstock.shapes.http.compression import Compressor
-from penstock.shapes.http.connection import HEAD_BYTES_MAX, Connection
+from penstock.shapes.http.connection import Connection
+from penstock.shapes.http.request_parser import HEAD_BYTES_MAX
 from penstock.shapes.http.sent_body import SentBodies
 from penstock.shapes.http.server import connections_possible, serve
 from penstock.shapes.shape import SnapshotProblem

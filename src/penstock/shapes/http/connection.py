@@ -1,12 +1,11 @@
-"""One client's connection: requests are parsed, answered one after the other, and written.
+"""One client's connection: requests are answered one after the other as they come, and written.
 
-Bounds: a head of `HEAD_BYTES_MAX` and `HEADERS_MAX` lines, whatever comes around and after a body included
-(trailers mean nothing here); a body where the door wants one, in its limits: any other is counted and
-forgotten; a request complete within `REQUEST_S` of its first byte, an idle connection closed after `IDLE_S`.
-A client that sends further requests before it has its answer is read no further than `PIPELINED_MAX` of them,
-or `PIPELINED_BYTES_MAX` and the request that goes beyond. One that does not read is sent no more than
-`WRITE_HIGH_BYTES` and a piece beyond what its socket takes; it is sent away after the door's
-`send_timeout_s`. Beyond the door's `connections_max` a connection is told so and closed.
+What a request may be, `request_parser` bounds. Here: a request is complete within `REQUEST_S` of its first
+byte, an idle connection closed after `IDLE_S`. A client that sends further requests before it has its answer
+is read no further than `PIPELINED_MAX` of them, or `PIPELINED_BYTES_MAX` and the request that goes beyond.
+One that does not read is sent no more than `WRITE_HIGH_BYTES` and a piece beyond what its socket takes; it is
+sent away after the door's `send_timeout_s`. Beyond the door's `connections_max` a connection is told so and
+closed.
 
 So besides a body, a client pins less than 2 MiB: the request that is answered (512 KiB), those that wait
 (256 + 512 KiB and the rest of one read, 256 KB), and what is on its way to it.
@@ -18,25 +17,17 @@ from __future__ import annotations
 
 import asyncio
 import math
-import re
 from collections import deque
 from collections.abc import Coroutine
 from typing import Any, cast
 
-import httptools
-
 from penstock.shapes.http.door import Door
 from penstock.shapes.http.longpoll import Poll
-from penstock.shapes.http.message import HEADERS_READ, PIECE_BYTES_MAX, Answer, HttpRequest, Stream
-from penstock.shapes.http.sent_body import SentBody
+from penstock.shapes.http.message import PIECE_BYTES_MAX, Answer, HttpRequest, Stream
+from penstock.shapes.http.request_parser import RefusedError, RequestParser
 
-HEAD_BYTES_MAX = 512 * 1024  # a clause of 64 KB may be sent percent-encoded, and a subset's beside it
-HEADERS_MAX = 200
-CHUNK_FRAME_BYTES = 16  # a chunk's length and line ends
 PIPELINED_MAX = 8
 PIPELINED_BYTES_MAX = 256 * 1024
-QUEUED_MAX = 100  # one read may bring more than that many
-DISCARDED_BYTES_MAX = 64 * 1024 * 1024  # of a body that is not kept, so that its sender hears why
 REQUEST_S = 30.0
 IDLE_S = 75.0
 WRITE_HIGH_BYTES = 64 * 1024
@@ -44,12 +35,6 @@ COPIED_BYTES_MAX = 16 * 1024  # larger bodies are shared between the clients tha
 _CLOSE = b"connection: close\r\n"
 _CHUNKED = b"transfer-encoding: chunked\r\n"
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-_ABSOLUTE = re.compile(rb"[A-Za-z][A-Za-z0-9+.\-]*://[^/?#]*")
-_URI_TOO_LONG = (414, f"The address is longer than {HEAD_BYTES_MAX} bytes")
-_HEAD_TOO_LARGE = (431, f"There are more than {HEADERS_MAX} headers, or {HEAD_BYTES_MAX} bytes of them")
-_TOO_MANY_REQUESTS = (400, f"More than {QUEUED_MAX} requests were sent ahead of their answers")
-_NOT_ASCII = (400, "The request is no HTTP: characters outside ASCII must be percent-encoded")
-_BAD_REQUEST = (400, "The request is no HTTP")
 
 
 class Connection(asyncio.Protocol):
@@ -59,7 +44,7 @@ class Connection(asyncio.Protocol):
         self._door = door
         self._all = all_connections
         self._loop = asyncio.get_running_loop()
-        self._parser = httptools.HttpRequestParser(self)
+        self._parser = RequestParser(door, self)
         self._transport: asyncio.Transport = cast(asyncio.Transport, None)
         self._requests: deque[_Pending] = deque()
         self._current: _Pending | None = None
@@ -70,7 +55,6 @@ class Connection(asyncio.Protocol):
         self._has_ended = False  # the client sends no more
         self._closing = False
         self._deadline = math.inf  # looked at by `Served`, for all connections together
-        self._reset()
 
     # The transport's calls.
 
@@ -117,97 +101,36 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._closing:
             return
-        message, body_bytes = self._message, self._body_bytes
         try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            self._last_request()  # what follows is not ours to speak
-            return
-        except httptools.HttpParserError as error:
-            if isinstance(error.__context__, _TooMuchError):
-                self._refuse(*error.__context__.refusal)
-            else:
-                is_ascii = self._header_lines > 0 or data.isascii()
-                self._refuse(*(_BAD_REQUEST if is_ascii else _NOT_ASCII))
-            return
-        if message != self._message:
-            body_bytes = 0
-        self._head_bytes += len(data) - (self._body_bytes - body_bytes)
-        if self._head_bytes > HEAD_BYTES_MAX + CHUNK_FRAME_BYTES * self._chunks:
-            is_address = self._url_bytes > HEAD_BYTES_MAX // 2
-            self._refuse(*(_URI_TOO_LONG if is_address else _HEAD_TOO_LARGE))
+            if not self._parser.feed(data):
+                self._last_request()  # what follows is not ours to speak
+        except RefusedError as refusal:
+            self._refuse(refusal.status, refusal.message)
 
-    # The parser's calls.
+    # The parser's calls: `RequestListener`.
 
-    def _reset(self) -> None:
-        self._message = object()
-        self._url = bytearray()
-        self._url_bytes = 0
-        self._headers: dict[bytes, list[bytes]] = {}
-        self._header_lines = 0
-        self._request: HttpRequest | None = None  # once its head is complete
-        self._body: SentBody | None = None
-        self._body_bytes = 0  # as they come, whether they are kept or not
-        self._head_bytes = 0  # and all others that are not the body's
-        self._chunks = 0
-        self._in_body = False
+    @property
+    def queued(self) -> int:
+        return len(self._requests)
 
-    def on_message_begin(self) -> None:
-        self._reset()
+    def request_begun(self) -> None:
         if self._current is None:
             self._expect_within(REQUEST_S)
 
-    def on_url(self, url: bytes) -> None:
-        self._url += url
-        self._url_bytes += len(url)
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self._header_lines += 1
-        if self._header_lines > HEADERS_MAX:
-            raise _TooMuchError(_HEAD_TOO_LARGE)
-        if not self._in_body and (name := name.lower()) in HEADERS_READ:
-            self._headers.setdefault(name, []).append(value)
-
-    def on_headers_complete(self) -> None:
-        self._in_body = True
-        method = self._parser.get_method().decode("latin-1")
-        path, _, query = _target(bytes(self._url))
-        self._url.clear()
-        self._request = HttpRequest(method, path, query, self._joined_headers())
-        self._request.body = self._body = self._door.body_of(self._request)
-        expected = self._headers.get(b"expect")
-        if expected and expected[0].lower() == b"100-continue" and self._current is None:
+    def body_awaited(self) -> None:
+        if self._current is None:
             self._transport.write(_CONTINUE)
 
-    def on_chunk_header(self) -> None:
-        self._chunks += 1
+    def body_endless(self) -> None:
+        self.abort()
 
-    def on_body(self, body: bytes) -> None:
-        self._body_bytes += len(body)
-        if self._body is not None:
-            self._body.add(body)
-        if self._body_bytes > max(DISCARDED_BYTES_MAX, self._door.bodies.bytes_max):
-            self.abort()
-
-    def on_message_complete(self) -> None:
-        if len(self._requests) >= QUEUED_MAX:
-            raise _TooMuchError(_TOO_MANY_REQUESTS)
-        request, body = self._request, self._body
-        assert request is not None
-        is_kept = body is None or body.refusal is None
-        is_large = self._body_bytes > self._door.bodies.bytes_max or not is_kept
-        keeps = self._parser.should_keep_alive() and not self._parser.should_upgrade() and not is_large
-        is_old = self._parser.get_http_version() == "1.0"
-        self._requests.append(_Pending(request, _lines(self._door, request), keeps, is_old))
-        self._reset()
+    def request_received(self, request: HttpRequest, *, keeps_alive: bool, is_old: bool) -> None:
+        self._requests.append(_Pending(request, _lines(self._door, request), keeps_alive, is_old))
         if self._current is None:
             self._next()
         if self._has_enough() and not self._reading_paused and not self._closing:
             self._reading_paused = True
             self._transport.pause_reading()
-
-    def _joined_headers(self) -> dict[bytes, bytes]:
-        return {name: b", ".join(values) for name, values in self._headers.items()}
 
     def _has_enough(self) -> bool:
         """Of requests that wait for their turn."""
@@ -216,11 +139,10 @@ class Connection(asyncio.Protocol):
 
     def _forget_bodies(self) -> None:
         """Of a connection that has ended: it is collected later, for its parser knows it."""
-        requests = (self._current, *self._requests)
-        bodies = (self._body, *(each.request.body for each in requests if each is not None))
-        for body in bodies:
-            if body is not None:
-                body.drop()
+        self._parser.forget_body()
+        for each in (self._current, *self._requests):
+            if each is not None and each.request.body is not None:
+                each.request.body.drop()
 
     # Requests.
 
@@ -346,13 +268,13 @@ class Connection(asyncio.Protocol):
         """What was sent is no request of ours; an answer under way is the last."""
         if self._current is not None:
             self._last_request()
-        elif self._in_body and status == 400:
+        elif self._parser.in_body and status == 400:
             self._answer_and_close(self._door.unreadable())
         else:
             self._answer_and_close(self._door.refused(status, message))
 
     def _answer_and_close(self, answer: Answer) -> None:
-        request = HttpRequest("GET", b"", headers=self._joined_headers())
+        request = HttpRequest("GET", b"", headers=self._parser.headers)
         self._requests.clear()
         self._current = _Pending(request, _lines(self._door, request), False, False)
         self._write(answer)
@@ -376,7 +298,7 @@ class Connection(asyncio.Protocol):
     @property
     def received_bytes(self) -> int:
         """Of the body that comes now."""
-        return self._body_bytes
+        return self._parser.body_bytes
 
     @property
     def is_held_back(self) -> bool:
@@ -385,14 +307,6 @@ class Connection(asyncio.Protocol):
 
     def is_late(self, now: float) -> bool:
         return self._deadline < now
-
-
-class _TooMuchError(Exception):
-    """More than anyone needs."""
-
-    def __init__(self, refusal: tuple[int, str]) -> None:
-        super().__init__(*refusal)
-        self.refusal = refusal
 
 
 class _Pending:
@@ -408,14 +322,6 @@ class _Pending:
         self.is_old = is_old  # HTTP/1.0: no chunks
         kept = (request.path, request.query, own_lines, *request.headers.values())
         self.size = sum(map(len, kept)) + len(request.body or b"")
-
-
-def _target(url: bytes) -> tuple[bytes, bytes, bytes]:
-    """Path and query of a request line's target, which a proxy may send with scheme and host."""
-    if (absolute := _ABSOLUTE.match(url)) is not None:
-        rest = url[absolute.end() :]
-        url = rest if rest.startswith(b"/") else b"/" + rest
-    return url.split(b"#", 1)[0].partition(b"?")
 
 
 def _lines(door: Door, request: HttpRequest) -> bytes:
