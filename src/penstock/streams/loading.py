@@ -27,7 +27,7 @@ speaks of, or behind them (a `RecordTarget`, which skips what it finds there alr
     told are the rows of all chunks before `next`, and of the changes exactly those with P ≤ tx < `point`;
     applied in the order they were told, they give for every key of those chunks its row at `point`.
 
-Each thing that happens keeps it:
+Each thing that happens keeps it (`LoadStates` has a method for each that changes a state):
 
 1. *A chunk* under the snapshot of `point`: its rows are those at `point`; `next` moves behind it.
 2. *Changes* of the stream that the lane meets meanwhile are left out (`keep`): nothing happens.
@@ -73,7 +73,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +92,6 @@ from penstock.core.stream import StreamId
 from penstock.log import columns as log_columns
 from penstock.sources.base import TextSession
 from penstock.sources.chunk import TableRewrittenError
-from penstock.sources.tables import SourceTable
 from penstock.streams.events import Batch, Events
 from penstock.streams.load_changes import Encode, changes_again
 from penstock.streams.load_chunks import (
@@ -103,21 +102,15 @@ from penstock.streams.load_chunks import (
 )
 from penstock.streams.load_snapshots import LoadSnapshots, Taken
 from penstock.streams.load_state import BEGINNING, LoadState, least_point
+from penstock.streams.load_states import LoadStates
 from penstock.streams.publisher import StoppedError
 
-__all__ = ["LoadProgress", "LoadSettings", "Loads", "least_point"]
+__all__ = ["LoadSettings", "Loads", "least_point"]
 
 _LOOK_EVERY_S = 0.2
 _logger = structlog.get_logger("penstock.streams")
 
 _Step = tuple[Sequence[Events], bool]  # events, and whether the state speaks of all that were given so far
-
-
-@dataclass(frozen=True, slots=True)
-class LoadProgress:
-    stream: StreamId
-    rows: int
-    estimated_rows: int
 
 
 class Loads:
@@ -144,15 +137,10 @@ class Loads:
         self._selections = selections
         self._encode = encode
         self._held = held
-        self._streams: tuple[StreamId, ...] = ()
-        self._without_rows: tuple[StreamId, ...] = ()
-        self._states: dict[StreamId, LoadState] = {}
-        self._tables: Mapping[StreamId, SourceTable] = {}
-        self._lane = Lsn(0)
+        self._states = LoadStates()
         self._within_s = 0.0
         self._work: Iterator[_Step | None] | None = None
         self._is_open = self._begins_again = False  # a batch that was not the last was given; see next_batch
-        self._new: frozenset[StreamId] = frozenset()
         self.read_anew: Counter[StreamId] = Counter()
 
     def begin(
@@ -170,23 +158,9 @@ class Loads:
         has to wait for the snapshot, `stop` ends that with a `StoppedError`. `without_rows`: the lane's other
         streams, of which only changes are told.
         """
-        self._streams = tuple(sorted(streams))
-        self._without_rows = tuple(sorted(without_rows))
-        self._lane = position if position is not None else Lsn(0)
-        held = {
-            stream: LoadState.from_json(loads[str(stream)])
-            for stream in self._streams
-            if str(stream) in loads
-        }
-        self._states = {stream: state for stream, state in held.items() if state.has_rows}
-        self._new = frozenset(self._streams).difference(self._states)
-        wanting = [
-            stream
-            for stream in self._streams
-            if stream in self._new or (self._states[stream].next and not self._states[stream].has_gap)
-        ]
-        for stream in self._without_rows:
-            self._states[stream] = LoadState.from_json(loads.get(str(stream), {})).without_rows()
+        lane = position if position is not None else Lsn(0)
+        states = self._states = LoadStates(streams, without_rows, loads, lane)
+        wanting = states.wanting
         if position is None and not wanting:
             raise ValueError("a lane that loads nothing says where it begins")
         taken = self._snapshots.take(wanting) if wanting else None
@@ -195,72 +169,45 @@ class Loads:
                 if stop is not None and stop.is_set():
                     raise StoppedError("the end was asked for while the source made a snapshot")
             self._note(taken.result())
-            self._lane = taken.result().snapshot.consistent_point if position is None else self._lane
-        for stream in self._without_rows:
-            if str(stream) not in loads:
-                self._states[stream] = replace(self._states[stream], since=self._lane)
-        self._work = self._run(taken) if wanting or self._behind() else None
-        return self._lane
+            if position is None:
+                states.lane = taken.result().snapshot.consistent_point
+        states.begin_following()
+        self._work = self._run(taken) if wanting or states.behind else None
+        return states.lane
 
     @property
     def is_active(self) -> bool:
         return self._work is not None
 
     def is_loading(self, stream: StreamId) -> bool:
-        state = self._states.get(stream)
-        return stream in self._streams if state is None else state.is_loading
+        return self._states.is_loading(stream)
 
     @property
     def state(self) -> dict[str, Any]:
         """What `Standing.loads` is with all that was given so far."""
-        return {str(stream): state.to_json(self._lane) for stream, state in self._states.items()}
+        return self._states.to_json()
 
     @property
     def is_level(self) -> bool:
         """Whether no change of any stream is left out."""
-        behind = (state.is_loading or state.point > self._lane for state in self._states.values())
-        return self._work is None and not any(behind)
+        return self._work is None and self._states.is_level
 
     @property
     def gaps(self) -> list[StreamId]:
         """Streams that stand still, because changes of theirs are missing."""
-        return [stream for stream, state in self._states.items() if state.has_gap]
+        return self._states.gaps
 
     def points(self) -> list[Lsn]:
         """From where on the log is needed for streams that load."""
-        return [state.point for state in self._states.values() if state.is_loading]
-
-    def progress(self) -> list[LoadProgress]:
-        """Of streams whose rows are not all told."""
-        return [
-            LoadProgress(stream, state.rows, self._tables[stream].estimated_rows)
-            for stream, state in self._states.items()
-            if state.next is not None and stream in self._tables
-        ]
+        return self._states.points
 
     def keep(self, changes: ChangeRows, untold: Sequence[int] = ()) -> ChangeRows | None:
-        """What the lane tells of changes that it follows: nothing of a stream that loads, or from the first
-        transaction on that is `untold` and not passed."""
-        stream = changes.stream
-        if self.is_loading(stream):
-            return None
-        state = self._states.get(stream)
-        point = Lsn(0) if state is None else state.point
-        return changes.between(point, _first_from(point, untold))
+        """What the lane tells of changes that it follows; None: nothing."""
+        return self._states.keep(changes, untold)
 
     def stop(self, untold: Mapping[StreamId, Sequence[int]], end: Lsn) -> bool:
-        """These streams lack what such a transaction changed, and stand still behind it; whether any does
-        that did not before. One that loads comes there by itself. `end`: the lane's position."""
-        stopped = {
-            stream: state.stopped_behind(tx)
-            for stream, txs in untold.items()
-            if (state := self._states.get(stream)) and not state.is_loading
-            if (tx := _first_from(state.point, txs)) is not None
-        }
-        if stopped:
-            self._states |= stopped
-            self._lane = end
-        return bool(stopped)
+        """What these transactions changed is missing; whether a stream stands still that did not before."""
+        return self._states.stop(untold, end)
 
     def next_batch(self, end: Lsn, within_s: float = 0.0) -> Batch | None:
         """What is ready; None if nothing is. `end`: the lane's position, the end of whole transactions.
@@ -269,11 +216,12 @@ class Loads:
         """
         if self._work is None:
             return None
-        self._lane = end
+        self._states.lane = end
         self._within_s = within_s
         if self._begins_again:
             self._begins_again = False
-            self.begin(self._streams, self.state, end, without_rows=self._without_rows)
+            states = self._states
+            self.begin(states.streams, states.to_json(), end, without_rows=states.without_rows)
             return None
         try:
             step = next(self._work)
@@ -300,14 +248,10 @@ class Loads:
         with contextlib.suppress(CaptureAwayError):
             self._snapshots.release()
 
-    def _behind(self) -> list[StreamId]:
-        return [stream for stream, state in self._states.items() if state.is_behind and not state.has_gap]
-
     def _note(self, taken: Taken) -> None:
         """Now the states of streams that are new are known."""
-        self._tables = taken.tables
-        for stream in self._new.difference(self._states):
-            self._states[stream] = self._anew(stream, taken)
+        for stream in self._states.unknown:
+            self._states.begin(stream, self._anew(stream, taken))
 
     def _anew(self, stream: StreamId, taken: Taken) -> LoadState:
         point, table = taken.snapshot.consistent_point, taken.tables[stream]
@@ -323,7 +267,7 @@ class Loads:
     # The steps of the work, in the order of the proof
 
     def _run(self, waiting: Future[Taken] | None) -> Iterator[_Step | None]:
-        for stream in self._behind():
+        for stream in self._states.behind:
             yield from self._level(stream)
         if waiting is None:
             return
@@ -333,9 +277,9 @@ class Loads:
         self._note(taken)
         alone = [stream for stream, table in taken.tables.items() if self._snapshots.is_held_alone(table)]
         shared = {stream: table for stream, table in taken.tables.items() if stream not in alone}
-        yield from self._written_down(self._new)
+        yield from self._written_down(self._states.new)
         for stream in shared:
-            if stream not in self._new:
+            if stream not in self._states.new:
                 yield from self._resume(stream, taken)
         going_on = {stream: table for stream, table in shared.items() if not self._states[stream].has_gap}
         if going_on:
@@ -350,9 +294,8 @@ class Loads:
             while not waiting.done():
                 yield None
             held = waiting.result()
-            self._tables = {**self._tables, **held.tables}
-            if stream in self._new:
-                self._states[stream] = self._anew(stream, held)
+            if stream in self._states.new:
+                self._states.begin(stream, self._anew(stream, held))
                 if self._held is None:
                     yield (), True
                 yield from self._written_down([stream])
@@ -389,10 +332,10 @@ class Loads:
         for step, lacks in self._changes(stream, anew.point):
             if lacks:
                 goes_on = False
-                self._states[stream] = replace(self._states[stream], storage="")  # another term must know
+                self._states.cannot_go_on(stream)
             yield step
         if not goes_on and not self._states[stream].has_gap:
-            self._states[stream] = anew
+            self._states.begin(stream, anew)
             self.read_anew[stream] += 1
             _logger.info("a table is read anew", stream=str(stream))
 
@@ -433,6 +376,7 @@ class Loads:
         stream = part.read.stream
         state = self._states[stream]
         events: list[Events] = []
+        rows = 0
         if part.rows is not None:
             rows = part.rows.num_rows
             numbers = pa.array(np.arange(state.rows, state.rows + rows))
@@ -442,12 +386,11 @@ class Loads:
             numbered = pa.RecordBatch.from_arrays(arrays, schema=part.rows.schema)
             changes = ChangeRows(stream, part.read.leaf, part.read.part.id, numbered)
             events = [replace(each, chunk=state.name) for each in self._encode(changes)]
-            state = replace(state, rows=state.rows + rows)
         if part.is_last:
-            after = part.read.after
-            state = replace(state, next=after, is_behind=after is None)
             failpoints.reach("streams.load_chunk")
-        self._states[stream] = state
+        self._states.rows_told(stream, rows)
+        if part.is_last:
+            self._states.chunk_told(stream, part.read.after)
         return events, part.is_last
 
     def _level(self, stream: StreamId) -> Iterator[_Step | None]:
@@ -455,15 +398,13 @@ class Loads:
         if self._follows(stream):
             yield (), True
         while self._states[stream].is_behind and not self._states[stream].has_gap:
-            for step, _ in self._changes(stream, self._lane):
+            for step, _ in self._changes(stream, self._states.lane):
                 yield step
 
     def _follows(self, stream: StreamId) -> bool:
         """Whether a stream whose rows are told has come to the lane; it follows with it then."""
-        state = self._states[stream]
-        if not state.is_behind or state.point < self._lane:
+        if not self._states.meet_lane(stream):
             return False
-        self._states[stream] = LoadState(state.point, has_rows=state.has_rows, since=state.since)
         failpoints.reach("streams.load_level")
         return True
 
@@ -480,13 +421,9 @@ class Loads:
                     yield None, False
                     continue
                 if again.untold is not None:
-                    self._states[stream] = self._states[stream].stopped_behind(again.untold)
+                    self._states.stop_behind(stream, again.untold)
                 else:
-                    self._states[stream] = replace(self._states[stream], point=again.point)
+                    self._states.changes_told(stream, again.point)
                     if again.point >= to:
                         self._follows(stream)
                 yield (again.events, again.is_whole), again.lacks
-
-
-def _first_from(point: Lsn, transactions: Sequence[int]) -> Lsn | None:
-    return min((Lsn(tx) for tx in transactions if tx >= point), default=None)
