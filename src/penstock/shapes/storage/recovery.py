@@ -127,11 +127,11 @@ class _Replay:
             if name.definition is not None and storage is not None:
                 self.ready.add(name.handle)
                 self._metadata[name.handle] = Metadata(name.definition, name.facts, name.chunks)
-                self._store.loop.remember(storage, segment)
+                self._store.loop.backlog.remember(storage, segment)
         for part in record.parts:
             storage = self._storages.get(self._names[part.number])
             if storage is None:
                 continue
             boundary = LogOffset(part.tx, part.op) if part.tx >= 0 else None
             if storage.replay(part.items, boundary):
-                self._store.loop.remember(storage, segment)
+                self._store.loop.backlog.remember(storage, segment)

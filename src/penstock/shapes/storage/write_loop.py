@@ -1,19 +1,12 @@
 """The thread that makes things durable: commits first, shapes' own files when it suits.
 
 A turn takes all commits that wait, writes them to the commit log as one datasync, and reports them. Then it
-may write some shapes' files: those with 64 KiB or a chunk's end in their buffer; the oldest, if all buffers
-together hold more than half of what they may, or if the oldest segment of the commit log is due to be
-removed; and all, some at a time, once nothing was committed for a second. Never more than `FILES_PER_TURN`,
-so that commits do not wait for long.
+may write some shapes' files (`backlog` says which, and what happens to one whose files cannot be written).
+Never more than `FILES_PER_TURN`, so that commits do not wait for long.
 
-A shape whose files cannot be written is reported and given up: it alone. For want of room it is tried again
-instead, for what is committed is durable without them, until the buffers are half full: then it goes before
-others have to wait. A commit log that cannot be written is tried again, in a new segment, until it can:
-meanwhile nothing is reported durable, readers go on, and the engine waits once the buffers are full.
-
-A shape that is gone gets nothing more, so it must not be there after a crash at any later position. Its
-directory is out of the way, durably, before the next commit is written; if it cannot be moved, that is tried
-again like the commit itself.
+A commit log that cannot be written is tried again, in a new segment, until it can: meanwhile nothing is
+reported durable, readers go on, and the engine waits once the buffers are full. Before each commit, shapes
+that are gone are out of the way (`gone_shapes`).
 
 Nothing is written, moved or removed unless the fence, asked in each turn, lets it pass: what it raises ends
 the loop.
@@ -21,34 +14,28 @@ the loop.
 
 from __future__ import annotations
 
-import errno
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from pathlib import Path
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple
 
 import structlog
 
 from penstock import failpoints
 from penstock.core.offset import LogOffset
 from penstock.core.position import Lsn
-from penstock.durable import sync_directory
+from penstock.shapes.storage.backlog import TOGETHER_MIN, Backlog, tried
 from penstock.shapes.storage.commit_log import CommitLog, CommitRecord, Name, Part
 from penstock.shapes.storage.file_system import FileSystem
+from penstock.shapes.storage.gone_shapes import GoneShapes
 from penstock.shapes.storage.shape_files import Metadata
-from penstock.shapes.storage.shape_storage import Piece, ShapeStorage, Staged
+from penstock.shapes.storage.shape_storage import Piece, ShapeStorage
 
-SHAPE_BUFFER_BYTES: Final = 64 * 1024
 FILES_PER_TURN: Final = 512
 IDLE_S: Final = 1.0
-SEGMENTS_KEPT: Final = 3
 _RETRY_S_MIN, _RETRY_S_MAX = 0.05, 5.0
-_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
-_TOGETHER_MIN = 8
 _TURN_BYTES_MAX = 8 * 1024 * 1024
-_Result = TypeVar("_Result")
 
 OnFlushed = Callable[[Lsn, Mapping[int, LogOffset]], None]
 OnFailed = Callable[[int, OSError], None]
@@ -85,10 +72,8 @@ class WriteLoop:
         self._on_failed = on_failed
         self._fence = fence
         self._buffer_bytes_max = buffer_bytes_max
-        self._buffered: dict[ShapeStorage, None] = {}  # with something to write, the oldest first
         self._flushed: dict[int, LogOffset] = {}  # not reported yet: of parts of a commit
-        self._gone: list[ShapeStorage] = []  # whose directories are to be moved out of the way
-        self._without_room: set[ShapeStorage] = set()  # for their files
+        self._gone = GoneShapes()
         self._changed = threading.Condition()
         self._commits: list[Commit] = []
         self._jobs: list[tuple[Callable[[], None], Future[None]]] = []
@@ -96,7 +81,14 @@ class WriteLoop:
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
         self._file_system = FileSystem(log.directory)
-        self._unsynced = False  # boundaries: a power cut might bring the old ones back
+        self.backlog = Backlog(
+            log,
+            self._file_system,
+            buffer_bytes_max,
+            lambda: self.buffered_bytes,
+            self._freed,
+            self._files_failed,
+        )
         self._remover = ThreadPoolExecutor(1, thread_name_prefix="shape-remover")
 
     def start(self) -> None:
@@ -155,7 +147,7 @@ class WriteLoop:
 
     def begin_at(self, position: int) -> None:
         """In the loop's thread: nothing that was written before counts any more."""
-        self._move_gone()
+        self._gone.move_away()
         try:
             self.log.begin_segment(self.sequence, position)
         except OSError:
@@ -164,36 +156,27 @@ class WriteLoop:
         self.position = position
         self.log.remove_before(self.log.number)
 
-    def remember(self, storage: ShapeStorage, segment: int) -> None:
-        """It has something that is in the commit log, from that segment on, and not in its files."""
-        if not storage.buffered_since:
-            storage.buffered_since = segment
-            self._buffered[storage] = None
-
     def forget(self, storage: ShapeStorage) -> None:
         """It is gone."""
         storage.is_gone = True
-        self._buffered.pop(storage, None)
-        self._without_room.discard(storage)
-        storage.buffered_since = 0
+        self.backlog.forget(storage)
         self._freed(storage.drop_buffer())
 
     def remove(self, storage: ShapeStorage) -> None:
         """In any thread: it is gone, and no commit that is submitted from now on is durable before its
         directory is out of the way."""
         storage.is_gone = True
-        with self._changed:
-            self._gone.append(storage)
+        self._gone.add(storage)
         if self._thread is None:
             self.forget(storage)
             with suppress(OSError):  # it is tried again
-                self._move_gone()
+                self._gone.move_away()
         else:
             self.run(lambda: self.forget(storage))
 
     def wait_removed(self) -> None:
         """Return when no crash brings back what was removed before."""
-        self.run_now(self._move_gone)
+        self.run_now(self._gone.move_away)
 
     def remove_later(self, remove: Callable[[], None]) -> None:
         """Files that nobody reads any more."""
@@ -215,10 +198,11 @@ class WriteLoop:
             except Exception as error:
                 future.set_exception(error)
         with suppress(OSError):  # it is tried again, by the next commit at the latest
-            self._move_gone()
-        due = self._due(commits, idle=idle)
-        self._write_files(due[:FILES_PER_TURN])
-        self._remove_segments()
+            self._gone.move_away()
+        committed = (storage for commit in commits for storage, _ in commit.parts)
+        due = self.backlog.due(committed, idle=idle)
+        self.backlog.write(due[:FILES_PER_TURN])
+        self.backlog.remove_segments()
         return len(due) > FILES_PER_TURN
 
     def _run(self) -> None:
@@ -242,7 +226,7 @@ class WriteLoop:
                 if self._commits:
                     idle = False
                 elif not (more or self._jobs or self._stopping):
-                    idle = not self._changed.wait(IDLE_S if self._buffered else None)
+                    idle = not self._changed.wait(None if self.backlog.is_empty else IDLE_S)
                 if self._stopping and not self._commits and not self._jobs:
                     return
             more = self.turn(idle=idle)
@@ -270,12 +254,12 @@ class WriteLoop:
         ]
         if not ready:
             return
-        if len(ready) >= _TOGETHER_MIN:
+        if len(ready) >= TOGETHER_MIN:
             with suppress(OSError):
                 self._file_system.sync()
                 return
         for storage in ready:
-            result = _tried(storage, ShapeStorage.sync_snapshot)
+            result = tried(storage, ShapeStorage.sync_snapshot)
             if isinstance(result, OSError):
                 self._give_up(storage)
                 self._on_failed(storage.slot, result)
@@ -292,13 +276,13 @@ class WriteLoop:
                     self._freed(storage.drop_buffer())
                     continue
                 storage.note_committed(piece)
-                self.remember(storage, self.log.number)
+                self.backlog.remember(storage, self.log.number)
                 if piece.boundary is not None:
                     self._flushed[storage.slot] = piece.boundary
             for storage, metadata in commit.ready:
                 if not storage.is_gone:
                     storage.note_ready(metadata)
-                    self.remember(storage, self.log.number)
+                    self.backlog.remember(storage, self.log.number)
             end = max(end, commit.end)
         with self._changed:
             self.position = end
@@ -313,7 +297,7 @@ class WriteLoop:
         while True:
             try:
                 self._fence()
-                self._move_gone()
+                self._gone.move_away()
                 if self.log.is_full:
                     self.log.begin_segment(self.sequence, self.position)
                 packed = [self._packed(commit, self.sequence + 1 + n) for n, commit in enumerate(commits)]
@@ -347,106 +331,17 @@ class WriteLoop:
         ]
         return CommitRecord(sequence, commit.end, names, parts).pack()
 
-    # Shapes that are gone
+    # Shapes
 
     def _give_up(self, storage: ShapeStorage) -> None:
         self.forget(storage)
-        with self._changed:
-            self._gone.append(storage)
+        self._gone.add(storage)
 
-    def _move_gone(self) -> None:
-        """Have recovery not find them, whatever happens from now on."""
-        with self._changed:
-            gone = list(self._gone)
-        if not gone:
-            return
-        for storage in gone:
-            storage.move_away()
-        sync_directory(Path(gone[0].directory).parent)
-        with self._changed:
-            del self._gone[: len(gone)]
-
-    # Shapes' files
-
-    def _due(self, commits: Sequence[Commit], *, idle: bool) -> list[ShapeStorage]:
-        due: dict[ShapeStorage, None] = {}
-        for commit in commits:
-            for storage, _ in commit.parts:
-                if storage.committed_bytes >= SHAPE_BUFFER_BYTES or storage.has_chunk_end:
-                    due[storage] = None
-        if idle:
-            due |= self._buffered
-        elif self.buffered_bytes > self._buffer_bytes_max // 2:
-            excess = self.buffered_bytes - self._buffer_bytes_max // 4
-            for storage in self._buffered:
-                if excess <= 0:
-                    break
-                due[storage] = None
-                excess -= storage.committed_bytes
-        if self.log.number - self.log.oldest >= SEGMENTS_KEPT:
-            for storage in self._buffered:
-                if storage.buffered_since > self.log.oldest:
-                    break
-                due[storage] = None
-        return list(due)
-
-    def _write_files(self, storages: Sequence[ShapeStorage]) -> None:
-        if len(storages) < _TOGETHER_MIN or not self._write_together(storages):
-            for storage in storages:
-                staged = _tried(storage, lambda storage: storage.stage_files(sync=True))
-                self._publish(storage, staged, sync=True)
-
-    def _write_together(self, storages: Sequence[ShapeStorage]) -> bool:
-        """Many with one sync of the file system; False if that failed, and it is not known for which."""
-        staged = [_tried(storage, lambda storage: storage.stage_files(sync=False)) for storage in storages]
-        try:
-            self._file_system.sync()
-        except OSError:
-            return False
-        self._unsynced = True
-        for storage, result in zip(storages, staged, strict=True):
-            self._publish(storage, result, sync=False)
-        return True
-
-    def _publish(self, storage: ShapeStorage, staged: Staged | OSError, *, sync: bool) -> None:
-        result: object = staged
-        if isinstance(staged, Staged):
-            result = _tried(storage, lambda storage: storage.publish_files(staged, sync=sync))
-        if isinstance(result, OSError):
-            if self._waits_for_room(storage, result):
-                return
-            was_gone = storage.is_gone
-            self._give_up(storage)
-            if not was_gone:
-                self._on_failed(storage.slot, result)
-            return
-        self._buffered.pop(storage, None)
-        self._without_room.discard(storage)
-        storage.buffered_since = 0
-        self._freed(staged.size if isinstance(staged, Staged) else 0)
-
-    def _waits_for_room(self, storage: ShapeStorage, error: OSError) -> bool:
-        if error.errno not in _NO_ROOM or storage.is_gone:
-            return False
-        if self.buffered_bytes > self._buffer_bytes_max // 2:
-            return False
-        if storage not in self._without_room:
-            self._without_room.add(storage)
-            _logger.warning("no room for the files of a shape: tried again", handle=storage.handle)
-        return True
-
-    def _remove_segments(self) -> None:
-        """All that nothing in a buffer needs any more; the newest stays, it knows the position."""
-        oldest = next((storage.buffered_since for storage in self._buffered), self.log.number)
-        if oldest <= self.log.oldest:
-            return
-        if self._unsynced:
-            try:
-                self._file_system.sync()
-            except OSError:
-                return  # they stay for now
-            self._unsynced = False
-        self.log.remove_before(oldest)
+    def _files_failed(self, storage: ShapeStorage, error: OSError) -> None:
+        was_gone = storage.is_gone
+        self._give_up(storage)
+        if not was_gone:
+            self._on_failed(storage.slot, error)
 
     def _freed(self, size: int) -> None:
         if size:
@@ -457,10 +352,3 @@ class WriteLoop:
 
 def _ended() -> OSError:
     return OSError("the store is closed")
-
-
-def _tried(storage: ShapeStorage, call: Callable[[ShapeStorage], _Result]) -> _Result | OSError:
-    try:
-        return call(storage)
-    except OSError as error:
-        return error
