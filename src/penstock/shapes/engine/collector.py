@@ -13,26 +13,29 @@ touched cost nothing.
 One shape's trouble is its own. What a change says of a table (a truncate, an old row that did not come,
 columns that are no longer what the shape knows) ends the shapes for which it is news. An error that routing
 raises ends the shapes of that table, one of rendering those that look alike, one of storage that shape; the
-pass goes on. What such a shape was to get of the transaction is not appended, so nobody reads half of it.
+pass goes on. What such a shape was to get of the transaction is not appended, so nobody reads half of it
+(`BrokenShapes`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from penstock import failpoints, logs
-from penstock.capture.transactions import ChangeRows, TableVersion, TransactionFragment
+from penstock import failpoints
+from penstock.capture.transactions import ChangeRows, TransactionFragment
 from penstock.core.position import Lsn
 from penstock.core.stream import StreamId
+from penstock.shapes.engine.broken_shapes import BrokenShapes
 from penstock.shapes.engine.consumer import Consumer, Doubt, RecentTransactions, RoutedRows, WaitingChanges
 from penstock.shapes.engine.consumer_registry import ConsumerRegistry
 from penstock.shapes.engine.delivery import Delivery
-from penstock.shapes.engine.table_changes import can_read, shown_columns, truncates, without_old_row
+from penstock.shapes.engine.table_changes import truncates, without_old_row
+from penstock.shapes.engine.table_versions import TableVersions
 from penstock.shapes.rendering.renderer import Chosen, Renderer, View, distinct
 from penstock.shapes.routing.router import EventRouter
 from penstock.shapes.shape import Shape, SnapshotPoint
@@ -45,7 +48,6 @@ _PAIRS_MAX = 4 << 20  # of a row and a shape that are routed at once
 _PORTION_BYTES = 2 << 20  # of changes that are rendered at once
 _CHOSEN_BYTES_MAX = 8 << 20  # of items that are put together at once
 _ITEM_BYTES = 64  # of an item, beside its JSON
-_DOUBTS_MAX = 100  # each keeps its changes
 Candidates = dict[int, list[RoutedRows]]
 
 
@@ -79,20 +81,18 @@ class ShapeLogCollector:
         buffered_bytes_max: int = _BUFFERED_BYTES_MAX,
     ) -> None:
         self._on_broken = on_broken
-        self._on_new_version = on_new_version
         self.layers: DependencyLayers | None = None
         self.changes_routed = 0
         self._router = EventRouter()
         self._slots = ConsumerRegistry()
         self._streams: dict[StreamId, dict[int, Consumer]] = {}
         self._filtered: dict[int, Consumer] = {}
-        # By schema id, the versions of a table that were seen; None: not all of its shapes can read it.
-        self._versions: dict[StreamId, dict[str, TableVersion | None]] = {}
         self._recent = RecentTransactions()
         self._waiting = WaitingChanges(buffered_bytes_max)
         self._candidates: Candidates = {}
-        self._broken: dict[int, str] = {}
         self.delivery = Delivery(store, self._slots, position)
+        self._broken = BrokenShapes(self._slots, self.delivery)
+        self._versions = TableVersions(self._slots, self._broken, on_new_version)
 
     # Shapes
 
@@ -121,9 +121,7 @@ class ShapeLogCollector:
         self._slots.add(consumer)
         self._streams.setdefault(table, {})[shape.slot] = consumer
         self._recent.begin(table)
-        for schema_id, version in self._versions.get(table, {}).items():
-            if version is not None and not can_read(shape.definition, version):
-                self._versions[table][schema_id] = None
+        self._versions.shape_added(shape.definition)
         if consumer.filter is not None:
             self._filtered[shape.slot] = consumer
         if consumer.needs_layers and consumer.state == "buffering":
@@ -140,13 +138,13 @@ class ShapeLogCollector:
         self._router.remove(shape.slot)
         self._slots.remove(consumer)
         self._filtered.pop(shape.slot, None)
-        self._broken.pop(shape.slot, None)
+        self._broken.forget(shape)
         self.delivery.forget(shape)
         table = shape.definition.table
         del self._streams[table][shape.slot]
         if not self._streams[table]:
             del self._streams[table]
-            self._versions.pop(table, None)
+            self._versions.forget(table)
         if self.layers is not None:
             self.layers.remove(consumer)
 
@@ -161,7 +159,7 @@ class ShapeLogCollector:
 
     def give_up(self, consumer: Consumer, reason: str, error: Exception | None = None) -> None:
         """Have a shape end that cannot go on."""
-        self._break([consumer], reason, error)
+        self._broken.add([consumer], reason, error)
 
     def has_missed(self, table: StreamId, point: SnapshotPoint, up_to_tx: int) -> bool:
         """Whether a snapshot does not show one of the transactions that were handed out up to there."""
@@ -204,8 +202,8 @@ class ShapeLogCollector:
         self._waiting.release(consumer.buffer or ())
         waiting, doubts = consumer.begin_streaming(point)
         for doubt in doubts:
-            self._doubt(consumer, doubt)
-        if shape.slot not in self._broken:
+            self._broken.doubt(consumer, doubt)
+        if shape not in self._broken:
             try:
                 if consumer.needs_layers:
                     assert self.layers is not None
@@ -213,7 +211,7 @@ class ShapeLogCollector:
                 else:
                     self._append_waiting(consumer, waiting)
             except Exception as error:
-                self._break([consumer], "error", error)
+                self._broken.add([consumer], "error", error)
         if consumer.filter is not None and consumer.filter.is_passed(self.delivery.position):
             consumer.filter = None
         else:
@@ -229,9 +227,9 @@ class ShapeLogCollector:
         over = [part for each in waiting if (part := each.where(each.tx < position))]
         rest = [part for each in waiting if (part := each.where(each.tx >= position))]
         if over:
-            self.delivery.append_late(self._unbroken(self._render_for(consumer, over)))
+            self.delivery.append_late(self._broken.without(self._render_for(consumer, over)))
         if rest:
-            self.delivery.append(self._unbroken(self._render_for(consumer, rest)), is_last=False)
+            self.delivery.append(self._broken.without(self._render_for(consumer, rest)), is_last=False)
 
     def _render_for(self, consumer: Consumer, waiting: list[RoutedRows]) -> list[Chosen]:
         slot = consumer.shape.slot
@@ -275,9 +273,9 @@ class ShapeLogCollector:
             for portion in self._portions(changes):
                 chosen += self._concerning(portion)
                 if sum(map(_bytes_of, chosen)) > _CHOSEN_BYTES_MAX:
-                    appended.append(self.delivery.append(self._unbroken(chosen), is_last=False))
+                    appended.append(self.delivery.append(self._broken.without(chosen), is_last=False))
                     chosen = []
-        appended.append(self.delivery.append(self._unbroken(chosen), is_last=fragment.is_last))
+        appended.append(self.delivery.append(self._broken.without(chosen), is_last=fragment.is_last))
         if self.layers is not None:
             self.layers.process(fragment, self._candidates)
         self.delivery.finish(fragment, appended[-1])
@@ -295,7 +293,7 @@ class ShapeLogCollector:
         try:
             self.delivery.append_to(consumer, items)
         except Exception as error:
-            self._break([consumer], "error", error)
+            self._broken.add([consumer], "error", error)
 
     def deliver_all(self, chosen: list[Chosen]) -> None:
         """The same for many, of each whole transactions that were rendered."""
@@ -303,7 +301,7 @@ class ShapeLogCollector:
             self.delivery.append_whole(chosen)
         except Exception as error:
             slots = np.unique(np.concatenate([part.slots for part in chosen])).tolist()
-            self._break([self._slots.consumers[slot] for slot in slots], "error", error)
+            self._broken.add([self._slots.consumers[slot] for slot in slots], "error", error)
 
     def _portions(self, changes: ChangeRows) -> Iterator[ChangeRows]:
         """Parts that are small enough even if each row concerns each shape of the table."""
@@ -328,7 +326,9 @@ class ShapeLogCollector:
         try:
             self._check(changes, consumers)
             routed = self._router.route(changes)
-            self._break([consumers[slot] for slot in routed.failed if slot in consumers], "condition failed")
+            self._broken.add(
+                [consumers[slot] for slot in routed.failed if slot in consumers], "condition failed"
+            )
             self.changes_routed += len(routed.slot)
             slots, found = routed.slot, RoutedRows(changes, routed.row, routed.action)
             if self._slots.is_special[slots].any():
@@ -336,7 +336,7 @@ class ShapeLogCollector:
                 slots, found = slots[kept], found.where(kept)
             return self._render(changes, slots, found)
         except Exception as error:
-            self._break(consumers.values(), "error", error)
+            self._broken.add(consumers.values(), "error", error)
             return []
 
     def _take_special(self, slots: npt.NDArray[np.int32], found: RoutedRows) -> npt.NDArray[np.bool_]:
@@ -349,7 +349,7 @@ class ShapeLogCollector:
             if consumer.buffer is not None:
                 consumer.buffer.append(own)
                 if not self._waiting.hold(own):
-                    self._break([consumer], "too much to keep")
+                    self._broken.add([consumer], "too much to keep")
                 kept[here] = False
                 continue
             if consumer.filter is not None:
@@ -373,18 +373,8 @@ class ShapeLogCollector:
                 chosen.append(renderer.render(view, rows, actions).choose(slots[those], positions))
             except Exception as error:
                 alike = np.unique(slots[those]).tolist()
-                self._break([self._slots.consumers[slot] for slot in alike], "error", error)
+                self._broken.add([self._slots.consumers[slot] for slot in alike], "error", error)
         return chosen
-
-    def _unbroken(self, chosen: list[Chosen]) -> list[Chosen]:
-        """Without the shapes that must go, of which nothing is held back any more."""
-        if not self._broken:
-            return chosen
-        for slot in self._broken:
-            if slot in self._slots.consumers:  # it may have been dropped since
-                self.delivery.forget(self._slots.consumers[slot].shape)
-        broken = np.fromiter(self._broken, np.int32)
-        return [part.where(~np.isin(part.slots, broken)) for part in chosen]
 
     def _pass(self, end: Lsn) -> None:
         """Nothing below `end` is to come: filters that end there are not needed any more."""
@@ -401,48 +391,13 @@ class ShapeLogCollector:
             if len(rows):
                 doubt = Doubt(changes, rows, reason)
                 for consumer in consumers.values():
-                    self._doubt(consumer, doubt)
-        self._check_version(changes, consumers)
-
-    def _check_version(self, changes: ChangeRows, consumers: Mapping[int, Consumer]) -> None:
-        versions, version = self._versions.setdefault(changes.stream, {}), changes.version
-        if versions.get(changes.schema_id) is not None:
-            return
-        unreadable = Doubt(changes, np.arange(len(changes)), "schema")
-        all_can = True
-        for consumer in consumers.values():
-            definition = consumer.shape.definition
-            if not can_read(definition, version):
-                self._doubt(consumer, unreadable)
-                all_can = False
-            elif len(columns := shown_columns(definition, version)) > len(consumer.view.columns):
-                self._slots.look_as(consumer, replace(consumer.view, columns=columns))
-        if changes.schema_id not in versions:
-            self._on_new_version(changes.stream)
-        versions[changes.schema_id] = version if all_can else None
-
-    def _doubt(self, consumer: Consumer, doubt: Doubt) -> None:
-        """The shape cannot go on, if these changes are news to it; that may not be known yet."""
-        if consumer.doubts is None:
-            if consumer.concerns(doubt):
-                self._break([consumer], doubt.reason)
-        elif len(consumer.doubts) < _DOUBTS_MAX:
-            consumer.doubts.append(doubt)
-        else:
-            self._break([consumer], doubt.reason)
-
-    def _break(self, consumers: Iterable[Consumer], reason: str, error: Exception | None = None) -> None:
-        for consumer in consumers:
-            self._broken.setdefault(consumer.shape.slot, reason)
-        if error is not None:
-            logs.log_unexpected("the live lane", error)
+                    self._broken.doubt(consumer, doubt)
+        self._versions.check(changes, consumers)
 
     def end_broken(self) -> None:
         """Tell of those that must go."""
-        broken, self._broken = self._broken, {}
-        for slot, reason in broken.items():
-            if slot in self._slots.consumers:
-                self._on_broken(self._slots.consumers[slot].shape, reason)
+        for shape, reason in self._broken.take():
+            self._on_broken(shape, reason)
 
 
 def _bytes_of(chosen: Chosen) -> int:
