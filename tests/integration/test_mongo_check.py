@@ -82,7 +82,6 @@ def test_an_administrator_sees_the_oplog_too(secured: MongoServer) -> None:
     ("user", "message"),
     [
         ("finder", "The user finder@admin may not follow its changes (changeStream)."),
-        ("one", "The user one@admin may follow this collection, and not the whole database"),
         ("nobody", "The user nobody@admin may not list the collections of shop."),
     ],
 )
@@ -95,10 +94,33 @@ def test_a_right_that_is_missing_is_named_with_what_grants_it(
     assert found[0].level == "error"
 
 
+def test_a_collection_that_may_be_followed_alone_is_and_a_pattern_takes_the_whole(
+    secured: MongoServer,
+) -> None:
+    [alone] = [each for each in checked(secured, "one") if each.name == "change stream"]
+    assert (alone.level, alone.stream) == ("ok", "shop.rows")
+    assert alone.message == (
+        "The user one@admin may follow this collection, and not the whole database: it is read by a stream "
+        "of its own."
+    )
+    assert "privileges" not in problems(checked(secured, "one"))
+    [refused] = [
+        each
+        for each in checked(secured, "one", StreamNeed(StreamId("shop", "ro*"), by_pattern=True))
+        if each.name == "privileges"
+    ]
+    assert "a pattern takes a change stream of all collections" in refused.message
+    assert 'grantRolesToUser("one", [{role: "read", db: "shop"}])' in refused.remedy
+
+
 def test_a_stream_of_the_whole_cluster_takes_more_than_the_role_of_a_database(secured: MongoServer) -> None:
     found = check(secured.url_of("reader", "reader"), [StreamNeed(ROWS)])
-    [missing] = [each for each in found if each.name == "privileges"]
-    assert "not the whole cluster" in missing.message
+    [alone] = [each for each in found if each.name == "change stream"]
+    assert "not the whole cluster" in alone.message
+    pattern = StreamNeed(StreamId("shop", "ro*"), by_pattern=True)
+    [missing] = [
+        each for each in check(secured.url_of("reader", "reader"), [pattern]) if each.name == "privileges"
+    ]
     assert 'role: "readAnyDatabase", db: "admin"' in missing.remedy
 
 
