@@ -185,7 +185,7 @@ def test_what_a_stream_asks_of_columns_is_judged_by_the_sampled_fields(secured: 
     found = check(secured.url, [need], layout="fields")
     messages = [each.message for each in found if each.level == "error"]
     for part in (
-        "`types` names the column y", "v of type int cannot be held as list", "`columns` names x",
+        "`types` names the column y", "v of type long cannot be held as list", "`columns` names x",
         "`columns` lacks _id", "_op has the name of a column that Penstock adds", "`where` reads v",
         "`cursor` names the column z",
     ):  # fmt: skip
