@@ -77,6 +77,17 @@ class MongoServer(AbstractContextManager["MongoServer"]):
         self.kill()
 
     def start(self) -> None:
+        self.launch()
+        with MongoClient[dict[str, Any]](
+            _HOST, self.port, directConnection=True, serverSelectionTimeoutMS=1_000
+        ) as direct:
+            wait_until(lambda: self._is_primary(direct), "mongod to be a primary", timeout_s=120)
+            if self.secured:
+                with suppress(OperationFailure):  # after a restart there is one already
+                    direct.admin.command("createUser", _ADMINISTRATOR, pwd=_PASSWORD, roles=["root"])
+
+    def launch(self) -> None:
+        """Its process alone: what it becomes in its set is not waited for."""
         assert self._process is None
         data = self.directory / "data"
         data.mkdir(parents=True, exist_ok=True)
@@ -94,13 +105,6 @@ class MongoServer(AbstractContextManager["MongoServer"]):
                 stdout=log,
                 stderr=log,
             )
-        with MongoClient[dict[str, Any]](
-            _HOST, self.port, directConnection=True, serverSelectionTimeoutMS=1_000
-        ) as direct:
-            wait_until(lambda: self._is_primary(direct), "mongod to be a primary", timeout_s=120)
-            if self.secured:
-                with suppress(OperationFailure):  # after a restart there is one already
-                    direct.admin.command("createUser", _ADMINISTRATOR, pwd=_PASSWORD, roles=["root"])
 
     def kill(self) -> None:
         if self._process is not None:

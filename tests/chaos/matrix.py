@@ -184,17 +184,15 @@ LOADING_MYSQL = Scenario(
     short=(("parquet", "load.committed"),),
     nth=LOADING.nth,
 )
-#: And of one that reads MongoDB, where streams have a position each, on one destination.
+#: And of one that reads MongoDB, where streams have a position each.
 FOLLOWING_MONGODB = Scenario(
-    names=tuple(name for name in FOLLOWING.names if has("parquet", name)),
-    short=(("parquet", "cdc.committed"),),
-    nth={"cdc.written": 2, "cdc.committed": 2, "cdc.processed": 2},
-    destinations=("parquet",),
+    names=FOLLOWING.names,
+    short=(("parquet", "cdc.committed"), ("iceberg", "iceberg.committed")),
+    nth={"cdc.written": 2, "cdc.committed": 2, "cdc.processed": 2, "iceberg.committed": 2},
 )
 LOADING_MONGODB = Scenario(
     names=("capture.slot_created", *LOAD),
     nth={"load.swapped": 2, "load.done": 2},
-    destinations=("parquet",),
 )
 SCENARIOS = (FOLLOWING, LOADING, REFRESHING, READING_ON, LOADING_TO_READ_ON)
 SCENARIOS_MYSQL = (FOLLOWING_MYSQL, LOADING_MYSQL)

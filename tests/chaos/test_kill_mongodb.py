@@ -1,13 +1,13 @@
 """kill -9 in syncs from MongoDB, with writers that never stop: afterwards every document is right.
 
-As in `test_kill`, on one destination: how the log is read, and how rounds of streams with a position each are
-settled, is all that is another way here.
+As in `test_kill`: how the log is read, and how rounds of streams with a position each are settled, is all
+that is another way here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,17 +15,15 @@ from typing import Any
 import pytest
 
 from penstock.sources.mongodb.warming import warm_up
+from tests.chaos.chain import Chain
 from tests.chaos.killing import kill_and_recover
-from tests.chaos.matrix import FOLLOWING_MONGODB, LOADING_MONGODB, Scenario, shared
+from tests.chaos.matrix import FOLLOWING_MONGODB, LOADING_MONGODB, shared
 from tests.mongo_server import MongoServer
 from tests.mongo_shop import FOLLOWED, Shop, assert_same, new_shop, pipeline, states, writing
-from tests.pipelines import PipelineUnderTest
+from tests.pipelines import DESTINATIONS, PipelineUnderTest
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600)]
-
-
-def rules(scenario: Scenario) -> list[str]:
-    return [rule for _, rule in shared(scenario.cases())]
+Pipelines = Chain[PipelineUnderTest]
 
 
 @dataclass
@@ -61,9 +59,13 @@ class MongoSource:
     def assert_acknowledged_no_more_than_committed(self, pipeline: PipelineUnderTest) -> None:
         """The server keeps its log for nobody in particular."""
 
-    def pipeline(self, directory: Path) -> PipelineUnderTest:
+    def pipeline(self, directory: Path, destination: str) -> PipelineUnderTest:
         """Of followed streams alone: a sync that finds them loaded starts no Spark."""
-        settings: dict[str, Any] = {"log": {"retention": "0s"}, "readers": {"grace": "5s"}}
+        settings: dict[str, Any] = {
+            "log": {"retention": "0s"},
+            "readers": {"grace": "5s"},
+            "destination": DESTINATIONS[destination],
+        }
         streams = [f"{self.shop.name}.{name}" for name in FOLLOWED]
         return pipeline(self.mongo, self.shop, directory, streams=streams, **settings)
 
@@ -79,15 +81,27 @@ def source(mongo: MongoServer) -> Iterator[MongoSource]:
 
 
 @pytest.fixture(scope="module")
-def following(source: MongoSource, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PipelineUnderTest]:
+def all_following(source: MongoSource, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipelines]:
     """One pipeline for all crashes while following, so that each meets the traces of those before it."""
-    synced = source.pipeline(tmp_path_factory.mktemp("following"))
-    synced.sync()
-    yield synced
-    synced.drop()
+
+    @contextmanager
+    def caught_up(destination: str) -> Iterator[PipelineUnderTest]:
+        synced = source.pipeline(tmp_path_factory.mktemp("following"), destination)
+        synced.sync()
+        yield synced
+        synced.drop()
+
+    with Chain(caught_up) as chain:
+        yield chain
 
 
-@pytest.mark.parametrize("rule", rules(FOLLOWING_MONGODB))
+@pytest.fixture
+def following(request: pytest.FixtureRequest, all_following: Pipelines) -> PipelineUnderTest:
+    """A pipeline that has loaded its tables."""
+    return all_following.of(request.param)
+
+
+@pytest.mark.parametrize(("following", "rule"), shared(FOLLOWING_MONGODB.cases()), indirect=["following"])
 def test_killed_while_following_it_ends_with_every_document_right(
     source: MongoSource, following: PipelineUnderTest, rule: str
 ) -> None:
@@ -95,10 +109,10 @@ def test_killed_while_following_it_ends_with_every_document_right(
     kill_and_recover(source, following, rule)
 
 
-@pytest.mark.parametrize("rule", rules(LOADING_MONGODB))
+@pytest.mark.parametrize(("destination", "rule"), shared(LOADING_MONGODB.cases()))
 def test_killed_while_loading_it_ends_with_every_document_right(
-    source: MongoSource, tmp_path: Path, rule: str
+    source: MongoSource, tmp_path: Path, destination: str, rule: str
 ) -> None:
-    loading = source.pipeline(tmp_path / "loading")
+    loading = source.pipeline(tmp_path / "loading", destination)
     kill_and_recover(source, loading, rule)
     loading.drop()

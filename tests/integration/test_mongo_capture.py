@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import uuid
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -15,7 +15,6 @@ import bson
 import pytest
 from bson import ObjectId
 from bson.decimal128 import Decimal128
-from bson.json_util import CANONICAL_JSON_OPTIONS, dumps, loads
 
 from penstock import durable
 from penstock.capture.client import CaptureProcess
@@ -31,7 +30,7 @@ from penstock.core.resume_token import ResumeToken
 from penstock.core.stream import StreamId
 from penstock.log.columns import stored_name
 from penstock.log.manifest import manifest_path, newest_manifest
-from penstock.log.reader import ChangeLog, read_rows
+from penstock.log.reader import ChangeLog
 from penstock.log.writer import LogWriter
 from penstock.sources.base import LogHold
 from penstock.sources.chunk import PlannedChunk
@@ -45,11 +44,11 @@ from penstock.sources.mongodb.source import MongoSource
 from penstock.sources.mongodb.types import Layout
 from tests.bson_documents import EVERY_ID
 from tests.conftest import wait_until
+from tests.mongo_log import WITHIN_S, Reader, applied, changes, present, started
 from tests.mongo_server import MongoServer
 
 pytestmark = pytest.mark.integration
 HUGE = 16 * 2**20 - 64 * 2**10
-WITHIN_S = 60.0
 
 
 @pytest.fixture
@@ -69,74 +68,6 @@ def spec(mongo: MongoServer, database: Source, tmp_path: Path) -> CaptureSpec:
         lanes={"lake": None},
         lanes_path=tmp_path / "lanes.json",
     )
-
-
-class Reader:
-    """A capture that was set up, and reads to where the cluster is."""
-
-    def __init__(self, server: CaptureServer, ended: list[dict[str, Any]]) -> None:
-        self.server = server
-        self._ended = ended
-
-    def to_now(self) -> Lsn:
-        target = Lsn.parse(self.server.carry_out("note_target", {}))
-        self.server.carry_out("demand", {"target": str(target)})
-        reading = self.server.reading
-        assert reading is not None
-        end = reading.sealed(target, WITHIN_S)
-        assert end is not None, self._ended
-        return end
-
-
-@contextmanager
-def started(spec: CaptureSpec) -> Iterator[Reader]:
-    ended: list[dict[str, Any]] = []
-    server = CaptureServer(spec, lambda event: ended.append(event) if event["event"] == "failed" else None)
-    try:
-        server.carry_out("start", {})
-        yield Reader(server, ended)
-    finally:
-        server.stop()
-
-
-def changes(spec: CaptureSpec, name: str, start: Lsn | None = None) -> list[dict[str, Any]]:
-    log = ChangeLog(spec.log_directory)
-    begin, end = start or log.start(), log.end()
-    assert begin is not None
-    assert end is not None
-    stream = StreamId(database_of(spec), name)
-    rows = [
-        row for part in read_rows(log.files(stream, begin, end).files, begin, end) for row in part.to_pylist()
-    ]
-    places = [(row["_tx"], row["_op_index"]) for row in rows]
-    assert places == sorted(set(places))
-    return rows
-
-
-def database_of(spec: CaptureSpec) -> str:
-    assert isinstance(spec.source, MongoSpec)
-    return spec.source.database
-
-
-def applied(rows: list[dict[str, Any]], before: dict[str, str] | None = None) -> dict[str, str]:
-    """What a table holds that had `before`: a text of each document by its key."""
-    held = dict(before or {})
-    for row in rows:
-        if row["_op"] == "t":
-            held.clear()
-        elif row["_op"] == "d":
-            held.pop(row["_old"]["__id"], None)
-        elif not row["_unchanged"]:
-            held[row["__id"]] = row["document"]
-    return {key: canonical(loads(document)) for key, document in held.items()}
-
-
-def canonical(document: Any) -> str:
-    return dumps(document, json_options=CANONICAL_JSON_OPTIONS)
-
-
-def present(database: Source, name: str) -> list[str]:
-    return sorted(canonical(each) for each in database[name].find())
 
 
 def test_changes_are_the_collections_over_restarts_transactions_and_the_largest_document(

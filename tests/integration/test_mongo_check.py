@@ -82,7 +82,6 @@ def test_an_administrator_sees_the_oplog_too(secured: MongoServer) -> None:
     ("user", "message"),
     [
         ("finder", "The user finder@admin may not follow its changes (changeStream)."),
-        ("one", "The user one@admin may follow this collection, and not the whole database"),
         ("nobody", "The user nobody@admin may not list the collections of shop."),
     ],
 )
@@ -95,10 +94,33 @@ def test_a_right_that_is_missing_is_named_with_what_grants_it(
     assert found[0].level == "error"
 
 
+def test_a_collection_that_may_be_followed_alone_is_and_a_pattern_takes_the_whole(
+    secured: MongoServer,
+) -> None:
+    [alone] = [each for each in checked(secured, "one") if each.name == "change stream"]
+    assert (alone.level, alone.stream) == ("ok", "shop.rows")
+    assert alone.message == (
+        "The user one@admin may follow this collection, and not the whole database: it is read by a stream "
+        "of its own."
+    )
+    assert "privileges" not in problems(checked(secured, "one"))
+    [refused] = [
+        each
+        for each in checked(secured, "one", StreamNeed(StreamId("shop", "ro*"), by_pattern=True))
+        if each.name == "privileges"
+    ]
+    assert "a pattern takes a change stream of all collections" in refused.message
+    assert 'grantRolesToUser("one", [{role: "read", db: "shop"}])' in refused.remedy
+
+
 def test_a_stream_of_the_whole_cluster_takes_more_than_the_role_of_a_database(secured: MongoServer) -> None:
     found = check(secured.url_of("reader", "reader"), [StreamNeed(ROWS)])
-    [missing] = [each for each in found if each.name == "privileges"]
-    assert "not the whole cluster" in missing.message
+    [alone] = [each for each in found if each.name == "change stream"]
+    assert "not the whole cluster" in alone.message
+    pattern = StreamNeed(StreamId("shop", "ro*"), by_pattern=True)
+    [missing] = [
+        each for each in check(secured.url_of("reader", "reader"), [pattern]) if each.name == "privileges"
+    ]
     assert 'role: "readAnyDatabase", db: "admin"' in missing.remedy
 
 
@@ -163,7 +185,7 @@ def test_what_a_stream_asks_of_columns_is_judged_by_the_sampled_fields(secured: 
     found = check(secured.url, [need], layout="fields")
     messages = [each.message for each in found if each.level == "error"]
     for part in (
-        "`types` names the column y", "v of type int cannot be held as list", "`columns` names x",
+        "`types` names the column y", "v of type long cannot be held as list", "`columns` names x",
         "`columns` lacks _id", "_op has the name of a column that Penstock adds", "`where` reads v",
         "`cursor` names the column z",
     ):  # fmt: skip

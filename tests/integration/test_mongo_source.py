@@ -30,6 +30,7 @@ from penstock.sources.finding import StreamNeed
 from penstock.sources.mongodb.catalog import CollectionInfo
 from penstock.sources.mongodb.connection import connect
 from penstock.sources.mongodb.control import COLLECTION, DATABASE, Control
+from penstock.sources.mongodb.fields import Column, Form
 from penstock.sources.mongodb.remembered import RememberedFields
 from penstock.sources.mongodb.replies import Source
 from penstock.sources.mongodb.source import MongoSource
@@ -72,6 +73,19 @@ def loaded(reading: TableReading, table: CollectionInfo, rows_per_chunk: int, **
             assert block.printed is not None
             found += block.printed().to_pylist()
     return found
+
+
+def test_a_table_that_an_earlier_version_made_with_32_bits_keeps_them(
+    source: MongoSource, database: Source, tmp_path: Path
+) -> None:
+    """Its column would have to be loaded anew; what outgrows it is in `_rest`, as before."""
+    database["rows"].insert_one({"_id": "a", "n": 2**40})
+    fields = (Column("_id", Form.STRING), Column("n", Form.INT32))
+    RememberedFields(tmp_path / "collections.json").of(str(only(source, "rows").oid), lambda: fields)
+    table = only(in_fields(source, tmp_path), "rows")
+    assert {column.name: column.type_text for column in table.schema.columns} == {
+        "_id": "string", "n": "int", "_rest": "rest",
+    }  # fmt: skip
 
 
 def test_the_catalog_has_what_is_asked_for_or_all_where_a_name_is_wrong(

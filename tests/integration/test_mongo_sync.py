@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
@@ -12,8 +13,10 @@ import pytest
 from bson import Decimal128, ObjectId
 from bson.json_util import loads
 
+from penstock import Pipeline
 from penstock.core.errors import PositionGoneError
 from penstock.log.manifest import newest_manifest
+from penstock.sources.mongodb import catalog
 from penstock.sources.mongodb.warming import warm_up
 from tests.conftest import wait_until
 from tests.mongo_server import MongoServer
@@ -125,6 +128,41 @@ def test_fields_are_columns_and_what_has_no_place_in_them_is_in_the_rest(
                 assert held == value
         assert rest == {}
         assert not any(value is not None for value in row.values())
+
+
+@pytest.mark.parametrize("destination", ["parquet", pytest.param("iceberg", marks=pytest.mark.slow)])
+def test_integers_that_outgrow_32_bits_are_in_their_column_from_loads_and_changes(
+    mongo: MongoServer, shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, destination: str
+) -> None:
+    """Although the sample had seen small ones alone: none is in `_rest`, or rounded, or loaded again."""
+    monkeypatch.setattr(catalog, "SAMPLED_MAX", 1)
+    shop["counts"].insert_many([{"_id": f"{number}", "n": number} for number in range(50)])
+    stream = f"{shop.name}.counts"
+    synced = pipeline(
+        mongo,
+        shop,
+        tmp_path / "pipeline",
+        "fields",
+        [stream],
+        destination=DESTINATIONS[destination],
+    )
+    Pipeline.from_yaml(synced.file).plan()  # it looks at the fields, and they are remembered
+    shop["counts"].insert_one({"_id": "loaded", "n": 2**53 + 1})
+    synced.sync()
+    shop["counts"].update_one({"_id": "7"}, {"$set": {"n": 2**31}})
+    shop["counts"].insert_many([{"_id": "least", "n": -(2**63)}, {"_id": "most", "n": 2**63 - 1}])
+    synced.notes.clear()
+    synced.sync()
+    rows = rows_of(synced, shop, "counts")
+    assert {row["_id"]: row["n"] for row in rows} == {
+        each["_id"]: each["n"] for each in shop["counts"].find()
+    }
+    assert [row for row in rows if row["_rest"] is not None] == []
+    assert synced.notes == []
+    remembered = json.loads((synced.state / "collections.json").read_text())["collections"]
+    assert [field for each in remembered.values() for field in each["fields"] if field[0] == "n"] == [
+        ["n", "int64", 0]
+    ]
 
 
 @pytest.mark.slow

@@ -114,11 +114,13 @@ def test_sampled_fields_have_the_types_that_hold_their_values(
     )  # fmt: skip
     table = found(database, "rows", "fields")
     assert {column.name: column.type_text for column in table.schema.columns} == {
-        "_id": "objectId", "i": "int", "l": "long", "mixed": "json", "d": "double", "n": "decimal(38,2)",
+        "_id": "objectId", "i": "long", "l": "long", "mixed": "json", "d": "double", "n": "decimal(38,2)",
         "at": "date", "inner": "json", "list": "json", "null": "json", "u": "binData", "b": "bool",
         "_rest": "rest",
     }  # fmt: skip
     assert found(database, "rows").fields == ()
+    [seen] = discover(database.client, [table.stream], with_fields=True)
+    assert {field.name: str(field.form) for field in seen.fields}["i"] == "int32"
     monkeypatch.setattr(catalog, "SAMPLED_BYTES_MAX", 0)
     monkeypatch.setattr(catalog, "_SAMPLE_BATCH", 1)
     [bounded] = discover(database.client, [table.stream], with_fields=True)

@@ -60,6 +60,10 @@ class Selection:
             self._changed.notify_all()
 
     @property
+    def streams(self) -> tuple[StreamId, ...]:
+        return self._streams
+
+    @property
     def wants_old(self) -> bool:
         """Whether of some stream the document before a change is wanted."""
         return bool(self._full)
@@ -76,6 +80,16 @@ class Selection:
         wanted += _named(self._streams, "ns")
         wanted += [{"operationType": "rename", **each} for each in _named(self._streams, "to")]
         return [{"$match": {"$and": [{"$nor": [own]}, {"$or": wanted}]}}]
+
+    def pipeline_of(self, stream: StreamId) -> list[Filter]:
+        """The same for a change stream of this collection alone.
+
+        A rename is told by the streams of both its names. Where both are selected, that of the old one
+        counts.
+        """
+        here = {"db": stream.namespace, "coll": stream.name}
+        came_here = {"operationType": "rename", "to": here, "$nor": _named(self._streams, "ns")}
+        return [{"$match": {"$or": [{"operationType": "invalidate"}, {"ns": here}, came_here]}}]
 
 
 def _named(streams: Sequence[StreamId], field: str) -> list[Filter]:

@@ -27,6 +27,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Protocol
 
 import bson
 
@@ -34,7 +35,7 @@ from penstock.capture.mongodb.selection import Selection
 from penstock.core.errors import SourceError
 from penstock.core.position import Lsn
 from penstock.core.resume_token import ResumeToken
-from penstock.sources.mongodb.change_stream import ChangeBatch, ChangeStream
+from penstock.sources.mongodb.change_stream import ChangeBatch, Place
 from penstock.sources.mongodb.events import Events
 
 BYTES_MAX = 32 << 20
@@ -42,6 +43,16 @@ _IDLE_MS, _AT_ONCE_MS = 200, 1
 _REPORT_EVERY_S = 10.0
 _FILL_S = 0.002
 _END_WITHIN_S = 1.0
+
+
+class LogCursor(Protocol):
+    """A change stream, or several that are read as one."""
+
+    place: Place
+
+    def read(self, wait_ms: int = ...) -> ChangeBatch: ...
+
+    def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +86,7 @@ class MongoStream:
 
     def __init__(
         self,
-        open_stream: Callable[[ChangeStream | None], ChangeStream],
+        open_stream: Callable[[LogCursor | None], LogCursor],
         selection: Selection,
         *,
         sharded: bool,

@@ -24,7 +24,7 @@ from penstock.core.schema import SourceColumn, TableSchema
 from penstock.core.stream import StreamId
 from penstock.sources.mongodb import control
 from penstock.sources.mongodb.connection import Client, query_errors
-from penstock.sources.mongodb.fields import Column, Fields
+from penstock.sources.mongodb.fields import Column, Fields, with_room
 from penstock.sources.mongodb.remembered import RememberedFields
 from penstock.sources.mongodb.replies import RawCursor, Source
 from penstock.sources.mongodb.types import ID, Layout, document_columns, field_columns
@@ -114,8 +114,10 @@ class _Sampling:
     ) -> tuple[Column, ...]:
         if self.layout == "fields" and self.remembered is not None:
             key = str(number or stream)  # a view has no number, and is what its name says
-            return self.remembered.of(key, lambda: _sample(database, stream, kind))
-        return _sample(database, stream, kind) if self.with_fields or self.layout == "fields" else ()
+            return self.remembered.of(key, lambda: with_room(_sample(database, stream, kind)))
+        if self.layout == "fields":
+            return with_room(_sample(database, stream, kind))
+        return _sample(database, stream, kind) if self.with_fields else ()
 
 
 def _databases(client: Client, patterns: Sequence[StreamId] | None, database: str) -> list[str]:

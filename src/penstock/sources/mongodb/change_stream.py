@@ -1,4 +1,4 @@
-"""A change stream of a database or of the whole cluster, batch by batch, with resuming of its own.
+"""A change stream of a database, the whole cluster or a collection, batch by batch, with its own resuming.
 
 Promise: batches hold every event behind the place it was opened at, each once and in order, over lost
 connections and elections. It holds because the place only moves with a batch that is handed out: to the
@@ -15,7 +15,7 @@ A place that the oplog no longer has is a `PositionGoneError`: nothing is skippe
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import bson
@@ -26,8 +26,10 @@ from pymongo.errors import ConnectionFailure, CursorNotFound, OperationFailure, 
 from penstock.core.errors import PositionGoneError, SourceError
 from penstock.core.position import Lsn
 from penstock.core.resume_token import ResumeToken
+from penstock.sources.mongodb.connection import Client
 from penstock.sources.mongodb.events import Events, Fragments, read_events
 from penstock.sources.mongodb.replies import RawCursor, Reply, Source
+from penstock.sources.mongodb.rights import Scope
 
 REOPENED_MAX = 5
 _RESUMABLE = "ResumableChangeStreamError"
@@ -88,6 +90,13 @@ class StreamOptions:
             **{"aggregate": self.collection or 1, "pipeline": pipeline, "cursor": cursor},
             "readConcern": {"level": "majority"},
         }
+
+
+def stream_of(client: Client, scope: Scope, options: StreamOptions, place: Place) -> ChangeStream:
+    """Not opened yet."""
+    whole, collection = not scope.database, scope.collection or None
+    options = replace(options, whole_cluster=whole, collection=collection)
+    return ChangeStream(client[scope.database or "admin"], options, place)
 
 
 @dataclass(frozen=True, slots=True)

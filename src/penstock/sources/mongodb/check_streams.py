@@ -10,7 +10,7 @@ from penstock.core.stream import StreamId
 from penstock.core.where import Condition, WhereError
 from penstock.sources.finding import Finding, Level, StreamNeed
 from penstock.sources.mongodb.catalog import CollectionInfo
-from penstock.sources.mongodb.rights import Rights
+from penstock.sources.mongodb.rights import FOLLOW, Rights
 from penstock.sources.mongodb.types import TYPES
 
 IMAGES_VERSION = (6, 0)
@@ -100,7 +100,7 @@ def _check_reading(table: CollectionInfo, need: StreamNeed, server: Server) -> I
     rights, follows = server.rights, need.reads_log and table.can_be_captured
     missing = [
         action
-        for action in ["find", *(["changeStream"] if follows else [])]
+        for action in ["find", *([FOLLOW] if follows else [])]
         if not rights.may(action, table.stream.namespace, table.stream.name)
     ]
     for action in missing:
@@ -109,13 +109,17 @@ def _check_reading(table: CollectionInfo, need: StreamNeed, server: Server) -> I
             f"({action}).",
             grant(rights, table.stream.namespace),
         )
-    if follows and not missing and not rights.may("changeStream", server.database):
+    if follows and not missing and not rights.may(FOLLOW, server.database):
         whole = "database" if server.database else "cluster"
-        yield _finding(table, "privileges", "error")(
-            f"The user {rights.user} may follow this collection, and not the whole {whole}: there is one "
-            "change stream for all collections.",
-            grant(rights, server.database) if server.database else _grant_all(rights),
-        )
+        limited = f"The user {rights.user} may follow this collection, and not the whole {whole}"
+        if need.by_pattern or need.stream.is_pattern:
+            yield _finding(table, "privileges", "error")(
+                f"{limited}: a pattern takes a change stream of all collections.",
+                f"{grant(rights, server.database) if server.database else _grant_all(rights)} Or name the "
+                "collections.",
+            )
+        else:
+            yield _finding(table, "change stream", "ok")(f"{limited}: it is read by a stream of its own.", "")
 
 
 def _check_columns(table: CollectionInfo, need: StreamNeed) -> Iterator[Finding]:

@@ -21,8 +21,8 @@ is not UTF-8 makes its column JSON. Limits: `FIELDS_MAX` fields, and `CELLS_MAX`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -96,6 +96,15 @@ def decide_form(seen: int, whole: int, scale: int) -> tuple[Form, int]:
         return form, 0
     whole = max([whole, *(digits for kind, digits in _INTEGER_DIGITS if values & kind)])
     return (form, int(scale)) if whole + scale <= DECIMAL_DIGITS else (Form.JSON, 0)
+
+
+def with_room(columns: Iterable[Column]) -> tuple[Column, ...]:
+    """As a table has them that values are still to come for: integers in 64 bits.
+
+    Drivers write an integer in 32 bits where it fits, so a field has both sooner or later; a table's column
+    that was too narrow would have to be made anew. All other types a table keeps as they were found.
+    """
+    return tuple(replace(each, form=Form.INT64) if each.form is Form.INT32 else each for each in columns)
 
 
 def arrow_type(column: Column) -> pa.DataType:

@@ -11,6 +11,16 @@ from typing import Any
 
 from penstock.sources.mongodb.connection import Client, query_errors
 
+FOLLOW = "changeStream"
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What a change stream is of: a collection, a database, or, if both are empty, the cluster."""
+
+    database: str
+    collection: str = ""
+
 
 @dataclass(frozen=True, slots=True)
 class Rights:
@@ -27,6 +37,16 @@ class Rights:
             action in each["actions"] and _covers(each["resource"], database, collection)
             for each in self.privileges
         )
+
+    def followable(self, database: str) -> tuple[Scope, ...]:
+        """Of what there can be change streams: of the database (empty: of the cluster) as a whole where that
+        is allowed, else of what is named in the privileges."""
+        if self.may(FOLLOW, database):
+            return (Scope(database),)
+        named = [each["resource"] for each in self.privileges if FOLLOW in each["actions"]]
+        scopes = [Scope(each["db"] or database, each["collection"]) for each in named if "db" in each]
+        wanted = [each for each in scopes if each.database and database in ("", each.database)]
+        return tuple(each for each in dict.fromkeys(wanted) if not each.collection.startswith("system."))
 
 
 def read_rights(client: Client) -> Rights:

@@ -19,13 +19,13 @@ from penstock.core.stream import StreamId
 from penstock.sources.base import Identity, LogHold, TableEnd
 from penstock.sources.finding import Finding, StreamNeed
 from penstock.sources.mongodb.catalog import CollectionInfo, discover
-from penstock.sources.mongodb.change_stream import ChangeStream, Place, StreamOptions, time_of
+from penstock.sources.mongodb.change_stream import Place, StreamOptions, stream_of, time_of
 from penstock.sources.mongodb.check import check
 from penstock.sources.mongodb.check_streams import Server, check_streams
 from penstock.sources.mongodb.connection import Client, cancel_queries, connect, query_errors
 from penstock.sources.mongodb.control import COLLECTION, DATABASE, Control, position_now
 from penstock.sources.mongodb.remembered import RememberedFields
-from penstock.sources.mongodb.rights import read_rights
+from penstock.sources.mongodb.rights import Scope, read_rights
 from penstock.sources.mongodb.table_end import position_behind
 from penstock.sources.mongodb.table_reading import MongoReading
 from penstock.sources.mongodb.types import Layout
@@ -160,9 +160,11 @@ def require_kept(client: Client, database: str, position: Lsn) -> None:
     """That the server has everything from there on, of all shards; else `PositionGoneError`.
 
     It says so itself, when it looks for the first event: of any collection, so that this is no long search.
+    There is one oplog for all collections: where the user may follow some of them only, any of those will do.
     """
-    options = StreamOptions(whole_cluster=not database, batch_rows=1)
-    with closing(ChangeStream(client[database or "admin"], options, Place(at=int(position)))) as log:
+    scope = _followable(client, database)[0]
+    options = StreamOptions(batch_rows=1)
+    with closing(stream_of(client, scope, options, Place(at=int(position)))) as log:
         log.open()
         if not log.read(_AT_ONCE_MS).rows:  # what came with its opening, for which it need not have looked
             log.read(_AT_ONCE_MS)
@@ -173,11 +175,16 @@ def has_change_at(client: Client, database: str, time: Lsn) -> bool:
     that is older than the oplog, True.
 
     What is read begins there, of any collection: so it comes first, or something later shows that it is not
-    there, an event or the token of a batch without any.
+    there, an event or the token of a batch without any. Where the user may follow single collections only,
+    the change may be of any of those.
     """
-    options = StreamOptions(whole_cluster=not database, batch_rows=1, pipeline=(_NO_DOCUMENTS,))
+    return any(_has_change_at(client, scope, time) for scope in _followable(client, database))
+
+
+def _has_change_at(client: Client, scope: Scope, time: Lsn) -> bool:
+    options = StreamOptions(batch_rows=1, pipeline=(_NO_DOCUMENTS,))
     deadline = monotonic() + _PASSED_WITHIN_S
-    with closing(ChangeStream(client[database or "admin"], options, Place(at=int(time)))) as log:
+    with closing(stream_of(client, scope, options, Place(at=int(time)))) as log:
         try:
             while monotonic() < deadline:
                 batch = log.read(_WAIT_MS)
@@ -191,6 +198,11 @@ def has_change_at(client: Client, database: str, time: Lsn) -> bool:
         "The change stream does not come past the last change that was read before.",
         remedy="Run the same command again; look whether all members answer.",
     )
+
+
+def _followable(client: Client, database: str) -> tuple[Scope, ...]:
+    """One that may follow nothing is told so by the server."""
+    return read_rights(client).followable(database) or (Scope(database),)
 
 
 def read_version(client: Client) -> tuple[int, int, int]:

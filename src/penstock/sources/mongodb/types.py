@@ -4,8 +4,9 @@ A collection is a table in one of two layouts:
 
 - `document`: `_id`, and `document`, the whole document as canonical Extended JSON (`json_kernels`).
 - `fields`: `_id`, a column for each top-level field that was seen, in the form that holds all its values
-  exactly (`fields`), and `_rest`: a JSON document of all that has no place in those, fields that were not
-  seen before and values of another kind than their column's, null if there is none.
+  exactly (`fields`; integers in 64 bits, whatever was seen of them), and `_rest`: a JSON document of all that
+  has no place in those, fields that were not seen before and values of another kind than their column's, null
+  if there is none.
 
 So in neither of them a value is lost, rounded, or able to stop a stream. `_id` is the key. In the layout
 `document`, and where ids are of several kinds or doubles and decimals, it is the text that is the same
