@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
@@ -14,7 +15,7 @@ from penstock.core.errors import SourceBusyError
 from penstock.core.position import Lsn
 from penstock.ledger.checkpoint import CheckpointFile
 from penstock.ledger.checkpoint_history import Leader
-from penstock.ledger.checkpoint_store import Directory, ObjectStore
+from penstock.ledger.checkpoint_store import ObjectStore
 from penstock.log.writer import LogWriter
 from tests.conftest import wait_until
 
@@ -38,8 +39,19 @@ def is_over() -> NoReturn:
     raise SourceBusyError("The lead was lost.")
 
 
-def saved_by(place: str | Path, leader: Leader, lsn: int) -> CheckpointFile:
-    file = CheckpointFile(place, leader=leader, may_save=leads)
+class Lease:
+    def __init__(self) -> None:
+        self.holds = True
+
+    def __call__(self) -> None:
+        if not self.holds:
+            is_over()
+
+
+def saved_by(
+    place: str | Path, leader: Leader, lsn: int, may_save: Callable[[], None] = leads
+) -> CheckpointFile:
+    file = CheckpointFile(place, leader=leader, may_save=may_save)
     assert file.save(Lsn(lsn), lsn)
     return file
 
@@ -48,16 +60,16 @@ def stop_before_the_write(
     place: str | Path, monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[[], object]
 ) -> None:
     """Whoever replaces the file next is stopped right before it; it wakes up after `meanwhile`."""
-    store = ObjectStore if isinstance(place, str) else Directory
-    write: Callable[..., None] = store.write
+    owner, name = (ObjectStore, "write") if isinstance(place, str) else (os, "replace")
+    write: Callable[..., None] = getattr(owner, name)
 
-    def write_late(self: object, name: str, content: bytes) -> None:
-        if name == "checkpoint.json":
-            monkeypatch.setattr(store, "write", write)
+    def write_late(*given: object) -> None:
+        if any(str(each).endswith("/checkpoint.json") or each == "checkpoint.json" for each in given):
+            monkeypatch.setattr(owner, name, write)
             meanwhile()
-        write(self, name, content)
+        write(*given)
 
-    monkeypatch.setattr(store, "write", write_late)
+    monkeypatch.setattr(owner, name, write_late)
 
 
 def test_a_checkpoint_says_by_whom_it_is(tmp_path: Path) -> None:
@@ -71,8 +83,14 @@ def test_what_a_woken_leader_writes_is_not_taken_for_the_newest(
     place: str | Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was stopped after it had looked at its lease: no look comes after that."""
-    former = saved_by(place, FORMER, 100)
-    stop_before_the_write(place, monkeypatch, lambda: saved_by(place, LATTER, 200))
+    lease = Lease()
+    former = saved_by(place, FORMER, 100, lease)
+
+    def take_over() -> None:
+        lease.holds = False
+        saved_by(place, LATTER, 200)
+
+    stop_before_the_write(place, monkeypatch, take_over)
     former.save(Lsn(110), 110)
     for leader in (LATTER, NEXT):
         found = CheckpointFile(place, leader=leader).load()
@@ -80,14 +98,21 @@ def test_what_a_woken_leader_writes_is_not_taken_for_the_newest(
         assert (found.lsn, found.message_count, found.leader) == (200, 200, LATTER)
 
 
-def test_a_leader_puts_its_checkpoint_back_that_another_replaced(
+def test_in_a_store_it_is_put_back_and_in_a_directory_it_is_never_written(
     place: str | Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    former, latter = saved_by(place, FORMER, 100), CheckpointFile(place, leader=LATTER, may_save=leads)
-    stop_before_the_write(place, monkeypatch, lambda: latter.save(Lsn(200), 200))
-    former.save(Lsn(110), 110)
+    lease, latter = Lease(), CheckpointFile(place, leader=LATTER, may_save=leads)
+    former = saved_by(place, FORMER, 100, lease)
+
+    def take_over() -> None:
+        lease.holds = False
+        assert latter.save(Lsn(200), 200)
+
+    stop_before_the_write(place, monkeypatch, take_over)
+    is_in_store = isinstance(place, str)
+    assert former.save(Lsn(110), 110) == is_in_store
     path = tmp_path / "checkpoint.json"
-    assert json.loads(path.read_text())["lsn"] == "0/6E"
+    assert json.loads(path.read_text())["epoch"] == ("0/10" if is_in_store else "0/20")
     latter.keep()
     assert json.loads(path.read_text())["lsn"] == "0/C8"
 

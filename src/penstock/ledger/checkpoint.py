@@ -6,9 +6,10 @@ beyond `last_saved`. A checkpoint that cannot be read gives way to the newest go
 is written first. It lies in a directory or in an object store (`checkpoint_store`).
 
 What a leader saves that was replaced does no harm, wherever it was stopped. When it wakes up it finds that
-its lease is over, and saves nothing (`may_save`). Stopped after that look, it may replace the file once more:
-no look can prevent that, and stores that compare before they write are not the rule. But the file says by
-whom it is (`system_id`, `epoch`), and the history is the judge of that:
+its lease is over, and saves nothing (`may_save`). Stopped after that look, it replaces nothing in a directory
+(`leader_files`). In an object store it may replace the file once more: no look can prevent that, and stores
+that compare before they write are not the rule. But the file says by whom it is (`system_id`, `epoch`), and
+the history is the judge of that:
 
 - a successor that has ever saved has a file in the history under its own name, written before
   `checkpoint.json`, which an earlier leader neither writes nor removes (`checkpoint_history`);
@@ -83,7 +84,7 @@ class CheckpointFile:
         leader: Leader = NOBODY,
         may_save: Callable[[], None] | None = None,
     ) -> None:
-        self._store, self._name = open_store(path)
+        self._store, self._name = open_store(path, may_save)
         self._leader = leader
         self._may_save = may_save
         self._history = CheckpointHistory(
