@@ -20,10 +20,13 @@ from typing import Any
 from penstock.core.errors import StorageError
 
 
-def replace(path: Path, content: bytes) -> None:
-    """Put `content` at `path`, whatever stood there before."""
+def replace(path: Path, content: bytes, *, through: Path | None = None) -> None:
+    """Put `content` at `path`, whatever stood there before.
+
+    `through`: a directory to have the temporary file in; a FileNotFoundError if that is gone.
+    """
     with _storage_errors(path):
-        temporary = _write_temporary(path, content)
+        temporary = _write_temporary(path, content, through)
         os.replace(temporary, path)
         sync_directory(path.parent)
 
@@ -58,9 +61,9 @@ def sync_directory(path: Path | str) -> None:
     sync_file(path)
 
 
-def _write_temporary(path: Path, content: bytes) -> Path:
+def _write_temporary(path: Path, content: bytes, through: Path | None = None) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    temporary = (through or path.parent) / f".{path.name}.{uuid.uuid4().hex}.tmp"
     try:
         with open(temporary, "xb") as file:
             file.write(content)

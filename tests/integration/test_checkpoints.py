@@ -14,6 +14,7 @@ from pyarrow.fs import FileSelector
 from penstock.capture.client import CaptureProcess
 from penstock.core.position import Lsn
 from penstock.ledger.checkpoint import CheckpointFile
+from penstock.ledger.checkpoint_history import Leader
 from penstock.ledger.checkpoint_store import LEFT_BEHIND_MAX, ObjectStore
 from tests.captured import read_now
 from tests.conftest import Database, wait_until
@@ -75,6 +76,18 @@ def test_a_corrupt_checkpoint_in_a_store_gives_way_to_the_newest_good_one(s3: S3
     loaded = CheckpointFile(s3.address("shop.json")).load()
     assert loaded is not None
     assert loaded.lsn == 1
+
+
+def test_what_a_leader_saves_that_was_replaced_counts_for_nothing_in_a_store(s3: S3Server) -> None:
+    former, latter = (
+        CheckpointFile(s3.address("shop.json"), leader=Leader("7", Lsn(epoch))) for epoch in (1, 2)
+    )
+    for file, number in ((former, 100), (latter, 200), (former, 110)):
+        assert file.save(Lsn(number), number)
+    assert content(s3, "shop.json")["epoch"] == "0/1"
+    assert CheckpointFile(s3.address("shop.json"), leader=Leader("7", Lsn(3))).load() == latter.last_saved
+    latter.keep()
+    assert content(s3, "shop.json")["epoch"] == "0/2"
 
 
 def test_a_checkpoint_at_google_has_its_history_beside_it(gcs: GcsServer) -> None:

@@ -18,7 +18,7 @@ import pytest
 from pyiceberg.table import StaticTable
 
 from penstock.config.destination import DestinationConfig
-from penstock.core.errors import CommitConflictError
+from penstock.core.errors import CommitConflictError, DestinationAwayError
 from penstock.core.position import Lsn
 from penstock.core.stream import StreamId
 from penstock.destinations.iceberg import IcebergDestination, IcebergTable
@@ -43,6 +43,7 @@ from tests.integration.test_iceberg_table import (
 from tests.integration.test_sync import orders
 from tests.oracle import assert_same
 from tests.pipelines import PipelineUnderTest
+from tests.ports import free_port
 from tests.rest_catalog import FailingWay, RestCatalog
 from tests.traps import MakePipeline
 
@@ -342,6 +343,14 @@ def test_a_commit_whose_answer_was_lost_is_found_and_not_made_twice(
         operation(table, 1)
         assert lost == [status]
         assert table.handle.table.operations().refresh().lastSequenceNumber() == before + 1
+
+
+@pytest.mark.parametrize("kind", ["postgres", "rest"])
+def test_a_catalog_that_is_away_is_told_from_a_table_that_is_wrong(kind: str, tmp_path: Path) -> None:
+    scheme = {"postgres": "postgresql://nobody@", "rest": "http://"}[kind]
+    away = destination({"type": kind, "uri": f"{scheme}127.0.0.1:{free_port()}"}, tmp_path)
+    with pytest.raises(DestinationAwayError):
+        away.table(STREAM).record()
 
 
 def on_rest(rest: RestCatalog, database: Database, make: MakePipeline) -> PipelineUnderTest:

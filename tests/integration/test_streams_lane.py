@@ -23,7 +23,7 @@ from penstock.streams import trouble
 from penstock.streams.dead_letters import DeadLetters
 from penstock.streams.file import FileTarget
 from penstock.streams.orders import ORDERS_FILE, OrderBook, lane_directory
-from penstock.streams.publisher import Standing
+from penstock.streams.publisher import Standing, Term
 from tests.conftest import WAIT_S, Database, wait_until
 from tests.kafka_server import KafkaServer
 from tests.kafka_shop import KafkaShop
@@ -208,6 +208,35 @@ def test_what_the_target_does_not_take_is_said_and_the_lane_hears_orders_meanwhi
         assert lane.state[0] == "starting"
         is_away[0] = False
         wait_until(lambda: lane.state == ("running", ""), "the lane to begin", WAIT_S)
+
+
+def test_a_paused_lane_says_so_while_its_target_cannot_be_opened(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened, tried, is_away = FileTarget.open, [0], [True]
+
+    def open_or_not(target: FileTarget, term: Term) -> Standing | None:
+        tried[0] += 1
+        if is_away[0]:
+            raise TargetError("The target is not there today.", remedy="Wait for it.")
+        return opened(target, term)
+
+    monkeypatch.setattr(FileTarget, "open", open_or_not)
+    with shop.lane() as lane:
+        wait_until(lambda: lane.state[0] == "reconnecting", "the lane to try without end", WAIT_S)
+        shop.orders.change(lambda orders: orders.pause("it is mended"))
+        wait_until(lambda: "it is mended" in lane.state[1], "the lane to stand still", WAIT_S)
+        said = len(lane.states)
+        wait_until(lambda: tried[0] >= 4, "the target to be tried further", WAIT_S)
+        reasons = [reason for state, reason in lane.states[said:] if state != "waiting"]
+        assert all("(it is mended); The target is not there today." in reason for reason in reasons)
+        assert (metrics.STREAM_LANE_PAUSED.name, {"lane": "file"}, 1.0) in lane.measures.samples()
+        is_away[0] = False
+        wait_until(lambda: lane.state[1].endswith("(it is mended)"), "the trouble to be over", WAIT_S)
+        assert lane.state[0] == "running"
+        shop.orders.change(lambda orders: orders.resume())
+        shop.wait_for(50)
+        assert (metrics.STREAM_LANE_PAUSED.name, {"lane": "file"}, 0.0) in lane.measures.samples()
 
 
 def test_a_rewound_lane_sends_the_same_again_by_the_same_offsets(shop: Shop) -> None:

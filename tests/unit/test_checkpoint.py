@@ -16,7 +16,7 @@ from pyarrow.fs import LocalFileSystem
 from penstock import failpoints
 from penstock.capture.checkpoints import CheckpointSaver
 from penstock.core.position import Lsn
-from penstock.ledger import checkpoint
+from penstock.ledger import checkpoint_history
 from penstock.ledger.checkpoint import Checkpoint, CheckpointFile
 from penstock.ledger.checkpoint_store import Directory, ObjectStore
 from penstock.log.writer import LogWriter
@@ -123,12 +123,12 @@ def test_a_store_that_removes_nothing_costs_no_memory(
     def refuse(_store: Directory, name: str) -> NoReturn:
         raise PermissionError(f"{name} stays")
 
-    monkeypatch.setattr(checkpoint, "_LEFT_OVER_MAX", 10)
+    monkeypatch.setattr(checkpoint_history, "LEFT_OVER_MAX", 10)
     with monkeypatch.context() as context:
         context.setattr(Directory, "remove", refuse)
         for number in range(1, 31):
             assert file.save(Lsn(number), number)
-            assert len(file._history or ()) <= 3 + 10
+            assert len(file._history) <= 3 + 10
     assert "old checkpoint not removed" in capsys.readouterr().out
     assert len(history(path)) == 30
     assert CheckpointFile(path, history_kept=3).save(Lsn(31), 31)

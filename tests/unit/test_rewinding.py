@@ -16,6 +16,8 @@ import pytest
 from penstock import failpoints
 from penstock.core.errors import (
     CommitConflictError,
+    DestinationAwayError,
+    DestinationError,
     PenstockError,
     SparkError,
     StaleLookupError,
@@ -192,6 +194,10 @@ FAILURES = [
         "again: the Spark job to fold changes failed. Its table",
     ),
     (IndivisibleError(), "can only be taken whole"),
+    (
+        DestinationError("Iceberg failed while reading the table.", detail="ValidationException; see there."),
+        "again: Iceberg failed while reading the table (ValidationException; see there). Its table",
+    ),
 ]
 
 
@@ -212,6 +218,7 @@ def test_what_fails_at_the_table_itself_is_given_up_with_a_note_and_the_table_st
 OTHERS = [
     StorageError("The disk is full."),
     StaleTermError("A later leader has written."),
+    DestinationAwayError("Iceberg failed while reading the table."),
     OSError(errno.ENOSPC, "No space left on device"),
 ]
 
@@ -256,14 +263,51 @@ def test_files_that_others_change_as_often_as_we_look_end_it(
     assert "others changed the table's files meanwhile" in lane.listener.notes[0]
 
 
-def test_a_commit_that_is_refused_otherwise_is_still_to_be_done(
-    lane: Lane, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "error",
+    [CommitConflictError("A later leader has the table."), DestinationAwayError("The catalog is away.")],
+)
+def test_a_commit_that_may_be_made_later_is_still_to_be_done(
+    lane: Lane, monkeypatch: pytest.MonkeyPatch, error: PenstockError
 ) -> None:
     apply_as(monkeypatch, Outcome())
-    tried = commit_as(monkeypatch, CommitConflictError("A later leader has the table."))
-    with pytest.raises(CommitConflictError):
-        lane.rewinds.carry_out()
+    with monkeypatch.context() as away:
+        tried = commit_as(away, error)
+        with pytest.raises(type(error)):
+            lane.rewinds.carry_out()
     assert (len(tried), lane.own.rewind is not None) == (1, True)
+    lane.rewinds.carry_out()
+    assert lane.own.rewind is None
+    assert "is applied to its table once more" in lane.listener.notes[-1]
+
+
+def test_a_table_that_refuses_the_commit_ends_it_and_says_why(
+    lane: Lane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the lane would begin anew without end, and all its streams with it."""
+    apply_as(monkeypatch, Outcome())
+    before = lane.table.record()
+    tried = commit_as(monkeypatch, DestinationError("The catalog refused a commit.", detail="By its rules."))
+    lane.rewinds.carry_out()
+    assert (len(tried), lane.own.rewind, lane.table.record()) == (1, None, before)
+    [note] = lane.listener.notes
+    assert "is not applied again: the catalog refused a commit (By its rules). Its table stays" in note
+
+
+def test_a_commit_that_was_made_before_it_failed_counts(lane: Lane, monkeypatch: pytest.MonkeyPatch) -> None:
+    apply_as(monkeypatch, Outcome())
+    commit_changes = ParquetTable.commit_changes
+
+    def commit_and_fail(table: ParquetTable, *given: Any, **named: Any) -> None:
+        commit_changes(table, *given, **named)
+        raise DestinationError("The table's files cannot be shown.")
+
+    monkeypatch.setattr(ParquetTable, "commit_changes", commit_and_fail)
+    lane.rewinds.carry_out()
+    record = lane.table.record()
+    assert record is not None
+    assert record.marker is not None
+    assert (lane.own.generation, lane.own.rewind) == (record.marker.generation, None)
 
 
 def test_rounds_do_not_wait_for_a_rewind(lane: Lane, monkeypatch: pytest.MonkeyPatch) -> None:

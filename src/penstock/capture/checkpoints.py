@@ -5,6 +5,9 @@ A report for people (correctness 2). Saving never holds up the stream, however s
 saves, nothing queues up, and nobody waits for it longer than `WAIT_S`. But the source is not acknowledged
 past `saved`, the last checkpoint that is durable.
 
+Once in an interval without anything to save it is looked whether the file is still ours: a leader that was
+stopped may have replaced it when it woke up (`ledger/checkpoint.py`).
+
 `message_count` counts on from the checkpoint where the log does not, because it was begun anew.
 """
 
@@ -12,10 +15,12 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from penstock.core.position import Lsn
 from penstock.ledger.checkpoint import HISTORY_KEPT, CheckpointFile
+from penstock.ledger.checkpoint_history import Leader
 from penstock.log.writer import LogWriter
 from penstock.metrics import CHECKPOINT_AGE_SECONDS, Sample
 
@@ -31,8 +36,9 @@ class CheckpointSaver:
         writer: LogWriter,
         interval_s: float = INTERVAL_S,
         history: int = HISTORY_KEPT,
+        may_save: Callable[[], None] | None = None,
     ) -> None:
-        self._file = CheckpointFile(path, history)
+        self._file = CheckpointFile(path, history, Leader(writer.system_id, writer.epoch), may_save)
         self._writer = writer
         self._interval_s = interval_s
         self._counted_in_log = writer.message_count
@@ -108,6 +114,9 @@ class CheckpointSaver:
             asked, closing = self._wait_until_due()
             if self._writer.end != self.saved:
                 self._save()
+            elif not closing:
+                self._tried_at = time.monotonic()
+                self._file.keep()
             with self._changed:
                 self._answered = asked
                 self._changed.notify_all()
@@ -117,15 +126,14 @@ class CheckpointSaver:
         with self._changed:
             while self._asked == self._answered and not self._closed:
                 rest_s = self._due_in_s()
-                if rest_s is not None and rest_s <= 0:
+                if rest_s <= 0:
                     break
                 self._changed.wait(rest_s)
             return self._asked, self._closed
 
-    def _due_in_s(self) -> float | None:
+    def _due_in_s(self) -> float:
+        """Until something is to be saved, or what was saved is to be looked at."""
         end, saved = self._writer.end, self.saved
-        if end == saved:
-            return None
         if saved is not None and end - saved >= LARGE_BYTES and not self._failed:
             return 0.0
         return self._tried_at + self._interval_s - time.monotonic()

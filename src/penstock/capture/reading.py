@@ -43,6 +43,7 @@ class Reading(Generic[Batch]):
         lanes: Mapping[str, Lsn | None],
         *,
         may_commit: Callable[[], None] | None,
+        may_save: Callable[[], None] | None,
         on_reached: Callable[[Lsn], None],
         on_progress: Callable[[CaptureProgress], None],
         on_failed: Callable[[BaseException], None],
@@ -65,6 +66,7 @@ class Reading(Generic[Batch]):
             self.writer,
             interval_s=spec.checkpoint_interval_s,
             history=spec.checkpoint_history,
+            may_save=may_save,
         )
         self.tracker = AcknowledgementTracker(lanes, started.slot_position, self.writer.end)
         self.tracker.acknowledge_log(spec.acknowledge_at == "log")

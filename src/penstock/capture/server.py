@@ -243,6 +243,7 @@ class CaptureServer:
             log,
             lanes,
             may_commit=leadership.require if leadership is not None and spec.service is not None else None,
+            may_save=leadership.require if leadership is not None else None,
             on_reached=self._reached,
             on_progress=self._progressed,
             on_failed=self.fail,

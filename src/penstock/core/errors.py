@@ -150,6 +150,12 @@ class DestinationError(PenstockError):
     exit_code = 7
 
 
+class DestinationAwayError(DestinationError):
+    """The destination or its catalog cannot be reached, or does not answer, at the moment."""
+
+    code = "destination_away"
+
+
 class HistoryUnknownError(DestinationError):
     """What an Iceberg table holds cannot be told: others let the snapshots expire that said it."""
 

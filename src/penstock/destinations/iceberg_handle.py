@@ -15,7 +15,12 @@ from dataclasses import replace
 from typing import Any
 
 from penstock import failpoints
-from penstock.core.errors import DestinationError, HistoryUnknownError, StaleLookupError
+from penstock.core.errors import (
+    DestinationAwayError,
+    DestinationError,
+    HistoryUnknownError,
+    StaleLookupError,
+)
 from penstock.core.position import Lsn
 from penstock.core.stream import StreamId
 from penstock.destinations import iceberg_record as text
@@ -188,7 +193,7 @@ class TableHandle:
         """A commit without an answer."""
         if (found := self._find(staged)) is not None:
             return found
-        raise DestinationError(
+        raise DestinationAwayError(
             "The catalog did not say whether it took a commit, and the table does not show it.",
             stream=str(self._stream),
             remedy="Run the same command again when the catalog is well: it looks for the commit first.",

@@ -18,9 +18,10 @@ from typing import Any
 
 from py4j.protocol import Py4JError, Py4JJavaError
 
-from penstock.core.errors import DestinationError
+from penstock.core.errors import DestinationAwayError, DestinationError
 from penstock.core.stream import StreamId
 from penstock.destinations.iceberg_history import Ancestor
+from penstock.destinations.iceberg_outages import is_outage
 
 _EXCEPTIONS = "org.apache.iceberg.exceptions."
 
@@ -114,13 +115,13 @@ def iceberg_errors(doing: str, stream: StreamId | None = None) -> Iterator[None]
     try:
         yield
     except Py4JJavaError as error:
-        raise _failed(doing, stream, _name(error)) from error
+        raise _failed(doing, stream, _name(error), is_away=is_outage(error.java_exception)) from error
     except Py4JError as error:
-        raise _failed(doing, stream, type(error).__name__) from error
+        raise _failed(doing, stream, type(error).__name__, is_away=True) from error  # no answer of Java's
     except Exception as error:
         if not _is_of_pyspark(error):
             raise
-        raise _failed(doing, stream, type(error).__name__) from error
+        raise _failed(doing, stream, type(error).__name__, is_away=False) from error
 
 
 @contextmanager
@@ -144,8 +145,9 @@ def _is_of_pyspark(error: Exception) -> bool:
     return any(kind.__module__.startswith("pyspark.") for kind in type(error).__mro__)
 
 
-def _failed(doing: str, stream: StreamId | None, name: str) -> DestinationError:
-    return DestinationError(
+def _failed(doing: str, stream: StreamId | None, name: str, *, is_away: bool) -> DestinationError:
+    kind = DestinationAwayError if is_away else DestinationError
+    return kind(
         f"Iceberg failed while {doing}.",
         stream=None if stream is None else str(stream),
         detail=f"{name}; the Spark log in the state directory may say more.",

@@ -14,8 +14,10 @@ followed, in words that name the way out.
 
 A table that was spoilt may have files that cannot be read, and a range may be more than a task can hold. What
 fails before the commit changed nothing; it would fail each time, so it is given up with a note, as is a table
-whose files others change as often as we look. Not so for what is no matter of the table: a full disk, another
-leader, a run that is to end. And all of it comes after the rounds, so that none waits.
+whose files others change as often as we look, and one that refuses the commit for a reason of its own. Not so
+for what is no matter of the table: a full disk, a destination that is away, another leader, a run that is to
+end. Then the wish stays, and who called begins anew: the table is asked first what it holds, since a commit
+may have been made that nobody heard of. And all of it comes after the rounds, so that none waits.
 
 The state's part, and what a crash leaves: `ledger/rewinding.py`.
 """
@@ -29,6 +31,8 @@ from dataclasses import dataclass, replace
 from penstock import failpoints
 from penstock.core.errors import (
     CommitConflictError,
+    DestinationAwayError,
+    DestinationError,
     LogGoneError,
     SourceError,
     StaleLookupError,
@@ -54,7 +58,7 @@ from penstock.logs import log_unexpected
 LOOKUPS_MAX = 5  # while somebody else changes the table's files
 _LOG_GONE = "the change log no longer has all of it"
 #: What these tell of is no matter of the table, which can take the log again afterwards.
-_OF_OTHERS = (CommitConflictError, SourceError, StaleTermError, StorageError)
+_OF_OTHERS = (CommitConflictError, DestinationAwayError, SourceError, StaleTermError, StorageError)
 MakeMarker = Callable[[StreamId, str, Lsn, Lsn], Marker]
 
 
@@ -125,6 +129,11 @@ class Rewinds:
             except StaleLookupError:
                 work = self._looked_up_again(work)
                 continue
+            except DestinationError as error:
+                if isinstance(error, _OF_OTHERS):
+                    raise
+                if not _has_taken(work, generation):
+                    return _refused_by("committing it", error)
             self._lane.totals[work.stream].add(outcome)
             self._lane.listener.stream_finished(str(work.stream), "apply", sum(outcome.operations.values()))
             return None
@@ -183,9 +192,7 @@ class Rewinds:
                 self._lane.log.files(work.stream, work.after, work.to)
             except LogGoneError:
                 return Refused(_LOG_GONE)
-            log_unexpected("applying the log again", error)
-            told = told_of("applying it", error).message.removesuffix(".")
-            return Refused(told[:1].lower() + told[1:])
+            return _refused_by("applying it", error)
 
     def _give_up(self, stream: StreamId, to: Lsn, refused: Refused) -> None:
         """Forget the wish, with the table as it was; where only a load is left, that is durable before."""
@@ -208,6 +215,21 @@ class Refused:
 
     reason: str
     reloads: bool = False
+
+
+def _refused_by(doing: str, error: Exception) -> Refused:
+    log_unexpected("applying the log again", error)
+    told = told_of(doing, error)
+    message = told.message.removesuffix(".")
+    if not message.startswith("Iceberg"):  # a name
+        message = message[:1].lower() + message[1:]
+    return Refused(f"{message} ({told.detail.removesuffix('.')})" if told.detail else message)
+
+
+def _has_taken(work: StreamWork, generation: str) -> bool:
+    """Whether a commit was made all the same: it failed after it."""
+    record = work.table.record()
+    return record is not None and record.marker is not None and record.marker.generation == generation
 
 
 def _is_disk_full(error: Exception) -> bool:

@@ -4,6 +4,17 @@ A report, never the judge: the log's newest manifest decides where reading goes 
 write that fails, for whatever reason, is logged and counted and capture goes on; it only must not acknowledge
 beyond `last_saved`. A checkpoint that cannot be read gives way to the newest good one of its history, which
 is written first. It lies in a directory or in an object store (`checkpoint_store`).
+
+What a leader saves that was replaced does no harm, wherever it was stopped. When it wakes up it finds that
+its lease is over, and saves nothing (`may_save`). Stopped after that look, it replaces nothing in a directory
+(`leader_files`). In an object store it may replace the file once more: no look can prevent that, and stores
+that compare before they write are not the rule. But the file says by whom it is (`system_id`, `epoch`), and
+the history is the judge of that:
+
+- a successor that has ever saved has a file in the history under its own name, written before
+  `checkpoint.json`, which an earlier leader neither writes nor removes (`checkpoint_history`);
+- so who loads finds that the file is of an earlier leader than the history's newest, and takes that one;
+- and the leader looks at the file once in a while (`keep`), and puts its own back for people to see.
 """
 
 from __future__ import annotations
@@ -11,6 +22,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,10 +33,11 @@ import structlog
 from penstock import failpoints
 from penstock.core.errors import PenstockError
 from penstock.core.position import Lsn
-from penstock.ledger.checkpoint_store import Store, open_store
+from penstock.ledger.checkpoint_history import NOBODY, CheckpointHistory, Leader
+from penstock.ledger.checkpoint_store import open_store
 
 HISTORY_KEPT = 20
-_LEFT_OVER_MAX = 1000  # old ones that are remembered while they cannot be removed
+_MISSING = "the file is missing"
 _logger = structlog.get_logger("penstock.checkpoint")
 
 
@@ -35,9 +48,13 @@ class Checkpoint:
     lsn: Lsn
     timestamp: str
     message_count: int
+    leader: Leader = NOBODY
 
     def to_json(self) -> dict[str, Any]:
-        return {"lsn": str(self.lsn), "timestamp": self.timestamp, "message_count": self.message_count}
+        fields = {"lsn": str(self.lsn), "timestamp": self.timestamp, "message_count": self.message_count}
+        if not self.leader.system_id:
+            return fields
+        return fields | {"system_id": self.leader.system_id, "epoch": str(self.leader.epoch)}
 
     @classmethod
     def from_json(cls, fields: Any) -> Checkpoint:
@@ -50,17 +67,29 @@ class Checkpoint:
         if isinstance(count, bool) or not isinstance(count, int) or count < 0:
             raise ValueError("its message_count is not a count")
         position = Lsn(lsn) if isinstance(lsn, int) else Lsn.parse(lsn)
-        return cls(position, str(fields.get("timestamp") or ""), count)
+        leader = Leader(str(fields.get("system_id", "")), Lsn.parse(str(fields.get("epoch", "0/0"))))
+        return cls(position, str(fields.get("timestamp") or ""), count, leader)
 
 
 class CheckpointFile:
-    """One checkpoint and its history in `checkpoint.history` beside it. Safe to use from several threads."""
+    """One checkpoint and its history in `checkpoint.history` beside it. Safe to use from several threads.
 
-    def __init__(self, path: str | Path, history_kept: int = HISTORY_KEPT) -> None:
-        self._store, self._name = open_store(path)
-        self._history_directory = f"{Path(self._name).stem}.history"
-        self._history_kept = history_kept
-        self._history: list[str] | None = None  # oldest first; asked for once, others' too
+    `may_save` raises where this process may not lead any more.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        history_kept: int = HISTORY_KEPT,
+        leader: Leader = NOBODY,
+        may_save: Callable[[], None] | None = None,
+    ) -> None:
+        self._store, self._name = open_store(path, may_save)
+        self._leader = leader
+        self._may_save = may_save
+        self._history = CheckpointHistory(
+            self._store, f"{Path(self._name).stem}.history", leader, history_kept
+        )
         self.saves = 0
         self.failed_saves = 0
         self.last_saved: Checkpoint | None = None
@@ -69,11 +98,13 @@ class CheckpointFile:
     def save(self, lsn: Lsn, message_count: int) -> bool:
         """Write it durably; False (counted and logged, not raised) if that failed."""
         with self._lock:
-            checkpoint = Checkpoint(lsn, _timestamp(time.time_ns()), message_count)
+            checkpoint = Checkpoint(lsn, _timestamp(time.time_ns()), message_count, self._leader)
             try:
                 failpoints.reach("checkpoint.write")
-                content = (json.dumps(checkpoint.to_json()) + "\n").encode()
-                self._add_to_history(content)
+                self._history.look()
+                self._require_lead()
+                content = _content(checkpoint)
+                self._history.add(content)
                 self._store.write(self._name, content)
             except Exception as error:
                 self.failed_saves += 1
@@ -83,63 +114,77 @@ class CheckpointFile:
                     reason=_reason(error),
                     failed_saves=self.failed_saves,
                 )
-                self._prune()  # it may have got as far as the history
+                self._history.prune(_not_removed)  # it may have got as far as the history
                 return False
             self.saves += 1
             self.last_saved = checkpoint
-            self._prune()
+            self._history.prune(_not_removed)
             return True
 
-    def load(self) -> Checkpoint | None:
-        """The last checkpoint; None if there is none that can be read."""
-        try:
-            return _read(self._store, self._name)
-        except FileNotFoundError:
-            reason = "the file is missing"
-        except Exception as error:
-            reason = _reason(error)
-        try:
-            names = _history_names(self._store, self._history_directory)
-        except Exception as error:
-            names, reason = [], _reason(error)
-        if names or reason != "the file is missing":
-            _logger.error("checkpoint cannot be read, using its history", file=self._name, reason=reason)
-        for name in reversed(names):
+    def keep(self) -> None:
+        """Put what was last saved back, if something else stands there."""
+        with self._lock:
+            if self.last_saved is None:
+                return
+            found, _ = self._read_file()
+            if found == self.last_saved:
+                return
             try:
-                return _read(self._store, f"{self._history_directory}/{name}")
+                self._require_lead()
+                self._store.write(self._name, _content(self.last_saved))
             except Exception as error:
-                _logger.error("checkpoint in history cannot be read", file=name, reason=_reason(error))
+                _logger.warning("checkpoint not put back", file=self._name, reason=_reason(error))
+                return
+            _logger.warning("checkpoint was not ours, and is put back", file=self._name)
+
+    def load(self) -> Checkpoint | None:
+        """The last checkpoint of the newest leader; None if there is none that can be read."""
+        found, reason = self._read_file()
+        try:
+            entries = self._history.newest_first()
+        except Exception as error:
+            entries, reason = [], reason or _reason(error)
+        if found is not None:
+            if not entries or not found.leader.was_replaced_by(entries[0].leader):
+                return found
+            reason = "an earlier leader wrote it, later than its successor"
+        if entries or reason != _MISSING:
+            _logger.error("checkpoint cannot be used, using its history", file=self._name, reason=reason)
+        for entry in entries:
+            try:
+                return _parsed(self._history.read(entry))
+            except Exception as error:
+                _logger.error("checkpoint in history cannot be read", file=entry.name, reason=_reason(error))
         return None
 
-    def _add_to_history(self, content: bytes) -> None:
-        if self._history is None:
-            self._history = _history_names(self._store, self._history_directory)
-        name = f"{time.time_ns():020d}.json"
-        self._store.write(f"{self._history_directory}/{name}", content)
-        self._history.append(name)
-
-    def _prune(self) -> None:
-        """What is left over because this failed goes the next time; of very much, with the next process:
-        a store may let us write for years and never remove."""
-        history = self._history or []
+    def _read_file(self) -> tuple[Checkpoint | None, str]:
+        """What stands there, or why it cannot be read."""
         try:
-            while len(history) > self._history_kept:
-                self._store.remove(f"{self._history_directory}/{history[0]}")
-                del history[0]
+            return _parsed(self._store.read(self._name)), ""
         except FileNotFoundError:
-            del history[0]
+            return None, _MISSING
         except Exception as error:
-            _logger.warning("old checkpoint not removed", file=history[0], reason=_reason(error))
-            del history[: -self._history_kept - _LEFT_OVER_MAX]
+            return None, _reason(error)
+
+    def _require_lead(self) -> None:
+        """Raise if another may lead by now. If none does, nobody has come after us: what seems to be of a
+        later leader is from before the source was put back, and would be taken for the newest for ever."""
+        if self._may_save is not None:
+            self._may_save()
+            self._history.forget_later(_not_removed)
 
 
-def _history_names(store: Store, directory: str) -> list[str]:
-    return sorted(name for name in store.names(directory) if Path(name).stem.isdigit())
+def _not_removed(name: str, error: Exception) -> None:
+    _logger.warning("old checkpoint not removed", file=name, reason=_reason(error))
 
 
-def _read(store: Store, name: str) -> Checkpoint:
+def _content(checkpoint: Checkpoint) -> bytes:
+    return (json.dumps(checkpoint.to_json()) + "\n").encode()
+
+
+def _parsed(content: bytes) -> Checkpoint:
     try:
-        fields = json.loads(store.read(name))
+        fields = json.loads(content)
     except (UnicodeDecodeError, json.JSONDecodeError):
         raise ValueError("it is not whole JSON") from None
     return Checkpoint.from_json(fields)

@@ -17,6 +17,7 @@ from typing import Any, Protocol, TypeVar
 from urllib.parse import urlencode, urlsplit
 
 from penstock import durable
+from penstock.ledger.leader_files import LeaderFiles
 
 CALL_TIMEOUT_S = 10.0
 LEFT_BEHIND_MAX = 4
@@ -38,24 +39,31 @@ class Store(Protocol):
     def names(self, directory: str) -> list[str]: ...
 
 
-def open_store(path: str | Path) -> tuple[Store, str]:
-    """Where the file at `path` lies, and its name there. Nothing is asked of a store before it is used."""
+def open_store(path: str | Path, may_write: Callable[[], None] | None = None) -> tuple[Store, str]:
+    """Where the file at `path` lies, and its name there. Nothing is asked of a store before it is used.
+
+    `may_write` raises where a leader's lease is over: in a directory nothing is written late then.
+    """
     if isinstance(path, str) and "://" in path:
         address = urlsplit(path)
         directory, _, name = address.path.strip("/").rpartition("/")
         return ObjectStore(address._replace(path=f"/{directory}").geturl()), name
-    return Directory(Path(path).parent), Path(path).name
+    place = Path(path)
+    leaders = None if may_write is None else LeaderFiles(place.with_suffix(".leaders"), may_write)
+    return Directory(place.parent, leaders), place.name
 
 
 class Directory:
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, leaders: LeaderFiles | None = None) -> None:
         self._path = path
+        self._leaders = leaders
 
     def read(self, name: str) -> bytes:
         return (self._path / name).read_bytes()
 
     def write(self, name: str, content: bytes) -> None:
-        durable.replace(self._path / name, content)
+        replace_file = durable.replace if self._leaders is None else self._leaders.replace
+        replace_file(self._path / name, content)
 
     def remove(self, name: str) -> None:
         (self._path / name).unlink(missing_ok=True)

@@ -23,6 +23,7 @@ from penstock import durable
 from penstock.core.errors import StateError
 from penstock.core.position import Lsn
 from penstock.core.stream import StreamId
+from penstock.ledger.leader_files import LeaderFiles
 
 LANES_FILE = "lanes.json"
 FORMAT_VERSION = 1
@@ -64,12 +65,13 @@ class LaneRegistry:
     """Safe to use from several threads of one process; the leader alone writes.
 
     `may_write` raises where this process may not lead any more: one that was stopped and wakes up, if only to
-    end, would put what it knew over what its successor has written. What could not be written is not so.
+    end, would put what it knew over what its successor has written, and that cannot be done late either
+    (`leader_files`). What could not be written is not so.
     """
 
     def __init__(self, path: Path, may_write: Callable[[], None] | None = None) -> None:
         self._path = path
-        self._may_write = may_write
+        self._files = None if may_write is None else LeaderFiles(path.with_suffix(".leaders"), may_write)
         self._lock = threading.Lock()
         self._lanes = _read(path)
         self._is_saved = True
@@ -141,10 +143,9 @@ class LaneRegistry:
             return True
 
     def _write(self, lanes: Mapping[str, Lane]) -> None:
-        if self._may_write is not None:
-            self._may_write()
         found = {name: lane.to_json() for name, lane in sorted(lanes.items())}
-        durable.replace(self._path, durable.to_json_bytes({"format_version": FORMAT_VERSION, "lanes": found}))
+        replace_file = durable.replace if self._files is None else self._files.replace
+        replace_file(self._path, durable.to_json_bytes({"format_version": FORMAT_VERSION, "lanes": found}))
         self._lanes, self._is_saved = dict(lanes), True
 
 

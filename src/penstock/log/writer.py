@@ -72,7 +72,7 @@ class LogWriter:
         self.directory = directory
         self.end = end
         self.message_count = message_count
-        self._system_id, self._timeline, self._epoch = system_id, timeline, epoch
+        self.system_id, self._timeline, self.epoch = system_id, timeline, epoch
         self._last_seq = last_seq
         self._may_commit = may_commit
         self._open_files_max, self._pending_bytes_max = open_files_max, pending_bytes_max
@@ -134,9 +134,9 @@ class LogWriter:
         failpoints.reach("log.files_written")
         manifest = Manifest(
             seq=self._last_seq + 1,
-            system_id=self._system_id,
+            system_id=self.system_id,
             timeline=self._timeline,
-            epoch=self._epoch,
+            epoch=self.epoch,
             start=self.end,
             end=to,
             sealed_at=datetime.now(UTC).isoformat(),

@@ -9,6 +9,9 @@ goes on is all that an error decides:
 
 Without an error it ends when somebody has ordered something, or tables have come: the next one begins.
 
+A lane that is paused by order says so, also while its target cannot be opened: it is tried all the same,
+since capture holds the source's log until it knows what the target holds.
+
 A term that capture no longer leads sends nothing more, even while the lane waits for a target that does not
 answer: `_Watch` stops the publisher.
 """
@@ -74,6 +77,7 @@ class StreamLane:
         self._capture = capture
         self._on_state = on_state
         self._publisher: Publisher | None = None
+        self._trouble = ""  # why the last term could not begin
         held = Held()
         self.reporter = PositionReporter(capture, held.position)
         self._tools = LaneTools(
@@ -104,12 +108,14 @@ class StreamLane:
                 continue
             except (CaptureAwayError, StaleTermError, StoppedError) as error:
                 _logger.info("the term is over", reason=str(error))
+                self._tools.measures.is_paused = False
                 self._on_state("waiting", error.message if isinstance(error, StaleTermError) else "")
             except PositionGoneError:
                 raise
             except (SourceError, TargetError) as error:
                 _logger.warning("the lane begins anew", code=error.code, reason=error.message)
-                self._on_state("reconnecting", str(error))
+                self._trouble = error.message
+                self._tell("reconnecting", str(error))
             failures = 1 if time.monotonic() - began > _BACKOFF_S[1] else failures + 1
             stop.wait(pause_s(failures, *_BACKOFF_S))
 
@@ -117,7 +123,7 @@ class StreamLane:
         self._on_state("waiting", "")
         if not self._capture.wait_until_leading(stop, lambda reason: self._on_state("waiting", reason)):
             return
-        self._on_state("starting", "")
+        self._tell("starting", "")
         settings = self._tools.settings
         streams = followed_streams(settings)
         started = join(self._capture, streams)
@@ -139,12 +145,21 @@ class StreamLane:
                     leaves_letters=ordered.leaves_letters,
                 )
             )
+            self._trouble = ""
             failpoints.reach("streams.opened")
             term = StreamTerm(self._tools, publisher, streams, started, ordered)
             try:
                 term.run(standing, stop)
             finally:
                 self._tools = replace(self._tools, settings=term.settings)
+
+    def _tell(self, state: State, reason: str) -> None:
+        """Where a lane stands that does not follow changes yet; by order, that comes first."""
+        orders = self._tools.orders.read()
+        self._tools.measures.is_paused = orders.is_paused
+        if orders.is_paused:
+            state, reason = "running", "; ".join(filter(None, (orders.pause_told, self._trouble)))
+        self._on_state(state, reason)
 
     def _leads(self, epoch: Lsn) -> bool:
         try:

@@ -53,6 +53,12 @@ class Orders:
         return self.paused_since is not None
 
     @property
+    def pause_told(self) -> str:
+        """For a person; empty if it is not paused."""
+        why = f" ({self.reason})" if self.reason else ""
+        return f"paused since {self.paused_since}{why}" if self.is_paused else ""
+
+    @property
     def is_open(self) -> bool:
         """Whether there is something to carry out."""
         return self.rewind_to is not None or self.resync is not None

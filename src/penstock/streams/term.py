@@ -161,8 +161,7 @@ class StreamTerm:
         if standing is not None and not self._beginning.why_not_on(standing):
             # Positions of another server would mean nothing to capture.
             self._tell_capture(lambda: standing)
-        why = f" ({orders.reason})" if orders.reason else ""
-        tools.on_state("running", f"paused since {orders.paused_since}{why}")
+        tools.on_state("running", orders.pause_told)
         tools.measures.is_paused = True
         try:
             while not stop.wait(_LOOK_EVERY_S) and tools.orders.read().serial == orders.serial:
