@@ -49,6 +49,7 @@ from penstock.log.reader import ChangeLog, read_rows
 from penstock.migration import migrate
 from penstock.operations import lanes
 from penstock.operations import streams as operations
+from penstock.operations.shapes import compare as compare_shapes
 from penstock.operations.streams import Told
 from penstock.planning import plan, status
 from penstock.resolution import resolve_from_source, stream_needs
@@ -293,6 +294,23 @@ class Pipeline:
         options = LaneOptions(tuple(map(operations.stream_id, streams)), wanted, limit)
         settings = StreamSettings.of_pipeline(self.config, lane)
         report = compare_lane(settings, Silence() if listener is None else listener, options)
+        reports.save(self.config.state, report)
+        return report
+
+    def verify_shapes(
+        self,
+        shapes: Sequence[str] = (),
+        listener: ProgressListener | None = None,
+        *,
+        limit: int = 20,
+        show_values: bool = False,
+    ) -> VerifyReport:
+        """Compare shapes with what their SELECTs give at one position, whoever writes meanwhile; changes
+        neither. `shapes`: handles, or tables; those of the instance that leads.
+        """
+        report = compare_shapes(
+            self.config, shapes, Silence() if listener is None else listener, limit, show_values=show_values
+        )
         reports.save(self.config.state, report)
         return report
 

@@ -19,9 +19,12 @@ import penstock.verify.run
 from penstock import Pipeline
 from penstock.core.errors import ConfigError, SourceBusyError
 from penstock.core.position import Lsn
+from penstock.core.stream import StreamId
 from penstock.core.verify_report import VerifiedStream
+from penstock.lake.lane import LakeLane
 from penstock.log.reader import ChangeLog
 from penstock.log.retention import apply_retention
+from penstock.verify.run import Verification
 from tests.beside import WriterBeside
 from tests.conftest import Database
 from tests.pipelines import DESTINATIONS, Notes, PipelineUnderTest
@@ -465,21 +468,45 @@ def test_a_repair_gives_exactly_the_rows_that_differ_what_the_source_has(
     pipeline.assert_same("public.orders")
 
 
-def test_a_repair_of_more_than_it_goes_through_is_refused_and_says_what_to_do(
+def test_a_repair_of_more_than_is_looked_into_at_a_time_goes_on_in_pieces(
     database: Database, make: MakePipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     orders(database)
     pipeline = make(["public.orders"])
     pipeline.sync()
     plant(pipeline, lambda table: with_column(table, "note", pa.array(["x"] * table.num_rows)))
-    before, said = pipeline.version("public.orders"), Notes()
-    monkeypatch.setattr("penstock.verify.drill.ROWS_MAX", 20)  # that are looked into at a time
+    ((rows,),) = database.query("SELECT count(*) FROM orders")
+    monkeypatch.setattr("penstock.verify.drill.ROWS_MAX", rows // 7)
+    said = Notes()
     report = Pipeline.from_yaml(pipeline.file).verify((), said, repair=True)
-    assert (report.equal, report.streams[0].repaired) == (False, 0), report
-    assert "`penstock resync public.orders` loads it anew" in " ".join(said)
-    assert pipeline.version("public.orders") == before  # no part of it was written
-    monkeypatch.undo()
-    assert Pipeline.from_yaml(pipeline.file).verify(repair=True).equal
+    assert report.equal, " ".join(said)
+    assert report.streams[0].repaired == rows, "each row once"
+    pieces = [line for line in said if "were given what the source has" in line]
+    assert len(pieces) > 5, said
+    assert "`penstock resync public.orders` may be sooner done" in pieces[0]
+    assert "resync" not in pieces[-1]
+    pipeline.assert_same("public.orders")
+
+
+@pytest.mark.slow
+def test_a_repair_that_does_not_help_comes_to_an_end(
+    database: Database, make: MakePipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    orders(database)
+    pipeline = make(["public.orders"])
+    pipeline.sync()
+    plant(pipeline, lambda table: table.slice(5))
+    monkeypatch.setattr("penstock.verify.mending._repair", repaired_in_vain)
+    said = Notes()
+    report = Pipeline.from_yaml(pipeline.file).verify((), said, repair=True)
+    assert not report.equal
+    assert "still differs after 5 rows of it were repaired" in " ".join(said)
+
+
+def repaired_in_vain(
+    verification: Verification, _lane: LakeLane, given_up: set[StreamId]
+) -> dict[StreamId, int]:
+    return {stream: 1 for stream in verification.found if stream not in given_up}
 
 
 @pytest.mark.slow

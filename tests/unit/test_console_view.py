@@ -51,6 +51,13 @@ def view(tmp_path: Path, said: dict[str, Any] | None) -> dict[str, Any]:
     return view_of(config, Found("now", said, StateDocument.new(), {}, {}), Rates())
 
 
+@pytest.fixture
+def history(tmp_path: Path) -> Iterator[History]:
+    found = History(tmp_path / "history.sqlite", 3600.0, 1 << 20)
+    yield found
+    found.close()
+
+
 def test_what_a_target_refused_is_counted_beside_what_tables_could_not_hold(tmp_path: Path) -> None:
     refused = {"lane": "kafka", "stream": "public.orders"}
     found = view(
@@ -76,6 +83,41 @@ def test_what_a_target_refused_is_counted_beside_what_tables_could_not_hold(tmp_
 
 def test_how_many_letters_there_are_is_not_known_while_nothing_runs(tmp_path: Path) -> None:
     assert view(tmp_path, None)["totals"]["dead_letters"] is None
+
+
+def test_what_was_known_of_tables_stays_while_nobody_says_it_and_is_marked_as_old(
+    tmp_path: Path, history: History
+) -> None:
+    """As while the source is away: then neither capture nor the lanes say anything of them."""
+    labels = {"stream": "public.orders"}
+    samples: list[Sample] = [
+        (metrics.TABLE_ROWS.name, labels, 1200.0),
+        (metrics.DEAD_LETTERS.name, labels, 2.0),
+        (metrics.STREAM_DEAD_LETTERS.name, {"lane": "kafka", "stream": "public.orders", "code": "X"}, 5.0),
+    ]
+    silent = status([]) | {"lanes": [], "streams": []}
+    for process in silent["processes"]:
+        process["state"] = "waiting"
+    answers = iter([status(samples), silent, silent, status(samples[:1])])
+    watching = Watching(Config.load(idle_pipeline(tmp_path)), history, lambda: next(answers))
+    nobody = watching.view["totals"]
+    assert (nobody["rows"], nobody["dead_letters"]) == (None, None), "0 would be a claim"
+    said = watching._look(ask=True)
+    assert (said["totals"]["rows"], said["totals"]["dead_letters"]) == (1200, 7)
+    assert said["totals"]["known_at"] is None
+    for _ in range(2):
+        away = watching._look(ask=True)
+        assert (away["totals"]["rows"], away["totals"]["dead_letters"]) == (1200, 7)
+        assert away["totals"]["known_at"] == away["streams"][0]["known_at"] == said["at"]
+    back = watching._look(ask=True)
+    assert (back["totals"]["rows"], back["totals"]["dead_letters"]) == (1200, 0), "what is said counts"
+    assert back["totals"]["known_at"] is None
+
+
+def test_letters_are_not_said_to_be_none_before_anybody_has_counted_them(tmp_path: Path) -> None:
+    silent = status([], lake="starting") | {"streams": []}
+    assert view(tmp_path, silent)["totals"]["dead_letters"] is None
+    assert view(tmp_path, status([]))["totals"]["dead_letters"] == 0
 
 
 def test_tables_that_stand_still_are_as_old_as_what_waits_for_them(tmp_path: Path) -> None:
@@ -117,13 +159,6 @@ def test_a_load_says_how_far_it_is_and_when_it_may_be_done(tmp_path: Path) -> No
     assert (on["part"], on["rate"], on["eta_s"]) == (0.4, 3000.0, 2.0)
     beyond = load(*rows(12_000, 10_000), at=3.0)  # an estimate is one
     assert (beyond["part"], beyond["eta_s"]) == (0.99, None)
-
-
-@pytest.fixture
-def history(tmp_path: Path) -> Iterator[History]:
-    found = History(tmp_path / "history.sqlite", 3600.0, 1 << 20)
-    yield found
-    found.close()
 
 
 def test_browsers_are_told_when_the_console_cannot_look(tmp_path: Path, history: History) -> None:

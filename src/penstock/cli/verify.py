@@ -1,4 +1,4 @@
-"""`penstock verify`: prove that tables, or what lanes have sent, hold what they should, or say where not."""
+"""`penstock verify`: prove that tables, shapes, or what lanes have sent, are right, or say where not."""
 
 from __future__ import annotations
 
@@ -17,12 +17,16 @@ from penstock.core.errors import ConfigError, StorageError
 from penstock.core.verify_report import Difference, VerifiedStream, VerifyReport
 
 _NOW, _ALL = "now", "100%"
+_SHAPES = "shapes"
 
 
 def verify(
     context: typer.Context,
     streams: Annotated[
-        list[str] | None, typer.Argument(metavar="SCHEMA.TABLE", help="May be several; all of them if none.")
+        list[str] | None,
+        typer.Argument(
+            metavar="SCHEMA.TABLE", help="May be several; all of them if none. Of shapes: or a handle."
+        ),
     ] = None,
     at: Annotated[
         str,
@@ -55,14 +59,17 @@ def verify(
     ] = None,
     lane: Annotated[
         str | None,
-        typer.Option("--lane", metavar="NAME", help="Compare what this Kafka lane has sent, not tables."),
+        typer.Option(
+            "--lane", metavar="NAME", help="Compare what this Kafka lane has sent, or `shapes`; not tables."
+        ),
     ] = None,
     start: Annotated[
         str | None,
-        typer.Option("--from", metavar="OFFSET", help="With --lane: only changes from there on."),
+        typer.Option("--from", metavar="OFFSET", help="With a Kafka lane: only changes from there on."),
     ] = None,
     end: Annotated[
-        str | None, typer.Option("--to", metavar="OFFSET", help="With --lane: only changes before that.")
+        str | None,
+        typer.Option("--to", metavar="OFFSET", help="With a Kafka lane: only changes before that."),
     ] = None,
 ) -> None:
     """Compare tables with their source at one position, while both are in use; neither is changed.
@@ -71,19 +78,16 @@ def verify(
     of the source's, while no `penstock run` is at work. What is told then is how the tables are afterwards.
 
     With --lane, what a Kafka lane has sent is compared with the change log: every change is in its topic
-    once, says what the log says, and those of a key are in their order.
+    once, says what the log says, and those of a key are in their order. With --lane shapes, the rows of each
+    shape of the running instance are compared with what its SELECT gives.
 
     Exit code 0: equal. 10: there are differences. 11: no difference, but a stream could not be compared.
     """
     settings = settings_of(context)
-    of_tables = {
-        "--at": at != _NOW,
-        "--sample": sample != _ALL,
-        "--show-values": show_values,
-        "--repair": repair,
-    }
+    of_tables = {"--at": at != _NOW, "--sample": sample != _ALL, "--repair": repair}
     of_lanes = {"--from": start is not None, "--to": end is not None}
-    _require_fitting(of_tables if lane is not None else of_lanes, lane)
+    _require_fitting(of_lanes if lane is None else of_tables, lane)
+    _require_fitting({_SHAPES: of_lanes, None: {}}.get(lane, {"--show-values": show_values}), lane)
     pipeline = open_pipeline(settings)
     with progress_listener(settings) as listener:
         if lane is None:
@@ -96,6 +100,8 @@ def verify(
                 repair=repair,
                 at=None if at == _NOW else at,
             )
+        elif lane == _SHAPES:
+            report = pipeline.verify_shapes(streams or (), listener, limit=limit, show_values=show_values)
         else:
             report = pipeline.verify_lane(lane, streams or (), listener, start=start, end=end, limit=limit)
     if html is not None:
@@ -115,10 +121,12 @@ def exit_code(report: VerifyReport) -> int:
 
 
 def _require_fitting(options: dict[str, bool], lane: str | None) -> None:
+    """None of these, which are for something else, is given."""
     for name, is_given in options.items():
         if is_given:
+            what = "a Kafka lane" if name in ("--from", "--to") else "tables, and not for a lane"
             raise ConfigError(
-                f"{name} is for {'tables, and not for a lane' if lane is not None else 'a lane'}.",
+                f"{name} is for {what}.",
                 remedy=f"Leave {name} out{'' if lane is not None else ', or name the lane: --lane kafka'}.",
             )
 
@@ -166,7 +174,7 @@ def _show_stream(settings: Settings, report: VerifyReport, stream: VerifiedStrea
     if stream.dead_letters:
         settings.note(
             f"{stream.stream}: {count(stream.dead_letters)} rows are dead letters, and not in the table."
-            if not stream.lane
+            if not stream.is_of_records
             else f"{stream.stream}: {count(stream.dead_letters)} records are dead letters, not in the topic."
         )
     if stream.lane and stream.compared_from:
@@ -186,9 +194,10 @@ def _show_stream(settings: Settings, report: VerifyReport, stream: VerifiedStrea
         [each.kind, _words(each.key), *_column_words(each, shown=report.shows_values)]
         for each in stream.differences
     ]
-    values = ("source", "table") if report.shows_values else ()
+    held = "shape" if stream.lane else "table"
+    values = ("source", held) if report.shows_values else ()
     settings.out.print(f"{stream.stream}:", markup=False, highlight=False)
-    heads = ["record", "key and change"] if stream.lane else ["row", "key", "columns", *values]
+    heads = ["record", "key and change"] if stream.is_of_records else ["row", "key", "columns", *values]
     settings.out.print(table(heads, [row[: len(heads)] for row in rows]))
     for line in left_out_lines(stream):
         settings.note(line)

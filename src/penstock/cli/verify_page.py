@@ -25,6 +25,8 @@ td.value { font-family: ui-monospace, monospace; white-space: pre-wrap; overflow
 .equal { color: var(--good); } .different { color: var(--bad); font-weight: 600; }
 .quiet { color: var(--quiet); }
 """
+_SHAPES = "shapes"
+_BOTH = {TABLES: "Tables and source", _SHAPES: "Shapes and source"}
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 _TABLE_COUNTS = {
     "source rows": "source_rows",
@@ -32,6 +34,9 @@ _TABLE_COUNTS = {
     "missing": "missing",
     "extra": "extra",
     "different": "different",
+}
+_SHAPE_COUNTS = {
+    "shape rows" if name == "table rows" else name: field for name, field in _TABLE_COUNTS.items()
 }
 _LANE_COUNTS = {
     "changes": "source_rows",
@@ -46,18 +51,16 @@ _LANE_COUNTS = {
 
 def counts_of(report: VerifyReport) -> dict[str, str]:
     """The numbers that are told of a stream: what each is called, and the field that has it."""
-    return _TABLE_COUNTS if report.of == TABLES else _LANE_COUNTS
+    return {TABLES: _TABLE_COUNTS, _SHAPES: _SHAPE_COUNTS}.get(report.of, _LANE_COUNTS)
 
 
 def page(report: VerifyReport) -> str:
     """The whole page, as text."""
-    of_tables = report.of == TABLES
-    both = "Tables and source" if of_tables else f"The lane {report.of} and the change log"
+    both = _BOTH.get(report.of, f"The lane {report.of} and the change log")
     headline = f"{both} are equal." if report.equal else f"{both} differ."
     if report.equal and not report.complete:
-        headline = (
-            f"No difference was found, and not every {'table' if of_tables else 'stream'} could be compared."
-        )
+        one = {TABLES: "table", _SHAPES: "shape"}.get(report.of, "stream")
+        headline = f"No difference was found, and not every {one} could be compared."
     part = "all keys" if report.sample >= 1 else f"{report.sample:.3g} of the keys"
     body = [
         f'<h1 class="{"equal" if report.equal else "different"}">{escape(headline)}</h1>',
@@ -106,7 +109,8 @@ def _stream(stream: VerifiedStream, *, shown: bool) -> str:
             f'<p class="quiet">Rows differ in {count(stream.buckets_differing)} of {count(stream.buckets)} '
             f"buckets of keys; {count(stream.buckets_looked_into)} of them were looked into.</p>"
         )
-    values = "<th>source</th><th>table</th>" if shown else ""
+    held = "shape" if stream.lane else "table"
+    values = f"<th>source</th><th>{held}</th>" if shown else ""
     rows = [line for each in stream.differences for line in _lines(each, shown=shown)]
     head = f"<th>row</th><th>key</th><th>column</th>{values}"
     return f"<h2>{escape(stream.stream)}</h2>\n{_table(head, rows)}\n{more}"

@@ -22,7 +22,8 @@ _STREAM_LANES = {"kafka": "Kafka", "kinesis": "Kinesis", "file": "files"}
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What was read at a moment. `chunks`: how many there are in all, of loads under way."""
+    """What was read at a moment. `chunks`: how many there are in all, of loads under way. `tables` and
+    `letters`: what was said last of streams and lanes (`remembered`)."""
 
     at: str
     status: dict[str, Any] | None
@@ -31,6 +32,8 @@ class Found:
     lane_orders: dict[str, Orders]
     orders_waiting: list[tuple[str, str]] = field(default_factory=list)
     problem: str = ""
+    tables: dict[str, dict[str, Any]] = field(default_factory=dict)
+    letters: dict[str, int] = field(default_factory=dict)
 
 
 def view_of(config: Config, found: Found, rates: Rates) -> dict[str, Any]:
@@ -55,8 +58,9 @@ def view_of(config: Config, found: Found, rates: Rates) -> dict[str, Any]:
         "totals": {
             "streams": len(streams),
             "states": _counted(streams),
-            "rows": sum(each["rows"] or 0 for each in streams),
-            "dead_letters": None if status is None else sum(each["dead_letters"] for each in every),
+            "rows": _sum_of_known([each["rows"] for each in streams]),
+            "dead_letters": sum(each["dead_letters"] for each in every) if _knows_letters(found) else None,
+            "known_at": min((each["known_at"] for each in streams if each["known_at"]), default=None),
             "differences": sum(each["differences"] for each in streams),
             "applied_rate": rates.total("applied"),
             "freshness_p50": _percentile(fresh, 0.5),
@@ -119,9 +123,10 @@ def _lane(lane: dict[str, Any], process: dict[str, Any] | None, found: Found, ra
     kind = "lake" if name == "lake" else "shapes" if name == "shapes" else "stream"
     rate = rates.total("applied") if kind == "lake" else rates.of("events", name)
     told = orders is not None and orders.is_paused
+    is_running = process is not None and process["state"] == "running"
     return {
         **lane,
-        "dead_letters": lane.get("dead_letters", 0),
+        "dead_letters": lane.get("dead_letters", 0) or (0 if is_running else found.letters.get(name, 0)),
         "retries": lane.get("retries"),
         "kind": kind,
         "target": _STREAM_LANES.get(name, name) if kind == "stream" else None,
@@ -162,6 +167,7 @@ def _stream(
     stream = StreamId.parse(name)
     configured = next((each for each in reversed(config.streams) if each.id.matches(stream)), None)
     said = said or {}
+    last = {} if said.get("rows") is not None else found.tables.get(name, {})
     return {
         "stream": name,
         "mode": entry.sync_mode if entry is not None else configured.mode if configured else "cdc",
@@ -169,14 +175,15 @@ def _stream(
         "configured": configured is not None,
         "state": state_of(found.document, stream),
         "committed_to": committed_to(found.document, stream),
-        "rows": said.get("rows"),
-        "files": said.get("files"),
+        "rows": last.get("rows", said.get("rows")),
+        "files": last.get("files", said.get("files")),
+        "known_at": last.get("known_at"),
         "freshness_s": said.get("freshness_s"),
         "lag_s": said.get("lag_s"),
         "rows_applied": said.get("rows_applied", 0),
         "rate": rates.of("applied", name),
-        "dead_letters": said.get("dead_letters", 0),
-        "differences": said.get("differences", 0),
+        "dead_letters": said.get("dead_letters") or last.get("dead_letters", 0),
+        "differences": said.get("differences") or last.get("differences", 0),
         "paused": None
         if entry is None or entry.paused is None
         else {"since": entry.paused.since, "reason": entry.paused.reason},
@@ -213,6 +220,20 @@ def _load(
         "part": part,
         "eta_s": eta_s,
     }
+
+
+def _sum_of_known(numbers: list[int | None]) -> int | None:
+    """None: nobody has said any of them."""
+    known = [number for number in numbers if number is not None]
+    return sum(known) if known else None
+
+
+def _knows_letters(found: Found) -> bool:
+    """Whether somebody says how many there are, or has said it."""
+    if found.status is None:
+        return False
+    runs = any(each["name"] == "lake" and each["state"] == "running" for each in found.status["processes"])
+    return runs or bool(found.status["streams"]) or bool(found.tables)
 
 
 def _counted(streams: list[dict[str, Any]]) -> dict[str, int]:

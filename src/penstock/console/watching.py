@@ -20,6 +20,7 @@ import structlog
 from penstock.config import Config
 from penstock.console.history import FINE_S, History
 from penstock.console.rates import Rates, counters_of
+from penstock.console.remembered import Remembered
 from penstock.console.view import Found, view_of
 from penstock.core.errors import PenstockError
 from penstock.core.stream import StreamId
@@ -42,6 +43,7 @@ class Watching:
         self._history = history
         self._ask = ask
         self._rates = Rates()
+        self._remembered = Remembered()
         self._state = _StateFile(config.state)
         self._changed = threading.Condition()
         self._serial = 0
@@ -119,14 +121,19 @@ class Watching:
         except (PenstockError, OSError) as error:
             lane_orders, waiting = {}, []
             problem = problem or str(error)
+        at = datetime.now(UTC).isoformat(timespec="milliseconds")
+        if status is not None:
+            self._remembered.note(status, at)
         return Found(
-            at=datetime.now(UTC).isoformat(timespec="milliseconds"),
+            at=at,
             status=status,
             document=document,
             chunks=self._state.chunks(document),
             lane_orders=lane_orders,
             orders_waiting=waiting,
             problem=problem,
+            tables=self._remembered.streams,
+            letters=self._remembered.letters,
         )
 
     def _try_to_keep(self, view: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""What a comparison came to: of tables with their source, or of what a lane has sent with the change log.
+"""What a comparison came to: of tables or shapes with their source, or of what a lane has sent with the log.
 
 `to_json()` is public, as of other reports.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal
 
-#: Of tables the first three.
+#: Of tables and shapes the first three.
 DifferenceKind = Literal["missing", "extra", "different", "doubled", "out of order"]
 Verdict = Literal["equal", "different", "not compared"]
 #: Why a stream was not compared: its mode has nothing to compare, something must be done first, or there is
@@ -19,7 +19,10 @@ TABLES = "tables"
 
 @dataclass(frozen=True, slots=True)
 class ColumnDifference:
-    """A column in which a row differs. The values are as the source prints them; None: null, or not shown."""
+    """A column in which a row differs. The values are as the source prints them; None: null, or not shown.
+
+    Of a shape, `table` is what the shape has.
+    """
 
     name: str
     source: str | None = None
@@ -48,6 +51,9 @@ class VerifiedStream:
 
     With a `lane`, it is what that lane has sent: records of changes from `compared_from` up to `position`.
     `source_rows` are those that the change log makes, `table_rows` those that are there.
+
+    Of the lane `shapes` it is one shape, named by its table and handle, and `against` the source: its rows at
+    `position`, as read up to the offset `table_position`.
     """
 
     stream: str
@@ -86,6 +92,11 @@ class VerifiedStream:
         return f"{self.stream} in {self.lane}" if self.lane else self.stream
 
     @property
+    def is_of_records(self) -> bool:
+        """Whether it tells of what a lane has sent, and not of rows that are held."""
+        return bool(self.lane) and self.against == "change log"
+
+    @property
     def found(self) -> int:
         return self.missing + self.extra + self.different + self.doubled + self.out_of_order
 
@@ -115,6 +126,7 @@ class VerifyReport:
     at: str | None = None  # the position of the versions that were compared; None: the newest
     by_schedule: bool = False  # one of those that an instance makes again and again
     of: str = TABLES  # or the lane whose target was compared
+    is_all_of_lane: bool = False  # of shapes: there were no others, so what is known of others is past
 
     @property
     def is_whole(self) -> bool:

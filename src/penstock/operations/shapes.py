@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from penstock.config import Config, PostgresSourceConfig
 from penstock.core.errors import ConfigError, SourceError
+from penstock.core.report import ProgressListener
+from penstock.core.verify_report import VerifyReport
 from penstock.ledger.run_file import read_running
 from penstock.shapes.admin import ask
 
@@ -24,7 +28,27 @@ def drop(state: Path, *, handle: str | None = None, table: str | None = None) ->
     return dropped
 
 
+def compare(
+    config: Config, names: Sequence[str], listener: ProgressListener, limit: int, *, show_values: bool
+) -> VerifyReport:
+    """With the source, those of these handles or tables; all if none is named."""
+    if config.lanes.shapes is None or not isinstance(config.source, PostgresSourceConfig):
+        raise ConfigError(
+            "There is no lane of shapes in the pipeline file.", remedy="`lanes.shapes` configures it."
+        )
+    from penstock.shapes.comparison.run import ShapeOptions, compare_shapes
+
+    options = ShapeOptions(tuple(names), limit, show_values)
+    url = config.source.url.get_secret_value()
+    return compare_shapes(url, _admin(config.state), listener, options)
+
+
 def _ask(state: Path, request: dict[str, Any]) -> dict[str, Any]:
+    return ask(_admin(state), request)
+
+
+def _admin(state: Path) -> Path:
+    """Where the live lane of the instance that leads answers."""
     running = read_running(state)
     if running is None or running.admin is None:
         raise SourceError(
@@ -32,4 +56,4 @@ def _ask(state: Path, request: dict[str, Any]) -> dict[str, Any]:
             remedy="Start `penstock shapes serve`, or `penstock run` with `lanes.shapes`; or say which one "
             "is meant: --config, or --storage-dir.",
         )
-    return ask(Path(running.admin), request)
+    return Path(running.admin)

@@ -7,6 +7,8 @@ a request comes from says nothing about who sends it.
     {"request": "drop", "handle": …}        {"dropped": [handle, …]}
     {"request": "drop", "table": "s.t"}     likewise; inner shapes of subqueries go with their outer ones;
                                             without a schema, `public` is meant
+
+What `penstock verify` asks is in `comparison.parts`; an answer to that may have bytes behind its line.
 """
 
 from __future__ import annotations
@@ -16,13 +18,16 @@ import contextlib
 import json
 import os
 import socket
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import structlog
 
 from penstock.core.errors import CaptureAwayError
+from penstock.core.position import Lsn
 from penstock.core.stream import StreamId
+from penstock.shapes.comparison.parts import Part, definitions, part
 from penstock.shapes.shape import Shape, ShapeApi
 
 _REQUEST_BYTES_MAX = 64 << 10
@@ -32,15 +37,19 @@ _ANSWER_S = 60.0
 _logger = structlog.get_logger("penstock.shapes")
 
 
-async def serve_admin(path: Path, api: ShapeApi) -> asyncio.Server:
-    """Answer there until the server is closed. Called in the loop's thread."""
+async def serve_admin(
+    path: Path, api: ShapeApi, want: Callable[[Lsn], None] = lambda _position: None
+) -> asyncio.Server:
+    """Answer there until the server is closed. Called in the loop's thread. `want` has all shapes come to a
+    position soon, also if nothing happens at the source; it returns at once."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             line = await asyncio.wait_for(reader.readline(), _REQUEST_S)
-            writer.write(json.dumps(await _carry_out(api, json.loads(line))).encode() + b"\n")
+            head, content = await _carry_out(api, want, json.loads(line))
+            writer.write(json.dumps(head).encode() + b"\n" + content)
             await asyncio.wait_for(writer.drain(), _ANSWER_S)
-        except (OSError, ValueError, TimeoutError):
+        except (OSError, ValueError, KeyError, TimeoutError):
             pass  # whoever asked has gone, or asks for nothing that there is
         except Exception as error:
             _logger.error("request not answered", kind=type(error).__name__)
@@ -54,23 +63,28 @@ async def serve_admin(path: Path, api: ShapeApi) -> asyncio.Server:
     return server
 
 
-async def _carry_out(api: ShapeApi, request: dict[str, Any]) -> dict[str, Any]:
+async def _carry_out(api: ShapeApi, want: Callable[[Lsn], None], request: dict[str, Any]) -> Part:
     if request.get("request") == "list":
-        return {"shapes": [described(shape) for shape in api.all()]}
+        return Part({"shapes": [described(shape) for shape in api.all()]}, b"")
+    if request.get("request") == "definitions":
+        return Part(definitions(api), b"")
+    if request.get("request") == "part":
+        return await part(api, want, request)
     if request.get("request") == "drop":
         handle, table = request.get("handle"), request.get("table")
         chosen = [
             shape
             for shape in api.all()
-            if not shape.hidden and (shape.handle == handle or _is_named(shape.definition.table, table))
+            if not shape.hidden and (shape.handle == handle or is_named(shape.definition.table, table))
         ]
         for shape in chosen:
             await api.drop(shape, "dropped")
-        return {"dropped": [shape.handle for shape in chosen]}
+        return Part({"dropped": [shape.handle for shape in chosen]}, b"")
     raise ValueError("unknown request")
 
 
-def _is_named(table: StreamId, name: str | None) -> bool:
+def is_named(table: StreamId, name: str | None) -> bool:
+    """Whether that is how people name it."""
     return name == str(table) or (table.namespace == "public" and name == table.name)
 
 
@@ -95,14 +109,29 @@ def described(shape: Shape) -> dict[str, Any]:
 
 def ask(path: Path, request: dict[str, Any]) -> dict[str, Any]:
     """From another process of this user. `CaptureAwayError` if nobody answers there."""
+    return ask_part(path, request)[0]
+
+
+def ask_part(path: Path, request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
+    """The same, with the bytes that the answer says come behind it."""
+    with _asked(path, request) as answers:
+        head: dict[str, Any] = json.loads(answers.readline(_ANSWER_BYTES_MAX))
+        size = head.get("bytes", 0)
+        content = answers.read(size)
+        if len(content) < size:
+            raise ValueError("the answer is not whole")
+        return head, content
+
+
+@contextlib.contextmanager
+def _asked(path: Path, request: dict[str, Any]) -> Iterator[BinaryIO]:
     try:
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(_ANSWER_S)
             connection.connect(str(path))
             connection.sendall(json.dumps(request).encode() + b"\n")
             with connection.makefile("rb") as answers:
-                answer: dict[str, Any] = json.loads(answers.readline(_ANSWER_BYTES_MAX))
-                return answer
+                yield answers
     except (OSError, ValueError) as error:
         raise CaptureAwayError(
             "The live lane does not answer.", remedy="See the log of the instance that serves shapes."

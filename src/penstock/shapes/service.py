@@ -68,7 +68,7 @@ class ShapeService:
                 door.open(app)
                 served.push_async_callback(self._leave, door, server)
                 if admin is not None:
-                    await served.enter_async_context(await serve_admin(admin, self._api))
+                    await served.enter_async_context(await serve_admin(admin, self._api, self._lane.want))
                 self._channel.note(f"Shapes are served at port {server.port}.")
                 telling = asyncio.create_task(self._tell(app))
                 await self._ended.wait()

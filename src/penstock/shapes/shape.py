@@ -190,3 +190,9 @@ class ShapeApi(Protocol):
         """Have it gone; waiting readers are told. Returns when nobody can find it any more."""
 
     def all(self) -> list[Shape]: ...
+
+
+def seen_lsn(api: ShapeApi, shape: Shape) -> int:
+    """What a shape's clients have seen if they have all that they can. Asked before its newest offset is."""
+    lsn, last = api.global_last_seen_lsn, shape.last_offset
+    return min(lsn, last.tx) if shape.storage.last_seen_txn_offset > last else lsn

@@ -2,10 +2,17 @@
 
 What is written is what was found under one snapshot, at its position; `lake.repair` says why that is exact,
 and what a crash leaves. Then everything is compared anew, under another snapshot.
+
+A comparison looks into as many rows as `drill.ROWS_MAX` says: a table in which more differs is put right in
+pieces, each a commit of its own: memory does not grow with what differs, and a piece that is committed stays
+right, whatever becomes of the next. It ends. A piece that leaves nothing unlooked at should be the last one,
+and there are `REPAIRS_MAX` of those at most; one that leaves something gives at least one row what the source
+has, so that no table takes more of them than make up as many rows as both sides have.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -26,7 +33,7 @@ from penstock.verify.opened import Opened
 from penstock.verify.outcome import Drilled
 from penstock.verify.run import Verification, VerifyOptions
 
-REPAIRS_MAX = 5  # a table in which more differs is better loaded anew
+REPAIRS_MAX = 5  # of all that differs; if that does not help, nothing here will
 
 
 def run_and_repair(
@@ -48,62 +55,69 @@ def run_and_repair(
         raise ConfigError(
             "Only the newest version of a table can be repaired.", remedy="Leave out --at, or --repair."
         )
-    repaired: dict[StreamId, int] = {}
-    for _ in range(REPAIRS_MAX):
+    repaired: Counter[StreamId] = Counter()
+    whole: Counter[StreamId] = Counter()  # repairs after which nothing should have differed
+    while True:
         verification = Verification(config, opened, spark, listener, options)
         report = verification.run()
         if opened.lane is None or not repair or report.equal:
             break
-        refused = {stream for stream, (_, found) in verification.found.items() if is_too_much(found)}
-        now = _repair(verification, opened.lane, refused)
-        for stream in refused:
+        given_up = {
+            stream
+            for stream, (_, found) in verification.found.items()
+            if whole[stream] >= REPAIRS_MAX or repaired[stream] > rows_of_both(found)
+        }
+        for stream in given_up:
             listener.note(
-                f"{stream} was not repaired: what differs lies among more rows than a repair goes through. "
-                f"`penstock resync {stream}` loads it anew; readers see the old table until that is done."
+                f"{stream} still differs after {repaired[stream]:,} rows of it were repaired. "
+                f"`penstock resync {stream}` loads it anew."
             )
+        now = _repair(verification, opened.lane, given_up)
         for stream, rows in now.items():
-            listener.note(f"{stream}: {rows:,} rows were given what the source has for them.")
-            repaired[stream] = repaired.get(stream, 0) + rows
-        for stream in verification.found.keys() - now.keys() - refused:
+            _, found = verification.found[stream]
+            listener.note(f"{stream}: {rows:,} rows were given what the source has for them.{_more(found)}")
+            repaired[stream] += rows
+            whole[stream] += is_all(found)
+        for stream in verification.found.keys() - now.keys() - given_up:
             listener.note(
                 f"{stream} was not repaired: its table stands where the source's log ends, or behind others. "
                 "Run the same command again after a sync, when something was committed at the source."
             )
         if not now:
             break
-    else:
-        report = Verification(config, opened, spark, listener, options).run()
-        for each in report.streams:
-            if each.verdict == "different":
-                listener.note(
-                    f"{each.stream} still differs after {REPAIRS_MAX} repairs. "
-                    f"`penstock resync {each.stream}` loads it anew."
-                )
     if not repair:
         return report
-    streams = tuple(
-        replace(each, repaired=repaired.get(StreamId.parse(each.stream), 0)) for each in report.streams
-    )
+    streams = tuple(replace(each, repaired=repaired[StreamId.parse(each.stream)]) for each in report.streams)
     return replace(report, streams=streams)
 
 
-def is_too_much(drilled: Drilled) -> bool:
-    """Whether the buckets that differ have more rows than all repairs together look into.
+def is_all(drilled: Drilled) -> bool:
+    """Whether every bucket that differs was looked into."""
+    return drilled.stream.buckets_looked_into >= drilled.stream.buckets_differing
 
-    Nothing is repaired then: a part would be written, and all be compared again, to no end.
-    """
+
+def rows_of_both(drilled: Drilled) -> int:
+    return drilled.stream.source_rows + drilled.stream.table_rows
+
+
+def _more(drilled: Drilled) -> str:
+    if is_all(drilled):
+        return ""
     told = drilled.stream
-    return told.buckets_differing > REPAIRS_MAX * max(1, told.buckets_looked_into)
+    return (
+        f" They lie in {told.buckets_looked_into:,} of {told.buckets_differing:,} buckets that differ: the "
+        f"rest is compared and repaired next. `penstock resync {told.stream}` may be sooner done."
+    )
 
 
-def _repair(verification: Verification, lane: LakeLane, refused: set[StreamId]) -> dict[StreamId, int]:
+def _repair(verification: Verification, lane: LakeLane, given_up: set[StreamId]) -> dict[StreamId, int]:
     """Put right what the run found, as far as it looked; how many rows of each stream."""
     repaired: dict[StreamId, int] = {}
     for position in sorted({position for position, _ in verification.found.values()}):
         repairs = {
             stream: mended
             for stream, (at, drilled) in verification.found.items()
-            if at == position and stream not in refused and (mended := mend(drilled)) is not None
+            if at == position and stream not in given_up and (mended := mend(drilled)) is not None
         }
         for stream in lane.repair(position, repairs):
             repaired[stream] = repairs[stream].keys.num_rows

@@ -64,7 +64,7 @@ def _needed(state: Path) -> frozenset[str]:
     while new := new - needed:
         needed |= new
         streams = (each for run in new for each in _streams(documents[run]))
-        new = {found[each.name].run for each in streams}
+        new = {found[each.name].run for each in streams if each.name in found}
     return frozenset(needed)
 
 
@@ -126,6 +126,14 @@ def _known_by(documents: Mapping[str, dict[str, Any]]) -> dict[str, Known]:
         is_whole = document.get("sample", 1.0) >= 1.0 and document.get("at") is None
         before = {name: each.stream for name, each in results.items()}
         now = {each.name: each for each in _streams(document)}
+        if document.get(
+            "is_all_of_lane"
+        ):  # shapes come and go: no one can settle a difference of one that went
+            results = {
+                name: each
+                for name, each in results.items()
+                if each.stream.lane != document["of"] or name in now
+            }
         for name, known in together(before, now.values(), is_whole=is_whole).items():
             if known is now[name] or before[name].verdict == "not compared":
                 results[name] = Known(now[name], run, document["began_at"])

@@ -35,10 +35,10 @@ function tiles(view) {
   ]
   return h('div', { class: 'tiles', key: 'tiles' },
     tile('Captured', rate(view.capture.rows_rate, ' rows'), `${bytes(view.capture.bytes_rate)}/s`, series('captured_rows_rate', (each) => each.capture.rows_rate), 'good'),
-    tile('Applied to tables', rate(view.totals.applied_rate, ' rows'), `${count(view.totals.rows)} rows in ${count(view.totals.streams)} tables`, series('applied_rate', (each) => each.totals.applied_rate), 'good'),
+    tile('Applied to tables', rate(view.totals.applied_rate, ' rows'), [`${count(view.totals.rows)} rows in ${count(view.totals.streams)} tables`, view.totals.known_at && [', as seen ', moment(view.totals.known_at, { brief: true })]], series('applied_rate', (each) => each.totals.applied_rate), 'good'),
     tile('Freshness p99', span(view.totals.freshness_p99), `p50 ${span(view.totals.freshness_p50)} · commit to table`, series('freshness_p99', (each) => each.totals.freshness_p99), 'accent'),
     tile('Kept by the source', bytes(view.source.retained_wal_bytes), view.source.safe_wal_bytes !== null && view.source.safe_wal_bytes !== undefined ? `${bytes(view.source.safe_wal_bytes)} until the slot is lost` : 'log that the slot holds', series('retained_wal_bytes', (each) => each.source.retained_wal_bytes), view.source.wal_pressure ? 'bad' : 'accent'),
-    tile('Dead letters', count(view.totals.dead_letters), view.totals.dead_letters ? link('letters', 'Look at them') : view.totals.dead_letters === 0 ? 'none' : 'not known while nothing runs', [], view.totals.dead_letters ? 'bad' : view.totals.dead_letters === 0 ? 'good' : 'idle'),
+    tile('Dead letters', count(view.totals.dead_letters), view.totals.dead_letters ? link('letters', 'Look at them') : view.totals.dead_letters === 0 ? 'none' : 'not known while nothing says it', [], view.totals.dead_letters ? 'bad' : view.totals.dead_letters === 0 ? 'good' : 'idle'),
     view.totals.differences > 0 && tile('Known differences', count(view.totals.differences), link('verify', 'Rows that are not as at the source'), [], 'bad'))
 }
 

@@ -49,7 +49,7 @@ function row(each) {
     cells: [
       h('span', { class: 'name' }, link(`streams/${encodeURIComponent(each.stream)}`, each.stream), h('small', null, `${each.mode}${each.write ? `, ${each.write}` : ''}`)),
       [state(each.state), differs(each), progress(each), each.paused && h('small', { class: 'why' }, 'since ', moment(each.paused.since, { brief: true }), each.paused.reason && `: ${each.paused.reason}`), each.ordered.map((order) => h('small', { class: 'why' }, `${order} is ordered`))],
-      count(each.rows), rate(each.rate), span(each.freshness_s), span(each.lag_s),
+      [count(each.rows), each.known_at && h('small', { class: 'why' }, 'as seen ', moment(each.known_at, { brief: true }))], rate(each.rate), span(each.freshness_s), span(each.lag_s),
       each.dead_letters ? link(`letters/lake/${encodeURIComponent(each.stream)}`, count(each.dead_letters)) : '0',
       buttons(each),
     ],
@@ -95,7 +95,7 @@ function detail(view, name) {
       each.reload && h('p', { class: 'notice' }, `It is loaded again: ${each.reload}.`),
       each.load && h('div', { class: 'notice' }, progress(each), h('small', null, [each.load.rows !== null && `${count(each.load.rows)} of about ${count(each.load.rows_estimated)} rows`, each.load.rate && rate(each.load.rate, ' rows'), each.load.chunks && `${each.load.chunks - each.load.chunks_left} of ${each.load.chunks} chunks committed`].filter(Boolean).join(' · '))),
       h('dl', { class: 'facts' },
-        pair('mode', `${each.mode}${each.write ? `, ${each.write}` : ''}`), pair('rows', count(each.rows)), pair('files', count(each.files)),
+        pair('mode', `${each.mode}${each.write ? `, ${each.write}` : ''}`), pair('rows', [count(each.rows), each.known_at && [', as seen ', moment(each.known_at)]]), pair('files', count(each.files)),
         pair('changes', rate(each.rate)), pair('freshness', span(each.freshness_s)), pair('behind', span(each.lag_s)),
         pair('committed to', position(each.committed_to)), pair('changes in this run', count(each.rows_applied)),
         pair('dead letters', each.dead_letters ? link(`letters/lake/${encodeURIComponent(name)}`, count(each.dead_letters)) : '0'))),

@@ -27,6 +27,7 @@ from penstock import logs
 from penstock.capture.position_reporter import PositionReporter
 from penstock.capture.remote import RemoteCapture
 from penstock.core.errors import PenstockError
+from penstock.core.position import Lsn
 from penstock.shapes.engine.engine import Engine
 from penstock.shapes.engine.eviction import Limits
 from penstock.shapes.engine.replication_client import AwaitedPosition, ReplicationClient
@@ -135,6 +136,10 @@ class ShapeLane:
         self._reconciler.start()
         for thread in self._threads:
             thread.start()
+
+    def want(self, position: Lsn) -> None:
+        """Have all shapes come to a position soon, whether anything happens at the source or not."""
+        self._awaited.want(position)
 
     def close(self) -> None:
         """Everything that was handed out is on disk, and capture knows it, if it can be told."""

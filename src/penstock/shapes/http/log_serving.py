@@ -23,7 +23,7 @@ from penstock.shapes.http.lookup import ShapeLookup
 from penstock.shapes.http.message import Answer, Stream
 from penstock.shapes.http.sse import event_stream
 from penstock.shapes.settings import ShapeSettings
-from penstock.shapes.shape import Shape, ShapeApi, SnapshotProblem
+from penstock.shapes.shape import Shape, ShapeApi, SnapshotProblem, seen_lsn
 
 
 class LogServing:
@@ -47,13 +47,13 @@ class LogServing:
         self._deliveries: set[asyncio.Task[None]] = set()
 
     def now(self, asked: Asked, shape: Shape) -> Answer:
-        lsn = self._seen(shape)
+        lsn = seen_lsn(self._api, shape)
         return self._delivery.unchanged(asked, shape, shape.last_offset, lsn)
 
     async def after(self, asked: Asked, shape: Shape, start: LogOffset) -> Answer:
         if not is_within(shape, start, self._api.global_last_seen_lsn):
             await self._appears(shape, start)
-        lsn = self._seen(shape)
+        lsn = seen_lsn(self._api, shape)
         request, last = asked.request, shape.last_offset
         if request.sse:
             return self._events(asked, shape, start)
@@ -109,11 +109,6 @@ class LogServing:
         )
         has_data = shape.last_offset > start  # nothing is awaited until the stream looks itself
         return self._delivery.maker.of_sse(shape, asked.request, Stream(stream), has_data=has_data)
-
-    def _seen(self, shape: Shape) -> int:
-        """What its clients have seen if they have all that they can."""
-        lsn, last = self._api.global_last_seen_lsn, shape.last_offset
-        return min(lsn, last.tx) if shape.storage.last_seen_txn_offset > last else lsn
 
     # Waiting.
 
@@ -196,7 +191,7 @@ class LogServing:
         self.deliver(poll, answer)
 
     def unchanged(self, poll: Poll) -> Answer:
-        return self._delivery.unchanged(poll.asked, poll.shape, poll.start, self._seen(poll.shape))
+        return self._delivery.unchanged(poll.asked, poll.shape, poll.start, seen_lsn(self._api, poll.shape))
 
     def gone(self, poll: Poll) -> Answer:
         return answers.must_refetch(self._lookup.replacement(poll.shape))
