@@ -76,11 +76,17 @@ class Scripted:
     def __init__(self, told: Sequence[Told], sizes: Sequence[int], end: int, place: Place = BEGIN) -> None:
         behind = bson.decode(place.token or b"")["_data"]
         self.left = deque(each for each in told if token_of(each) > behind)
+        self.time = self._time_of(behind, told)
         self.sizes = deque(sizes)
         self.end = end
         self.place = place
         self.opened = self.closed = False
         self.waits: list[int] = []
+
+    @staticmethod
+    def _time_of(behind: str, told: Sequence[Told]) -> int | None:
+        """Of the event that it goes on behind, if it is one."""
+        return next((each[0] for each in told if token_of(each) == behind), None)
 
     def open(self) -> None:
         self.opened = True
@@ -88,7 +94,10 @@ class Scripted:
     def read(self, wait_ms: int) -> ChangeBatch:
         self.waits.append(wait_ms)
         size = self.sizes.popleft() if self.sizes else 3
+        if self.left and self.left[0][0] == self.time:
+            size = max(size, 1)  # it rests between entries of the log, and those of one time are one
         some = [self.left.popleft() for _ in range(min(size, len(self.left)))]
+        self.time = some[-1][0] if some else None
         upcoming = self.left[0][0] if self.left else self.end
         self.place = placed(token_of(some[-1]) if some else mark(upcoming))
         return ChangeBatch([events(some)] if some else [], self.place)
