@@ -125,3 +125,47 @@ def test_rows_that_change_by_a_statement_while_they_are_loaded_have_the_stream_s
         _wait_for_items(shop, 1)
         shop.wait_for(3)
         assert shop.ops == "rrc", "what was before it is told, and nothing from there on"
+
+
+@pytest.mark.parametrize("how", ["DROP PARTITION low", "TRUNCATE PARTITION low"])
+def test_a_stream_whose_rows_go_with_their_partition_stands_still(
+    orders: MysqlOrders, tmp_path: Path, how: str
+) -> None:
+    orders.execute(
+        f"ALTER TABLE {orders.table} PARTITION BY RANGE (id) "
+        "(PARTITION low VALUES LESS THAN (2), PARTITION high VALUES LESS THAN MAXVALUE)"
+    )
+    shop = _shop(tmp_path, orders, "initial")
+    with shop.captured(), shop.lane() as lane:
+        shop.wait_for(2)
+        orders.write(inserts={3: "placed"})
+        orders.execute(f"ALTER TABLE {orders.table} {how}")
+        orders.write(inserts={4: "placed"})
+        orders.execute(f"INSERT INTO {orders.database}.items VALUES (1)")
+        _wait_for_items(shop, 1)
+        _wait_until_standing_still(lane, orders.table)
+        shop.wait_for(3)
+        assert shop.ops == "rrc"
+
+
+def test_columns_that_a_statement_altered_are_told_before_the_first_row_that_has_them(
+    orders: MysqlOrders, tmp_path: Path
+) -> None:
+    section = {"snapshot": "initial", "schema_changes": "columns"}
+    shop = OrdersLane(tmp_path, orders, section=section)
+    with shop.captured(), shop.lane():
+        shop.wait_for(2)
+        orders.execute(
+            f"ALTER TABLE {orders.table} RENAME COLUMN status TO state, "
+            "ADD COLUMN size INT NOT NULL DEFAULT 5",
+            f"INSERT INTO {orders.table} VALUES (3, 'placed', 6)",
+        )
+        shop.wait_for(3)
+    events = [
+        event for event in events_of(shop.out) if event["route"] in ("columns", shop.events()[-1]["route"])
+    ]
+    last_row, told = events[-1], events[-2]
+    assert last_row["value"]["after"] == {"id": 3, "state": "placed", "size": 6}
+    assert told["value"]["stream"] == orders.table
+    assert [column["name"] for column in told["value"]["columns"]] == ["id", "state", "size"]
+    assert told["value"]["key"] == ["id"]

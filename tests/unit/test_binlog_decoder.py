@@ -17,10 +17,12 @@ from hypothesis import strategies as st
 
 from penstock.capture.log_reading import CapturedTable
 from penstock.capture.mysql import setup
+from penstock.capture.mysql.alter_clauses import ColumnChanges
 from penstock.capture.mysql.decoder import BinlogDecoder
 from penstock.capture.mysql.gtids import SeenGtids
 from penstock.capture.mysql.tables import MappedTable, MappedTables, UnreadTable, column_of_map, mapped_table
 from penstock.capture.steps import StepBuilder
+from penstock.core.alteration import Alteration
 from penstock.core.binlog_place import BinlogPlace, Numbering
 from penstock.core.errors import PositionGoneError, SourceError
 from penstock.core.gtid import GtidSet
@@ -155,6 +157,9 @@ class MapsAlone(MappedTables):
         self._known_collations = collations
 
     def current(self, stream: StreamId) -> CapturedTable | None:
+        return None
+
+    def alteration(self, stream: StreamId, changes: ColumnChanges) -> Alteration | None:
         return None
 
     def _mapped(self, stream: StreamId, described: TableMap) -> MappedTable:

@@ -107,6 +107,8 @@ def test_every_type_has_its_rule() -> None:
         (_column("int"), _column("bigint"), False),  # another Arrow type
         (_column("varchar", 10), _column("varchar", 20), True),
         (_column("varchar", 20), _column("varchar", 10), False),
+        (_column("varchar", 20), _column("varchar"), True),  # of a table map
+        (_column("text", 65_535), _column("text"), True),
         (_column("varchar", 20), _column("tinytext", 255), True),
         (_column("varchar", 200), _column("tinytext", 255), False),
         (_column("text", 65535), _column("longtext", 2**32 - 1), True),

@@ -27,6 +27,7 @@ from typing import Protocol, TypeVar
 import pyarrow as pa
 
 from penstock.capture.spec import Started
+from penstock.core.alteration import Alteration
 from penstock.core.place import Place
 from penstock.core.position import Lsn
 from penstock.core.schema import TableSchema
@@ -83,9 +84,17 @@ class ChangeSink(Protocol):
     def truncate(self, table: CapturedTable, at: Truncation, *, whole: bool) -> None:
         """`whole`: no leaf of the table's root has rows now."""
 
-    def alter(self, stream: StreamId, tx: int, op_index: int, *, is_untold: bool = False) -> None:
-        """A statement changed the stream's table itself: what its rows are now, the log cannot tell.
-        `is_untold`: rows of it were changed, and the log has no change of that."""
+    def alter(
+        self,
+        stream: StreamId,
+        tx: int,
+        op_index: int,
+        *,
+        is_untold: bool = False,
+        alteration: Alteration | None = None,
+    ) -> None:
+        """A statement changed the stream's table itself: what its rows are now, the log cannot tell, but for
+        `alteration`. `is_untold`: rows of it were changed, and the log has no change of that."""
 
 
 class LogStream(Protocol[Batch_co]):

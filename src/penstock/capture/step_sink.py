@@ -9,6 +9,7 @@ import pyarrow as pa
 from penstock.capture.log_reading import CapturedTable, Truncation
 from penstock.capture.rows import truncate_row
 from penstock.capture.tail import TailSink
+from penstock.core.alteration import Alteration
 from penstock.core.stream import StreamId
 from penstock.log.columns import log_schema
 from penstock.log.writer import LogWriter
@@ -51,7 +52,15 @@ class StepSink:
         if whole:
             self._writer.truncate(stream, at.tx, at.op_index)
 
-    def alter(self, stream: StreamId, tx: int, op_index: int, *, is_untold: bool = False) -> None:
-        self._writer.alter(stream, tx, op_index, is_untold=is_untold)
+    def alter(
+        self,
+        stream: StreamId,
+        tx: int,
+        op_index: int,
+        *,
+        is_untold: bool = False,
+        alteration: Alteration | None = None,
+    ) -> None:
+        self._writer.alter(stream, tx, op_index, is_untold=is_untold, alteration=alteration)
         if is_untold and self._tail is not None:
             self._tail.untold(tx)

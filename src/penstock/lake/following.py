@@ -308,7 +308,8 @@ class Following:
 
     def finish_stream_round(self, stream: StreamId, start: Lsn, to: Lsn) -> bool:
         """False if the stream was set aside instead."""
-        has_changes = bool(self._lane.log.files(stream, start, to).files)
+        changes = self._lane.log.files(stream, start, to)
+        has_changes = bool(changes.files or changes.alterations)
         if has_changes:
             [(work, outcome)] = self._apply([self._work(stream, start, to)])
             if not self._commit(work, outcome):

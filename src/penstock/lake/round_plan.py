@@ -6,7 +6,10 @@ cut short, and whoever wants to know what a round would make of a table can ask 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from penstock.core.position import Lsn
+from penstock.core.selection import SelectionError
 from penstock.core.where import WhereError
 from penstock.destinations.base import DestinationTable
 from penstock.destinations.records import TableRecord
@@ -34,15 +37,23 @@ def plan_round(
     stream = configured.info.stream
     changes = log.files(stream, start, to)
     part = configured.selection
+    certain = {(tx, op) for tx, op, _ in changes.alterations}.issuperset(changes.altered)
+    try:
+        alterations = [
+            (tx, op, replace(each, schema=part.of(each.schema))) for tx, op, each in changes.alterations
+        ]
+    except SelectionError as error:
+        return MustReload(str(error))
     plan = plan_schema(
         record.schema,
         changes.files,
         lambda schema_id: part.of(log.schema(schema_id)),
         keeps_older_rows=configured.keeps_older_rows,
+        alterations=alterations if certain else (),
     )
     if isinstance(plan, MustReload):
         return plan
-    if changes.altered:
+    if not certain:
         return MustReload("a statement at the source altered it in a way that its rows do not tell")
     if truncated_in_part(changes) and configured.write == "upsert":
         return MustReload("a single partition was truncated", by_schema=False)

@@ -8,21 +8,26 @@ A version that lacks generated columns because they were not published (`TableSc
 end of them. A table whose rows stay as they were told (`LaneStream.keeps_older_rows`) keeps these columns,
 null in the rows of that version alone; any other is loaded again.
 
-A version whose attribute numbers are not known was read when the catalog had moved on already. By its
-names it can only be the version before it, unchanged; it never becomes the table's own.
+A version whose attribute numbers are not known was read when the catalog had moved on already, or is of a
+source that has none. By its names it can only be the version before it, unchanged; it never becomes the
+table's own. Between two of them may be statements that say what they made of the columns (`alterations`),
+each at its place: a file with rows from before and after one is a version of both, and they must have the
+same columns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import groupby
 
 import pyarrow as pa
 
+from penstock.core.alteration import Alteration
 from penstock.core.schema import TableSchema
 from penstock.core.selection import SelectionError
+from penstock.lake.alterations import altered, fresh_numbers
 from penstock.lake.evolve import ColumnSource, plan_evolution
 from penstock.log.reader import LogFile
 from penstock.sources.types import cast_text
@@ -55,15 +60,28 @@ def plan_schema(
     schema_of: Callable[[str], TableSchema],
     *,
     keeps_older_rows: bool = False,
+    alterations: Sequence[tuple[int, int, Alteration]] = (),
 ) -> SchemaPlan | MustReload:
     """Pure: the same table and the same files give the same answer, also after a crash.
 
     `schema_of` gives the part of a version that the stream holds; a version may lack a column of it.
+    `alterations`: offsets of statements and what they did, of that part too.
     """
     plan_change = partial(plan_evolution, keeps_older_rows=keeps_older_rows)
     latest = base
     known: dict[str, TableSchema] = {}
-    for schema_id, _ in groupby(file.schema_id for file in files):
+    fresh = fresh_numbers(base)
+    for version in _versions(files, alterations):
+        if isinstance(version, Alteration):
+            following = altered(latest, version, fresh)
+            if isinstance(following, str):
+                return MustReload(following)
+            evolution = plan_change(latest, following)
+            if evolution.kind in ("resync", "unsure"):
+                return MustReload(evolution.reason)
+            latest = following
+            continue
+        schema_id = version
         try:
             written = schema_of(schema_id)
         except SelectionError as error:
@@ -79,14 +97,38 @@ def plan_schema(
             return MustReload("its columns changed, and the catalog has moved on since and cannot tell how")
         else:
             written = latest
-        if known.setdefault(schema_id, written) != written:
+        if _numbered(known.setdefault(schema_id, written)) != _numbered(written):
             return MustReload("its columns changed and changed back")
     whole = plan_change(base, latest)
     if whole.kind in ("resync", "unsure"):
         return MustReload(whole.reason)
     plans = {schema_id: plan_change(schema, latest) for schema_id, schema in known.items()}
     columns = {schema_id: (*plan.columns, *plan.hidden) for schema_id, plan in plans.items()}
-    return SchemaPlan(latest, columns, whole.columns if whole.kind == "rewrite" else None)
+    shown = alterations[-1][2].schema if alterations else latest
+    return SchemaPlan(shown, columns, whole.columns if whole.kind == "rewrite" else None)
+
+
+def _versions(
+    files: Sequence[LogFile], alterations: Sequence[tuple[int, int, Alteration]]
+) -> Iterator[str | Alteration]:
+    """Ids of the files' schemas, and statements between them. A statement is a transaction of its own."""
+    left = deque(sorted(alterations, key=lambda each: each[:2]))
+    before = None
+    for file in files:
+        while left and left[0][0] < file.first_tx:
+            yield left.popleft()[2]
+            before = None
+        if file.schema_id != before:
+            yield file.schema_id
+        while left and left[0][0] < file.last_tx:
+            yield left.popleft()[2]
+            yield file.schema_id
+        before = file.schema_id
+    yield from (each for _, _, each in left)
+
+
+def _numbered(schema: TableSchema) -> list[tuple[int, str]]:
+    return [(column.attribute_number, column.name) for column in (*schema.columns, *schema.hidden)]
 
 
 def is_certain(schema: TableSchema) -> bool:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock import durable
+from penstock.core.alteration import Alteration
 from penstock.core.errors import StateError
 from penstock.core.place import Place
 from penstock.core.position import Lsn
@@ -71,7 +72,8 @@ class TableEntry:
     some of a partitioned table's leaves were. At those in `altered` a statement may have changed rows, or
     made another table of it, in a way that no row of the log tells. Those in `untold` are among them: there
     rows were changed, and the log has no change of it, or one that never counted. Whoever tells changes one
-    by one lacks some from the first of these on, whereas what a statement makes of a table is none.
+    by one lacks some from the first of these on, whereas what a statement makes of a table is none. Of others
+    `alterations` has what the statement did to the columns, which is all that it did.
     """
 
     stream: StreamId
@@ -80,6 +82,7 @@ class TableEntry:
     leaf_truncates: tuple[tuple[int, int, str], ...] = ()
     altered: tuple[tuple[int, int], ...] = ()
     untold: tuple[tuple[int, int], ...] = ()
+    alterations: tuple[tuple[int, int, Alteration], ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         fields: dict[str, Any] = {
@@ -93,6 +96,8 @@ class TableEntry:
             fields["altered"] = [list(offset) for offset in self.altered]
         if self.untold:
             fields["untold"] = [list(offset) for offset in self.untold]
+        if self.alterations:
+            fields["alterations"] = [[tx, op, each.to_json()] for tx, op, each in self.alterations]
         return fields
 
     @classmethod
@@ -104,6 +109,9 @@ class TableEntry:
             leaf_truncates=tuple((tx, op, leaf) for tx, op, leaf in fields.get("leaf_truncates", [])),
             altered=tuple((tx, op) for tx, op in fields.get("altered", [])),
             untold=tuple((tx, op) for tx, op in fields.get("untold", [])),
+            alterations=tuple(
+                (tx, op, Alteration.from_json(each)) for tx, op, each in fields.get("alterations", [])
+            ),
         )
 
 

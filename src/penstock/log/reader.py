@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from penstock.core.alteration import Alteration
 from penstock.core.errors import LogGoneError, StateError
 from penstock.core.position import Lsn
 from penstock.core.schema import TableSchema
@@ -59,6 +60,7 @@ class LogRange:
     truncates: tuple[tuple[int, int], ...] = ()
     leaf_truncates: tuple[tuple[int, int, str], ...] = ()
     altered: tuple[tuple[int, int], ...] = ()
+    alterations: tuple[tuple[int, int, Alteration], ...] = ()
 
     @property
     def rows(self) -> int:
@@ -203,6 +205,7 @@ class ChangeLog:
             tuple(at for table in tables for at in table.truncates if after <= at[0] < to),
             tuple(at for table in tables for at in table.leaf_truncates if after <= at[0] < to),
             tuple(at for table in tables for at in table.altered if after <= at[0] < to),
+            tuple(at for table in tables for at in table.alterations if after <= at[0] < to),
         )
 
     def schema(self, schema_id: str) -> TableSchema:

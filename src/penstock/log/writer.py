@@ -30,6 +30,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from penstock import durable, failpoints
+from penstock.core.alteration import Alteration
 from penstock.core.errors import SourceBusyError
 from penstock.core.place import Place
 from penstock.core.position import Lsn
@@ -87,6 +88,7 @@ class LogWriter:
         self._truncates: dict[StreamId, list[tuple[int, int]]] = {}
         self._leaf_truncates: dict[StreamId, list[tuple[int, int, str]]] = {}
         self._altered: dict[StreamId, list[tuple[int, int]]] = {}
+        self._alterations: dict[StreamId, list[tuple[int, int, Alteration]]] = {}
         self._untold: dict[StreamId, list[tuple[int, int]]] = {}
         self.transactions = self.messages = 0
 
@@ -116,10 +118,20 @@ class LogWriter:
     def truncate_leaf(self, stream: StreamId, leaf: StreamId, tx: int, op: int) -> None:
         self._leaf_truncates.setdefault(stream, []).append((tx, op, str(leaf)))
 
-    def alter(self, stream: StreamId, tx: int, op: int, *, is_untold: bool = False) -> None:
+    def alter(
+        self,
+        stream: StreamId,
+        tx: int,
+        op: int,
+        *,
+        is_untold: bool = False,
+        alteration: Alteration | None = None,
+    ) -> None:
         """Note that a statement made another table of the stream's at this offset; `is_untold`: that its rows
-        were changed there, and the log has no change of it."""
+        were changed there, and the log has no change of it; `alteration`: what it did, if that is certain."""
         self._altered.setdefault(stream, []).append((tx, op))
+        if alteration is not None:
+            self._alterations.setdefault(stream, []).append((tx, op, alteration))
         if is_untold:
             self._untold.setdefault(stream, []).append((tx, op))
 
@@ -252,6 +264,7 @@ class LogWriter:
                 tuple(self._leaf_truncates.get(stream, [])),
                 tuple(self._altered.get(stream, [])),
                 tuple(self._untold.get(stream, [])),
+                tuple(self._alterations.get(stream, [])),
             )
             for stream in streams
         )

@@ -30,6 +30,7 @@ from penstock.capture.mysql.gtids import SeenGtids
 from penstock.capture.mysql.log import CAPTURE_PROGRAM
 from penstock.capture.mysql.tables import MappedTables
 from penstock.capture.source_spec import MysqlSpec
+from penstock.core.alteration import Alteration
 from penstock.core.binlog_place import BinlogPlace, Numbering
 from penstock.core.errors import SourceError, StateError
 from penstock.core.failover import Server
@@ -211,7 +212,15 @@ class _NothingKept:
     def truncate(self, table: CapturedTable, at: Truncation, *, whole: bool) -> None:
         _never()
 
-    def alter(self, stream: StreamId, tx: int, op_index: int, *, is_untold: bool = False) -> None:
+    def alter(
+        self,
+        stream: StreamId,
+        tx: int,
+        op_index: int,
+        *,
+        is_untold: bool = False,
+        alteration: Alteration | None = None,
+    ) -> None:
         _never()
 
 

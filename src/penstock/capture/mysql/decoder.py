@@ -9,7 +9,7 @@ server may have logged them in another order: what was read before is left out w
 Rows between two statements are decoded together, table by table. Each table map is a table's version of its
 own, so pieces of one table are in their order and of one schema each. A statement that empties a table is a
 row of its own; one that alters tables is noted in the step, for no row tells what became of theirs, and has
-the catalog asked anew.
+the catalog asked anew. With it is noted what it did to the columns, where that is certain (`alterations`).
 
 What cannot be told exactly ends the reading with an error before a row of it counts: transactions prepared in
 two phases (XA), whose rows would count or not by what comes later; rows of a transaction that was rolled
@@ -18,11 +18,11 @@ which it cannot be known whose rows they change, as by a view, a trigger or a fu
 
 What cannot be told of one table is as a statement that alters it, if it is kept, and nothing if it is not:
 one table, one session, or a tool of the server's own does not stop the others. Such are a statement that
-changes rows of one table; rows of types that are not known, or in a form that cannot be read; parts of JSON
-values; and inserts that leave columns to their defaults (`binlog_row_image`), which are left out. The lake
-loads the table again; a stream lane cannot, so its stream stands still there (`TableEntry.untold`). It is
-noted twice at most for all that is decoded at a time, where it was first and where it was last: a load must
-be later than the last, and a lane stops at the first.
+changes rows of one table, or lets them go with their partition; rows of types that are not known, or in a
+form that cannot be read; parts of JSON values; and inserts that leave columns to their defaults
+(`binlog_row_image`), which are left out. The lake loads the table again; a stream lane cannot, so its stream
+stands still there (`TableEntry.untold`). It is noted twice at most for all that is decoded at a time, where
+it was first and where it was last: a load must be later than the last, and a lane stops at the first.
 
 A transaction that was cut by a crash of the server never counted: its rows are left out, its id may come
 again. If some were written before its end came, their tables are as altered.
@@ -90,6 +90,7 @@ _NO_END = ("2106-02-07 06:28:15.999999", "2038-01-19 03:14:07.999999")
 _BY_STATEMENT = "a change was logged as the statement that made it (binlog_format)"
 _NOT_TOLD = "parts of JSON values (binlog_row_value_options), or a column of a type that is not known"
 _NO_DEFAULTS = "an insert leaves out columns that got their default (binlog_row_image)"
+_WITH_PARTITION = "ALTER TABLE moved or removed rows (a partition, a file, IGNORE)"
 _CUT = "rows of a transaction came that the server was writing when it crashed"
 _logger = structlog.get_logger("penstock.capture")
 
@@ -299,7 +300,7 @@ class BinlogDecoder:
             if told.changed:
                 self._write_changes(part, found, tx, new, begin, rare.changes_before, untold, sink)
                 begin = rare.changes_before
-                self._alter([self._mapped.meant(each) for each in told.changed], rare, tx, new, sink)
+                self._alter(told, rare, tx, new, sink)
         self._write_changes(part, found, tx, new, begin, len(found.kind), untold, sink)
 
     def _change_by_statement(self, told: TableStatement, rare: RareEvent, tx: Ints, untold: Untold) -> None:
@@ -325,14 +326,18 @@ class BinlogDecoder:
         )
         sink.truncate(table, at, whole=True)
 
-    def _alter(
-        self, changed: Sequence[StreamId], rare: RareEvent, tx: Ints, new: Flags, sink: ChangeSink
-    ) -> None:
-        """Loads that are later show it; whoever followed the table must load it again."""
+    def _alter(self, told: TableStatement, rare: RareEvent, tx: Ints, new: Flags, sink: ChangeSink) -> None:
+        """Loads that are later show it; whoever followed the table must load it again, unless it is known
+        what became of its columns."""
+        changed = [self._mapped.meant(each) for each in told.changed]
         self._mapped.forget(changed)
         if new[rare.transaction]:
             for stream in self._mapped.among(changed):
-                sink.alter(stream, int(tx[rare.transaction]), 2 * rare.ordinal)
+                if told.moves_rows:
+                    _warn(stream, _WITH_PARTITION)
+                known = self._mapped.alteration(stream, told.columns) if told.columns is not None else None
+                at, op_index = int(tx[rare.transaction]), 2 * rare.ordinal
+                sink.alter(stream, at, op_index, is_untold=told.moves_rows, alteration=known)
 
     def _write_changes(
         self,
@@ -383,7 +388,7 @@ class BinlogDecoder:
         offset = (at, 2 * ordinal)
         first, last = untold.get(stream, (offset, offset))
         if stream not in untold:
-            _logger.warning("the log does not tell what became of a table", stream=str(stream), why=why)
+            _warn(stream, why)
         untold[stream] = min(first, offset), max(last, offset)
 
     def _changes(
@@ -426,6 +431,10 @@ class BinlogDecoder:
             old_kind=_old_kind(images, table),
             unchanged=_of_table(images.absent, table),
         )
+
+
+def _warn(stream: StreamId, why: str) -> None:
+    _logger.warning("the log does not tell what became of a table", stream=str(stream), why=why)
 
 
 def _decoded(part: EventBatch, found: Scan, rows: npt.NDArray[np.int64], table: MappedTable) -> RowImages:

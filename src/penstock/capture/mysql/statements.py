@@ -15,11 +15,11 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from penstock.capture.mysql.alter_clauses import PASSED_OVER, ColumnChanges, read_changes
 from penstock.capture.mysql.statement_reach import tables_read
 from penstock.core.stream import StreamId
 from penstock.sources.mysql.binlog.events import Statement
 
-_PASSED_OVER = re.compile(r"(?:\s+|#[^\n]*(?:\n|\Z)|--\s[^\n]*(?:\n|\Z)|/\*(?!M?!).*?\*/)+", re.DOTALL)
 _CARRIED_OUT = re.compile(r"/\*M?!\d*")
 _WORD = re.compile(r"[A-Za-z_]++(?![\w$])")
 _NAME = re.compile(r"`((?:[^`]|``)+)`|\"((?:[^\"]|\"\")+)\"|([\w$]+)")
@@ -36,6 +36,18 @@ _FILLERS = frozenset({"TEMPORARY", "OR", "REPLACE", "ONLINE", "IGNORE", "IF", "N
 #: Where an ALTER names a second table: one that it renames to, or that partitions come from or go to.
 _SECOND_TABLE = re.compile(r"\b(?:RENAME\s+(?:TO|AS|=)?|(?:WITH|TO|CONVERT)\s+TABLE\b)\s*", re.IGNORECASE)
 
+#: Rows go, or come, with their partition or file, and no event tells them.
+_MOVES_ROWS = re.compile(
+    r"\b(?:(?:DROP|TRUNCATE|EXCHANGE|CONVERT|DISCARD|IMPORT)\s+PARTITION|CONVERT\s+TABLE"
+    r"|(?:DISCARD|IMPORT)\s+TABLESPACE)\b",
+    re.IGNORECASE,
+)
+#: What is no word of a statement: texts, quoted names, comments that are not carried out.
+_NO_WORDS = re.compile(
+    r"'(?:[^'\\]|''|\\.)*'|\"(?:[^\"\\]|\"\"|\\.)*\"|`(?:[^`]|``)*`|/\*(?!M?!).*?\*/|(?:#|--\s)[^\n]*",
+    re.DOTALL,
+)
+
 
 @dataclass(frozen=True, slots=True)
 class TableStatement:
@@ -43,6 +55,8 @@ class TableStatement:
     database (a pattern). `changes_rows`: of the table `target`, if that and all in `reads` are tables; None:
     of which ones is not known.
     `takes_back`: rows before it in its transaction, since some savepoint, do not count.
+    `columns`: of a table that is altered, all that it does; None: that is not certain (`alterations`).
+    `moves_rows`: rows of the tables went or came with it, of which the log has no change.
     """
 
     emptied: StreamId | None = None
@@ -51,6 +65,8 @@ class TableStatement:
     target: StreamId | None = None
     reads: frozenset[StreamId] = frozenset()
     takes_back: bool = False
+    columns: ColumnChanges | None = None
+    moves_rows: bool = False
 
 
 _NOTHING = TableStatement()
@@ -59,6 +75,7 @@ _NOTHING = TableStatement()
 def read_statement(statement: Statement) -> TableStatement:
     words = _Words(statement.text)
     verb = words.word()
+    is_plain = verb == "ALTER"
     if verb == "SET":
         verb = _under_settings(words)
     if verb == "ROLLBACK":
@@ -68,10 +85,11 @@ def read_statement(statement: Statement) -> TableStatement:
     if verb not in _LISTS:
         return _NOTHING
     word = words.word()
-    temporary = replaces = False
+    temporary = replaces = is_ignoring = False
     while word in _FILLERS:
         temporary = temporary or word == "TEMPORARY"
         replaces = replaces or word == "REPLACE"
+        is_ignoring = is_ignoring or word == "IGNORE"
         word = words.word()
     if temporary:
         return _NOTHING
@@ -90,8 +108,20 @@ def read_statement(statement: Statement) -> TableStatement:
     if verb == "TRUNCATE":
         return TableStatement(emptied=names[0])
     if verb == "ALTER":
-        names = (*names, *_second_tables(statement))
+        return _altered(statement, names, words.at, is_plain=is_plain, is_ignoring=is_ignoring)
     return TableStatement(changed=names)
+
+
+def _altered(
+    statement: Statement, names: tuple[StreamId, ...], at: int, *, is_plain: bool, is_ignoring: bool
+) -> TableStatement:
+    """`is_plain`: it ran under its session's settings. `is_ignoring`: rows that do not fit were removed."""
+    is_known = is_plain and not is_ignoring
+    columns = read_changes(statement.text[at:], is_strict=statement.is_strict) if is_known else None
+    if columns is not None:
+        return TableStatement(changed=names, columns=columns)
+    moves_rows = is_ignoring or _MOVES_ROWS.search(_NO_WORDS.sub(" ", statement.text, 0)) is not None
+    return TableStatement(changed=(*names, *_second_tables(statement)), moves_rows=moves_rows)
 
 
 def _change_of_rows(words: _Words, verb: str, schema: str) -> TableStatement:
@@ -169,7 +199,7 @@ class _Words:
 
     def _pass_over(self) -> None:
         while True:
-            found = _PASSED_OVER.match(self.text, self.at) or _CARRIED_OUT.match(self.text, self.at)
+            found = PASSED_OVER.match(self.text, self.at) or _CARRIED_OUT.match(self.text, self.at)
             if found is None:
                 return
             self.at = found.end()

@@ -26,6 +26,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from penstock.capture.log_reading import CapturedTable
+from penstock.capture.mysql.alter_clauses import ColumnChanges
+from penstock.capture.mysql.alterations import alteration
+from penstock.core.alteration import Alteration
 from penstock.core.errors import SourceError
 from penstock.core.schema import SourceColumn, TableSchema
 from penstock.core.stream import StreamId
@@ -35,7 +38,7 @@ from penstock.sources.mysql.binlog.packet_kernels import Ints
 from penstock.sources.mysql.binlog.rows import RowLayout
 from penstock.sources.mysql.binlog.table_map import Column, TableMap
 from penstock.sources.mysql.catalog import MysqlTable, discover
-from penstock.sources.mysql.connection import Connection
+from penstock.sources.mysql.connection import Connection, quoted, rows
 from penstock.sources.mysql.statement_reach import reach_beyond
 from penstock.sources.mysql.types import FAMILY, GEOMETRIES, decimal_modifier
 
@@ -60,6 +63,7 @@ _PLAIN = {
     codes.TIMESTAMP: "timestamp",
 }
 _TIMES = {codes.TIME2: "time", codes.DATETIME2: "datetime", codes.TIMESTAMP2: "timestamp"}
+_WAIT_FOR_LOCK = "SET SESSION lock_wait_timeout = 5"  # seconds
 _SIZES = {1: "tiny", 2: "", 3: "medium", 4: "long"}  # bytes of a blob's length
 
 
@@ -169,6 +173,19 @@ class MappedTables:
         with closing(self._connect()) as connection:
             found = discover(connection, [stream])
         return CapturedTable(_unnumbered(found[0].schema), stream) if found else None
+
+    def alteration(self, stream: StreamId, changes: ColumnChanges) -> Alteration | None:
+        """What a statement made of the table, if the catalog bears it out. The log may have the statement a
+        moment before the catalog does, but not before the table's lock is given back: that is waited for."""
+        with closing(self._connect()) as connection:
+            try:
+                name = f"{quoted(stream.namespace)}.{quoted(stream.name)}"
+                for query in (_WAIT_FOR_LOCK, f"SELECT 1 FROM {name} LIMIT 0"):
+                    rows(connection, query, doing="waiting for a table that is altered")
+            except SourceError:
+                return None
+            found = discover(connection, [stream])
+        return alteration(changes, found[0]) if found else None
 
     def reach_beyond(self, stream: StreamId, read: frozenset[StreamId]) -> str | None:
         """Why a statement that changes its rows, and reads these, may have changed those of others too; None:

@@ -170,6 +170,8 @@ class MysqlTypes(TypeRules):
             ) and _reaches(before, now)
         if old in ("enum", "set"):
             return _keeps_members(before.type_text, now.type_text)
+        if old in (*TEXTS, *BYTES) and now.type_modifier == -1:
+            return True  # of a table map, which does not say how long values may be
         if old in _LIMITED:
             return before.type_modifier <= now.type_modifier
         if old == "decimal":  # of more digits than Arrow has, or else the Arrow types differ
