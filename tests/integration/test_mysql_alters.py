@@ -334,3 +334,38 @@ def test_a_table_that_is_altered_while_it_is_loaded_equals_the_source(
     synced.sync()
     for name in names:
         assert_same(shop, synced, name)
+
+
+@pytest.mark.slow
+def test_names_that_change_hands_while_a_table_is_loaded_load_it_again(
+    shop: MysqlServer, tmp_path: Path
+) -> None:
+    """A part of the rows is read before, a part after, and both have the same names of columns."""
+    make(shop, "swapped")
+    synced = pipeline(shop, tmp_path / "pipeline", "shop.swapped", load={"rows_per_chunk": 2, "parallel": 1})
+    running = synced.start_sync("load.preparing=pause@2")
+    running.wait_until_paused("load.preparing")
+    for statement in (
+        "ALTER TABLE shop.swapped DROP COLUMN a",
+        "ALTER TABLE shop.swapped RENAME COLUMN f TO a",
+        "ALTER TABLE shop.swapped ADD COLUMN f TINYINT",
+        "UPDATE shop.swapped SET f = 100",
+    ):
+        shop.execute(statement)
+    running.go_on()
+    running.wait()  # however it ends
+    synced.sync()
+    assert_same(shop, synced, "swapped")
+
+
+@pytest.mark.slow
+def test_a_column_that_is_held_as_text_and_gets_another_name_is_loaded_again(
+    shop: MysqlServer, tmp_path: Path
+) -> None:
+    make(shop, "named")
+    synced = pipeline(shop, tmp_path / "pipeline", {"table": "shop.*", "types": {"d": "text"}})
+    synced.sync()
+    assert found(synced, "named").schema.field("d").type == pa.string()
+    shop.execute("ALTER TABLE shop.named RENAME COLUMN d TO g")
+    assert loaded(synced) == {"named"}
+    assert_same(shop, synced, "named")

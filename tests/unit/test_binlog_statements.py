@@ -36,6 +36,14 @@ def test_a_table_that_is_emptied_is_known_however_it_is_written(text: str, empti
     assert _told(text) == (emptied, [], False)
 
 
+def test_an_alter_with_words_in_a_comment_that_is_carried_out_is_not_certain() -> None:
+    told = read_statement(Statement("shop", "ALTER TABLE /*!100000 IF EXISTS */ orders DROP COLUMN c"))
+    assert told.columns is None
+    moving = "ALTER TABLE /*M!100000 IF EXISTS */ orders TRUNCATE PARTITION p"
+    assert read_statement(Statement("shop", moving)).moves_rows
+    assert read_statement(Statement("shop", "ALTER /*!50000 IGNORE */ TABLE t ADD UNIQUE u (a)")).moves_rows
+
+
 @pytest.mark.parametrize(
     ("text", "changed"),
     [
@@ -51,6 +59,9 @@ def test_a_table_that_is_emptied_is_known_however_it_is_written(text: str, empti
         ("ALTER TABLE p CONVERT TABLE orders TO PARTITION x VALUES LESS THAN (9)", ["shop.p", "shop.orders"]),
         ("SET STATEMENT sql_mode='FOR' FOR ALTER TABLE orders ENGINE=InnoDB", ["shop.orders"]),
         ("RENAME TABLE orders WAIT 5 TO o, a NOWAIT TO b", ["shop.orders", "shop.o", "shop.a", "shop.b"]),
+        ("ALTER TABLE /*!100000 IF EXISTS */ orders DROP COLUMN c", ["shop.orders"]),
+        ("ALTER /*!50000 IGNORE */ TABLE `s`.`orders` ADD UNIQUE u (a)", ["s.orders"]),
+        ("DROP TABLE /*!40005 IF EXISTS */ a, /* both */ b", ["shop.a", "shop.b"]),
     ],
 )  # fmt: skip
 def test_tables_that_are_not_what_they_were_are_named(text: str, changed: list[str]) -> None:

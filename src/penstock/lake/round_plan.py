@@ -15,6 +15,7 @@ from penstock.destinations.base import DestinationTable
 from penstock.destinations.records import TableRecord
 from penstock.lake.apply import StreamWork
 from penstock.lake.column_ids import dropped_partition, evolved_columns
+from penstock.lake.evolve import ColumnSource
 from penstock.lake.lane_state import LaneStream
 from penstock.lake.load import owns_keys
 from penstock.lake.skip import skip_rule
@@ -55,6 +56,11 @@ def plan_round(
         return plan
     if not certain:
         return MustReload("a statement at the source altered it in a way that its rows do not tell")
+    if changes.alterations and load is not None and start < load.newest_point:
+        return MustReload("it was altered while it was being loaded")  # some rows were read after that
+    for held in plan.rewrite or ():
+        if held.from_name is not None and _is_held_otherwise(configured, held):
+            return MustReload(f"column {held.from_name} is {held.name} now, and `types` has one of them")
     if truncated_in_part(changes) and configured.write == "upsert":
         return MustReload("a single partition was truncated", by_schema=False)
     try:
@@ -86,6 +92,11 @@ def plan_round(
         rewrite=plan.rewrite,
         skip=skip,
     )
+
+
+def _is_held_otherwise(configured: LaneStream, column: ColumnSource) -> bool:
+    """Whether the values of a column that got another name would be written in another way."""
+    return configured.types.get(column.from_name or "") != configured.types.get(column.name)
 
 
 def truncated_in_part(changes: LogRange) -> bool:

@@ -39,7 +39,8 @@ def alteration(changes: ColumnChanges, table: MysqlTable) -> Alteration | None:
         if after not in names or (before in names and before != after):
             return None
         origins[after] = before
-    if set(changes.dropped) & {*names, *table.generated_columns}:
+    there = {name.casefold() for name in (*names, *table.generated_columns)}
+    if any(name.casefold() in there for name in changes.dropped):
         return None
     for told in changes.defined:
         if told.name not in names or (told.was not in (None, told.name) and told.was in names):

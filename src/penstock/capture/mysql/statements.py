@@ -84,6 +84,7 @@ def read_statement(statement: Statement) -> TableStatement:
         return _change_of_rows(words, verb, statement.schema)
     if verb not in _LISTS:
         return _NOTHING
+    words.passes_ends = True
     word = words.word()
     temporary = replaces = is_ignoring = False
     while word in _FILLERS:
@@ -116,7 +117,7 @@ def _altered(
     statement: Statement, names: tuple[StreamId, ...], at: int, *, is_plain: bool, is_ignoring: bool
 ) -> TableStatement:
     """`is_plain`: it ran under its session's settings. `is_ignoring`: rows that do not fit were removed."""
-    is_known = is_plain and not is_ignoring
+    is_known = is_plain and not is_ignoring and _CARRIED_OUT.search(statement.text, 0, at) is None
     columns = read_changes(statement.text[at:], is_strict=statement.is_strict) if is_known else None
     if columns is not None:
         return TableStatement(changed=names, columns=columns)
@@ -196,13 +197,17 @@ class _Words:
     def __init__(self, text: str) -> None:
         self.text = text
         self._before = self.at = 0
+        self.passes_ends = False  #: also over ends of comments that are carried out
 
     def _pass_over(self) -> None:
         while True:
             found = PASSED_OVER.match(self.text, self.at) or _CARRIED_OUT.match(self.text, self.at)
-            if found is None:
+            if found is not None:
+                self.at = found.end()
+            elif self.passes_ends and self.text.startswith("*/", self.at):
+                self.at += 2
+            else:
                 return
-            self.at = found.end()
 
     def word(self) -> str:
         """The next one in capitals; empty if what comes is none."""
