@@ -55,10 +55,8 @@ from penstock.resolution import resolve_from_source, stream_needs
 from penstock.sources.finding import Finding
 from penstock.sources.open import open_source
 from penstock.sources.tables import SourceTable
-from penstock.streams.checking import check_lanes
 from penstock.streams.comparison.ranges import Wanted
 from penstock.streams.libraries import require_library
-from penstock.streams.settings import StreamSettings
 from penstock.supervisor.asking import running_status
 from penstock.sync import Sync
 from penstock.turns import spark_starter
@@ -93,6 +91,9 @@ class Pipeline:
 
     def check(self) -> list[Finding]:
         """Every prerequisite at the source, met or not."""
+        # Here, not above: encoders of events are compiled code, a sixth of what a small sync takes.
+        from penstock.streams.checking import check_lanes
+
         wanted, not_found = self._wanted()
         findings = self._source.check(stream_needs(self.config, wanted))
         return [*findings, *not_found, *self._check_state(), *check_lanes(self.config)]
@@ -286,6 +287,7 @@ class Pipeline:
         lanes.require_stream_lane(self.config, lane)
         require_library(lane)
         from penstock.streams.comparison.run import LaneOptions, compare_lane
+        from penstock.streams.settings import StreamSettings
 
         wanted = Wanted(_transaction(start) or Lsn(0), _transaction(end))
         options = LaneOptions(tuple(map(operations.stream_id, streams)), wanted, limit)
