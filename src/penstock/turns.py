@@ -48,6 +48,7 @@ from penstock.lake.lane import LakeLane
 from penstock.lake.lane_state import LaneSettings, LaneStream
 from penstock.lake.partitions import reconcile_partitions
 from penstock.lake.places import BinlogPlaces, cluster_mark
+from penstock.lake.session import is_on_one_machine
 from penstock.lake.spark_starter import SparkStarter
 from penstock.ledger import orders, pausing, two_phase
 from penstock.ledger.ledger import Ledger
@@ -182,10 +183,10 @@ class Turns:
         epoch: Lsn,
         version: int,
     ) -> LakeLane:
-        loading = self._config.loading
+        loading, reading = self._config.loading, self._source.reading(version)
         settings = LaneSettings(
             self._source,
-            self._source.reading(version),
+            reading,
             epoch,
             loading.method,
             loading.rows_per_chunk,
@@ -196,6 +197,10 @@ class Turns:
             snapshot_age_max_s=self._snapshot_age_max_s(),
             position_now=self._capture.note_target,
             comparer=self._comparer,
+            # What is to go slowly would keep who interrupts it waiting; a cluster is there to read.
+            reads_small_here=reading.knows_bytes
+            and loading.rows_per_second is None
+            and is_on_one_machine(self._config.spark.master),
         )
         return LakeLane(
             settings,
@@ -236,7 +241,7 @@ class Turns:
     def take(self, lane: LakeLane, *, follows: bool) -> None:
         """One turn: load what is to be loaded, apply the log as far as it is now."""
         waiting = lane.streams_to_load()
-        if waiting:
+        if waiting and not lane.reads_lightly(waiting):
             self._spark.begin()
         followed = [stream for stream in waiting if lane.streams[stream].reads_log]
         refreshed = [stream for stream in waiting if not lane.streams[stream].reads_log]
@@ -258,7 +263,9 @@ class Turns:
                 while not self._is_done(loading, self._round_every_s):
                     pass
         else:
-            load()
+            # In a thread, too: one that is interrupted in the midst of a query would wait for its end.
+            with beside(load, self._give_up) as loading:
+                wait([loading])
         if follows:
             is_one_moment = lane.shows_one_moment(followed)
             if not is_one_moment and not self._stays:
@@ -340,7 +347,8 @@ class Turns:
 
     def _give_up(self) -> None:
         """Have the load thread fail, whatever it waits for."""
-        self._spark().sparkContext.cancelAllJobs()
+        if self._spark.has_begun():
+            self._spark().sparkContext.cancelAllJobs()
         self._source.cancel_queries()
 
     def _point(self, take: SnapshotSource, lane: LakeLane, streams: Sequence[StreamId]) -> LoadPoint:

@@ -49,6 +49,11 @@ OF_REWIND = tuple(name for name in FAILPOINTS if name.startswith("rewind."))
 #: struck by tests/integration/test_migrate_sources.py
 OF_MIGRATION = tuple(name for name in FAILPOINTS if name.startswith("migrate."))
 LOAD = tuple(name for name in FAILPOINTS if name.startswith("load."))
+
+#: Settings of `load:` by destination. Tables as small as these are read by the sync itself, without Spark;
+#: under a limit, however high, they are read by Spark tasks. So places of loads are struck on either way, and
+#: `destination.file_write` kills a sync here and a task there.
+LOADED_BY: Mapping[str, Mapping[str, int]] = {"parquet": {}, "iceberg": {"rows_per_second": 10**8}}
 Case = tuple[str, str]
 Struck = TypeVar("Struck")
 

@@ -31,6 +31,7 @@ from tests.chaos.matrix import (
     ASKED,
     FOLLOWING,
     FULL,
+    LOADED_BY,
     LOADING,
     REFRESHING,
     SEED,
@@ -163,7 +164,7 @@ def loading(request: pytest.FixtureRequest, source: Source, tmp_path: Path) -> I
 def _pipeline(source: Source, streams: list[Any], directory: Path, destination: str) -> PipelineUnderTest:
     # Several chunks per table; log steps that go as soon as nobody needs them.
     settings: dict[str, Any] = {
-        "load": {"rows_per_chunk": 300},
+        "load": {"rows_per_chunk": 300, **LOADED_BY[destination]},
         "log": {"retention": "0s"},
         "readers": {"grace": "5s"},
         "destination": DESTINATIONS[destination],

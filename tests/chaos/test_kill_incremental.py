@@ -24,7 +24,7 @@ from penstock.sources.postgres.embedded import EmbeddedPostgres
 from tests.chaos.chain import Chain
 from tests.chaos.databases import new_database
 from tests.chaos.killing import skip_if_nothing_was_struck, struck_nothing
-from tests.chaos.matrix import LOADING_TO_READ_ON, ONCE, READING_ON, SEED
+from tests.chaos.matrix import LOADED_BY, LOADING_TO_READ_ON, ONCE, READING_ON, SEED
 from tests.conftest import wait_until
 from tests.pipelines import DESTINATIONS, PipelineUnderTest
 
@@ -136,7 +136,7 @@ def _pipeline(writers: Writers, directory: Path, destination: str) -> PipelineUn
     ticks = {"table": "public.ticks", "mode": "incremental", "cursor": "changed:turn"}
     parts = {"table": "public.parts", "mode": "incremental", "cursor": "turn", "lookback": 500}
     settings: dict[str, Any] = {
-        "load": {"rows_per_chunk": 300},
+        "load": {"rows_per_chunk": 300, **LOADED_BY[destination]},
         "readers": {"grace": "5s"},
         "destination": DESTINATIONS[destination],
     }

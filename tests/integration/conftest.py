@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from penstock import failpoints
+from penstock.lake import light
 from tests.conftest import Database
 from tests.pipelines import DESTINATION, DESTINATIONS, PipelineUnderTest
 from tests.share import is_in_share
@@ -53,6 +54,12 @@ def make(database: Database, tmp_path: Path, request: pytest.FixtureRequest) -> 
     yield make_pipeline
     for pipeline in made:
         pipeline.drop()
+
+
+@pytest.fixture
+def loads_by_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of small tables: all that a load is told must arrive in a process that has none of it."""
+    monkeypatch.setattr(light, "TABLE_BYTES_TO_LOAD_MAX", -1)
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from tests.oracle import assert_same
 from tests.pipelines import PipelineUnderTest
 from tests.traps import MakePipeline
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("loads_by_spark")]
 
 WHERE = "region = 'eu' AND status <> 'void'"
 ORDERS = """

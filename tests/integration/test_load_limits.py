@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 
-from tests.conftest import Database
+from tests.conftest import Database, wait_until
 from tests.traps import STREAMS, MakePipeline, make_tables, syncing
 from tests.workload import Workload
 
@@ -19,7 +21,7 @@ def chunk_by_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.lake.load.SMALL_TABLES_PER_CHUNK", 1)
 
 
-@pytest.mark.usefixtures("chunk_by_chunk")
+@pytest.mark.usefixtures("chunk_by_chunk", "loads_by_spark")
 @pytest.mark.parametrize("method", ["key", pytest.param("ctid", marks=pytest.mark.slow)])
 def test_a_load_goes_on_under_new_snapshots_when_one_gets_too_old(
     database: Database, make: MakePipeline, method: str
@@ -37,7 +39,7 @@ def test_a_load_goes_on_under_new_snapshots_when_one_gets_too_old(
     pipeline.assert_history("public.events", one_moment=method == "ctid")
 
 
-@pytest.mark.usefixtures("chunk_by_chunk")
+@pytest.mark.usefixtures("chunk_by_chunk", "loads_by_spark")
 def test_a_load_that_could_not_go_on_exactly_keeps_its_snapshot(
     database: Database, make: MakePipeline
 ) -> None:
@@ -51,7 +53,7 @@ def test_a_load_that_could_not_go_on_exactly_keeps_its_snapshot(
     assert snapshots(pipeline.notes) == 0
 
 
-@pytest.mark.usefixtures("chunk_by_chunk")
+@pytest.mark.usefixtures("chunk_by_chunk", "loads_by_spark")
 @pytest.mark.parametrize("resume", ["exact", "per_chunk"])
 def test_a_full_refresh_goes_on_under_new_snapshots_only_by_choice(
     database: Database, make: MakePipeline, resume: str
@@ -76,7 +78,7 @@ def test_no_more_rows_are_read_in_a_second_than_the_limit(database: Database, ma
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("chunk_by_chunk")
+@pytest.mark.usefixtures("chunk_by_chunk", "loads_by_spark")
 @pytest.mark.parametrize("parallel", [1, 2])
 def test_no_more_connections_read_tables_at_once_than_the_limit(
     database: Database, make: MakePipeline, parallel: int
@@ -94,3 +96,22 @@ def test_no_more_connections_read_tables_at_once_than_the_limit(
             seen.append(reading)
     assert 1 <= max(seen) <= parallel, f"{len(seen)} looks"
     pipeline.assert_same("public.state")
+
+
+def test_a_load_that_waits_for_a_lock_at_the_source_can_be_interrupted(
+    database: Database, make: MakePipeline
+) -> None:
+    """A small table is read by the sync's own process, which must not sit in a query that nobody ends."""
+    database.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    pipeline = make([{"table": "public.t", "mode": "full_refresh"}])
+    sync = pipeline.start_sync("load.preparing=pause")
+    sync.wait_until_paused("load.preparing")
+    waits = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+    with database.connect(autocommit=False) as holder:
+        holder.execute("LOCK TABLE t IN ACCESS EXCLUSIVE MODE")
+        sync.go_on()
+        wait_until(lambda: bool(database.query(waits)), "the load to wait for the lock")
+        sync.process.send_signal(signal.SIGINT)
+        ended = sync.wait()
+    assert ended.status == 130, str(ended)
+    assert ended.answer["error"]["code"] == "interrupted", str(ended)

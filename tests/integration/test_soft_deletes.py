@@ -22,7 +22,7 @@ from tests.oracle import assert_same
 from tests.pipelines import Notes, PipelineUnderTest
 from tests.traps import IN_A_COMMIT, MakePipeline
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("loads_by_spark")]
 
 both = pytest.mark.parametrize("make", ["parquet", "iceberg"], indirect=True)
 

@@ -42,7 +42,12 @@ def orders(database: Database, rows: int = 1000) -> None:
     )
 
 
-def test_a_loaded_table_and_its_changes_equal_the_source(database: Database, make: MakePipeline) -> None:
+@pytest.mark.parametrize("in_spark", [False, True], ids=["light", "spark"])
+def test_a_loaded_table_and_its_changes_equal_the_source(
+    database: Database, make: MakePipeline, request: pytest.FixtureRequest, in_spark: bool
+) -> None:
+    if in_spark:
+        request.getfixturevalue("loads_by_spark")
     orders(database)
     pipeline = make(["public.orders"], load={"rows_per_chunk": 250})
     assert pipeline.sync().streams[0].rows_loaded == 1000

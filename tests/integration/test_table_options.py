@@ -21,7 +21,10 @@ from tests.iceberg import rewrite_all, session, sqlite_destination
 from tests.pipelines import PipelineUnderTest
 from tests.traps import MakePipeline
 
-pytestmark = pytest.mark.parametrize("make", ["iceberg"], indirect=True)
+pytestmark = [
+    pytest.mark.parametrize("make", ["iceberg"], indirect=True),
+    pytest.mark.usefixtures("loads_by_spark"),
+]
 
 ITEMS = "public.items"
 ICEBERG = {"type": "iceberg", "warehouse": "./lake"}

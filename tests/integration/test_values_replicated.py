@@ -145,6 +145,7 @@ def assert_exact(database: Database, pipeline: PipelineUnderTest) -> None:
         assert by_way[0] == by_way[1] == by_way[2], f"{column} has other bits by load than by log"
 
 
+@pytest.mark.usefixtures("loads_by_spark")
 @pytest.mark.parametrize(
     ("destination", "count"),
     [

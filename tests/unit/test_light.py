@@ -24,11 +24,13 @@ from penstock.lake.light import (
     completing_is_light,
     deletes_are_light,
     folds_are_light,
+    loads_are_light,
     rewriting_is_light,
     run_light,
 )
 from penstock.lake.target import Target
 from penstock.log.reader import LogFile
+from penstock.sources.tables import SourceLeaf, SourceTable
 
 ID = SourceColumn(
     "id", attribute_number=1, type_oid=20, type_modifier=-1, type_name="int8", type_text="bigint"
@@ -115,6 +117,41 @@ def test_rows_are_completed_here_if_they_are_small(tmp_path: Path, monkeypatch: 
     assert completing_is_light(tasks)
     monkeypatch.setattr(light, "PENDING_BYTES_MAX", 2)
     assert not completing_is_light(tasks)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        ([], True),
+        ([light.TABLE_BYTES_TO_LOAD_MAX], True),
+        ([light.TABLE_BYTES_TO_LOAD_MAX, 1], False),
+    ],
+)
+def test_tables_are_loaded_here_if_they_are_small_together(sizes: list[int], expected: bool) -> None:
+    schema = TARGET.schema
+    leaves = [
+        SourceLeaf(stream=schema.stream, oid=1, filenode=1, bytes=size, estimated_rows=1) for size in sizes
+    ]
+    tables = [
+        SourceTable(
+            stream=schema.stream, oid=1, kind="table", schema=schema, leaves=(leaf,), primary_key=("id",)
+        )
+        for leaf in leaves
+    ]
+    assert loads_are_light(tables) is expected
+
+
+def test_no_more_tasks_run_at_once_than_the_source_is_to_bear() -> None:
+    one = threading.Lock()
+
+    def alone(number: int) -> int:
+        assert one.acquire(blocking=False), "another one is at work"
+        try:
+            return number
+        finally:
+            one.release()
+
+    assert run_light(alone, list(range(100)), at_once=1) == list(range(100))
 
 
 def test_a_round_that_is_light_asks_for_no_session() -> None:

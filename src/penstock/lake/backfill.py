@@ -80,7 +80,7 @@ class Backfill:
         with LoadProgress(reading, self._lane.listener) as progress:
             loader = Loader(
                 reading,
-                self._lane.spark(),
+                self._lane.spark,
                 self._lane.ledger,
                 self._lane.records,
                 self._lane.settings.epoch,
@@ -91,6 +91,7 @@ class Backfill:
                 self._lane.settings.rows_per_second,
                 self._lane.settings.snapshot_age_max_s,
                 {stream for stream in names if self._lane.streams[stream].per_chunk},
+                light=self._lane.reads_lightly(names),
             )
             with reading.session() as session:
                 loads = [self._plan_load(loader, session, stream) for stream in names]

@@ -33,7 +33,6 @@ from penstock.lake.light import Stages
 from penstock.lake.load import columns_of
 from penstock.lake.load_progress import LoadProgress
 from penstock.lake.load_task import LoadTask
-from penstock.lake.session import run_tasks
 from penstock.lake.target import Target
 from penstock.lake.work import MustReload, SchemaPlan, unfit_default, words_of
 from penstock.ledger import incremental
@@ -171,7 +170,8 @@ class Increments:
         rewritten: set[StreamId] = set()
         rows = dict.fromkeys((each.stream for each in rounds), 0)
         settled: dict[StreamId, list[DataFile]] = {each.stream: [] for each in rounds}
-        spark, totals = self._lane.spark(), self._lane.totals
+        totals, stages = self._lane.totals, Stages(self._lane.spark)
+        light = self._lane.reads_lightly(each.stream for each in rounds)
 
         def read(staging: Mapping[StreamId, Path]) -> dict[StreamId, list[FoldResult]]:
             tasks = [
@@ -180,9 +180,8 @@ class Increments:
                 for number, chunk in enumerate(each.chunks)
             ]
             at_once = self._lane.settings.chunks_at_once
-            results = run_tasks(
-                spark, read_increment, [task for _, task in tasks], "read increments", at_once
-            )
+            described = [task for _, task in tasks]
+            results = stages.run(read_increment, described, "read increments", light=light, at_once=at_once)
             folded: dict[StreamId, list[FoldResult]] = {each.stream: [] for each in rounds}
             for (stream, _), result in zip(tasks, results, strict=True):
                 folded[stream].append(result.folded)
@@ -195,7 +194,7 @@ class Increments:
         for each in rounds:
             self._lane.listener.stream_started(str(each.stream), "load", None)
         with LoadProgress(self._lane.settings.reading, self._lane.listener) as progress:
-            outcomes = merge(Stages(self._lane.spark), [each.work for each in rounds], read)
+            outcomes = merge(stages, [each.work for each in rounds], read)
         for each in rounds:
             outcomes[each.stream].settled += settled[each.stream]
             totals[each.stream].rows_loaded += rows[each.stream]
@@ -221,15 +220,19 @@ class Increments:
             path=work.table.files_directory / new_file_name("increment"),
             dead_letter_path=work.table.dead_letters_directory / new_file_name("increment"),
             position=int(point.consistent_point),
-            rows_per_second=share(
-                self._lane.settings.rows_per_second,
-                self._lane.settings.chunks_at_once or self._lane.spark().sparkContext.defaultParallelism,
-            ),
+            rows_per_second=self._rows_per_second(),
         )
         comparable = tuple(work.table.path(file) for file in work.files if not file.deletes)
         held = HeldRange(comparable, work.rewrite, chunk.cursor.column, chunk.low, chunk.high)
         settled = work.table.dead_letters_directory / new_file_name("settled")
         return IncrementTask(load, held, work.table.dead_letter_paths(), settled, staging)
+
+    def _rows_per_second(self) -> float | None:
+        """A chunk's share of the limit."""
+        settings = self._lane.settings
+        if settings.rows_per_second is None:
+            return None
+        return share(settings.rows_per_second, settings.chunks_at_once or Stages(self._lane.spark).cores)
 
     def _altered_since(self, rounds: Sequence[_Round]) -> set[StreamId]:
         """Tables whose columns changed while they were read: a name may have stood for another column."""

@@ -144,6 +144,10 @@ class LakeLane:
     def streams_to_load(self) -> list[StreamId]:
         return self._backfill.streams_to_load()
 
+    def reads_lightly(self, streams: Iterable[StreamId]) -> bool:
+        """Whether these streams' tables are read without Spark."""
+        return self._lane.reads_lightly(streams)
+
     def load(self, streams: Iterable[StreamId], point: LoadPoint) -> None:
         """Load these streams under one snapshot. Those that must be tried again stay in `streams_to_load`."""
         self._backfill.load(streams, point)

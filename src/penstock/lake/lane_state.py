@@ -7,7 +7,7 @@ opens with recovery and decides who goes where. All that one of them must know o
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Literal, Protocol
@@ -28,6 +28,7 @@ from penstock.destinations.base import Destination, DestinationTable
 from penstock.destinations.records import TableRecord, WriteMode
 from penstock.lake.apply import Outcome
 from penstock.lake.comparing import Comparer
+from penstock.lake.light import loads_are_light
 from penstock.lake.target import Target
 from penstock.ledger import pausing
 from penstock.ledger.ledger import Ledger
@@ -135,6 +136,7 @@ class LaneSettings:
     #: A position after everything that is committed then; None: nobody reads the log.
     position_now: Callable[[], Lsn] | None = None
     comparer: Comparer | None = None  # None: what could be compared is loaded
+    reads_small_here: bool = False  # small tables are read by this process, without Spark
 
 
 @dataclass(slots=True)
@@ -168,6 +170,11 @@ class LaneState:
         self.streams |= {
             stream.info.stream: stream for stream in streams if stream.info.stream in self.streams
         }
+
+    def reads_lightly(self, streams: Iterable[StreamId]) -> bool:
+        """Whether these streams' tables are read by this process, without Spark."""
+        tables = (self.streams[stream].info for stream in streams)
+        return self.settings.reads_small_here and loads_are_light(tables)
 
     def add(self, streams: Sequence[LaneStream]) -> None:
         """Further streams, which are new to this run."""

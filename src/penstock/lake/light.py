@@ -1,4 +1,4 @@
-"""Where a stage of a round runs: as a Spark job, or in this process if it is light.
+"""Where a stage of a round, or a load, runs: as a Spark job, or in this process if it is light.
 
 A Spark job takes tens of milliseconds and as much CPU before its first row, more than folding and looking up
 some thousand changes takes; a session that is yet to be started takes seconds. So what is light runs here, in
@@ -8,7 +8,7 @@ light needs no session at all.
 
 What is light is bounded by rows, bytes and files, and so is the driver's memory: it holds the changes of a
 light round once, of the table the index of one file per thread, and a batch of each file that is written
-again.
+again. Of tables that are loaded it holds a block per thread.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from penstock.lake.fold_task import FoldTask
 from penstock.lake.session import run_tasks
 from penstock.lake.settle_task import SettleTask
 from penstock.log.reader import LogFile
+from penstock.sources.tables import SourceTable
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -41,6 +42,8 @@ TABLE_FILES_MAX = 64
 #: Of files that are read, to be written again without the rows that changed or to complete others.
 ROWS_TO_READ_MAX = 200_000
 BYTES_TO_READ_MAX = 16 * 1024 * 1024
+#: Of tables at the source, with all that is kept beside their rows: half a CPU-second at most.
+TABLE_BYTES_TO_LOAD_MAX = 16 * 1024 * 1024
 #: Of files whose index is yet to be made from their keys: 0.15 CPU-seconds per million.
 ROWS_TO_INDEX_MAX = 500_000
 
@@ -65,22 +68,31 @@ class Stages:
         *,
         light: bool,
         weights: Sequence[int] | None = None,
+        at_once: int | None = None,
     ) -> list[Result]:
-        """Run `function` on each task; results in the order of `tasks`."""
+        """Run `function` on each task, of no more than `at_once` at a time; results in their order."""
         if light or not tasks:
-            return run_light(function, tasks)
+            return run_light(function, tasks, at_once)
         spark = self._spark()
         if self._pool is not None:
             spark.sparkContext.setLocalProperty("spark.scheduler.pool", self._pool)  # of this thread
-        return run_tasks(spark, function, tasks, description, weights=weights)
+        return run_tasks(spark, function, tasks, description, at_once, weights)
 
 
-def run_light(function: Callable[[Task], Result], tasks: Sequence[Task]) -> list[Result]:
+def run_light(
+    function: Callable[[Task], Result], tasks: Sequence[Task], at_once: int | None = None
+) -> list[Result]:
     """Run `function` on each task in this process; results in the order of `tasks`."""
-    if len(tasks) < 2:
+    if len(tasks) < 2 or at_once == 1:
         return [function(task) for task in tasks]
-    with ThreadPoolExecutor(os.cpu_count(), "penstock-stage") as threads:
+    cores = os.cpu_count() or 1
+    with ThreadPoolExecutor(min(cores, at_once or cores), "penstock-stage") as threads:
         return list(threads.map(function, tasks))
+
+
+def loads_are_light(tables: Iterable[SourceTable]) -> bool:
+    """However many rows and chunks they have: a row takes some bytes there too."""
+    return sum(table.bytes for table in tables) <= TABLE_BYTES_TO_LOAD_MAX
 
 
 def changes_are_light(rows: int, size: int) -> bool:

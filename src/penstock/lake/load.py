@@ -1,4 +1,4 @@
-"""Loads whole tables by chunks as Spark tasks, and swaps them in.
+"""Loads whole tables by chunks, as Spark tasks or here if they are small, and swaps them in.
 
 Why nothing is lost, doubled or mixed: all chunks of a load are read under one exported snapshot with
 consistent point P, so the load holds exactly the transactions that committed before P, and the log is
@@ -57,10 +57,10 @@ from penstock.core.stream import StreamId
 from penstock.destinations.base import DestinationTable
 from penstock.destinations.parquet_files import new_file_name
 from penstock.destinations.records import TableRecord
+from penstock.lake.light import Stages
 from penstock.lake.load_progress import LoadProgress
 from penstock.lake.load_task import LoadResult, LoadTask, load_chunk
 from penstock.lake.places import position_at
-from penstock.lake.session import run_tasks
 from penstock.lake.target import Target
 from penstock.ledger import incremental, two_phase
 from penstock.ledger.ledger import Ledger
@@ -114,12 +114,12 @@ OnRead = Callable[[Sequence[StreamLoad], LoadOutcome], None]
 
 
 class Loader:
-    """Plans loads and runs them. One instance serves one snapshot."""
+    """Plans loads and runs them, if they are `light` without Spark. One instance serves one snapshot."""
 
     def __init__(
         self,
         reading: TableReading,
-        spark: SparkSession,
+        spark: Callable[[], SparkSession],
         ledger: Ledger,
         records: LoadRecords,
         epoch: Lsn,
@@ -130,6 +130,8 @@ class Loader:
         rows_per_second: int | None = None,
         snapshot_age_max_s: float | None = None,
         per_chunk: Set[StreamId] = frozenset(),
+        *,
+        light: bool = False,
     ) -> None:
         self._reading = reading
         self._spark = spark
@@ -140,7 +142,10 @@ class Loader:
         self._progress = progress
         self._at_once = at_once
         self._origin = origin
-        self._rows_per_second = share(rows_per_second, at_once or spark.sparkContext.defaultParallelism)
+        self._light = light
+        self._stages = Stages(spark)
+        readers = at_once or (1 if light else self._stages.cores)
+        self._rows_per_second = share(rows_per_second, readers)
         self._let_go_at = None if snapshot_age_max_s is None else time.monotonic() + snapshot_age_max_s
         self._per_chunk = per_chunk
         self._lock = threading.Lock()
@@ -218,7 +223,8 @@ class Loader:
         postponed: set[StreamId] = set()
 
         def run_group(number: int, group: Sequence[tuple[StreamLoad, LoadChunk]]) -> None:
-            self._spark.sparkContext.addJobTag(_JOBS)  # of this thread
+            if not self._light:
+                self._spark().sparkContext.addJobTag(_JOBS)  # of this thread
             if number >= JOBS_AT_ONCE and self._may_wait(group):
                 postponed.update(load.stream for load, _ in group)
                 return
@@ -247,14 +253,15 @@ class Loader:
                 if whole:
                     on_read(whole, LoadOutcome(rows, dead_letters, frozenset(rewritten)))
 
-        with ThreadPoolExecutor(1 if self._at_once else JOBS_AT_ONCE, "penstock-load") as pool:
+        with ThreadPoolExecutor(1 if self._at_once or self._light else JOBS_AT_ONCE, "penstock-load") as pool:
             futures = [pool.submit(run_group, *each) for each in enumerate(_groups(loads))]
             try:
                 for future in futures:
                     future.result()
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
-                self._spark.sparkContext.cancelJobsWithTag(_JOBS)  # rounds beside the load go on
+                if not self._light:  # what is light ends by itself
+                    self._spark().sparkContext.cancelJobsWithTag(_JOBS)  # rounds beside the load go on
                 raise
         return frozenset(postponed)
 
@@ -302,7 +309,9 @@ class Loader:
             failpoints.reach("load.preparing")
         tasks = [self._task(*each) for each in group]
         sizes = [_bytes(load) // len(load.record.chunks) for load, _ in group]
-        results = run_tasks(self._spark, load_chunk, tasks, "load chunks", self._at_once, sizes)
+        results = self._stages.run(
+            load_chunk, tasks, "load chunks", light=self._light, weights=sizes, at_once=self._at_once
+        )
         failpoints.reach("load.written")
         return results
 
@@ -359,7 +368,7 @@ def takes_own_snapshot(reading: TableReading, info: SourceTable, sync_mode: Sync
 
 
 def _groups(loads: Sequence[StreamLoad]) -> list[list[tuple[StreamLoad, LoadChunk]]]:
-    """Chunks of all streams in order, cut into commits; small tables share a Spark job."""
+    """Chunks of all streams in order, cut into commits; small tables share a job."""
     groups: list[list[tuple[StreamLoad, LoadChunk]]] = []
     room = 0
     for load in loads:

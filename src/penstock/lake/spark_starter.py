@@ -41,6 +41,10 @@ class SparkStarter(AbstractContextManager["SparkStarter"]):
         """Whether this process has a JVM already, or is about to."""
         return SparkContext._gateway is not None
 
+    def has_begun(self) -> bool:
+        """Whether the session is there, or is being started."""
+        return self._session is not None
+
     def has_died(self) -> bool:
         """Whether the session was there and its JVM is not any more."""
         begun = self._session

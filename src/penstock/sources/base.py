@@ -178,6 +178,10 @@ class TableReading(Protocol):
         """Whether a chunk can take a snapshot of its own (`OWN_SNAPSHOT`), which a load must ask for where
         each change counts once: this source's snapshots cannot be shared."""
 
+    @property
+    def knows_bytes(self) -> bool:
+        """Whether the size of a table is what it has now, and no estimate of some time ago."""
+
     def tables(self, streams: Sequence[StreamId]) -> Sequence[SourceTable]:
         """As they are where they are read."""
 

@@ -54,6 +54,10 @@ class MongoReading:
         return table.kind == _WITH_STATES
 
     @property
+    def knows_bytes(self) -> bool:
+        return False
+
+    @property
     def finds_place(self) -> bool:
         return False
 

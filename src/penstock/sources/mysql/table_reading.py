@@ -47,6 +47,10 @@ class MysqlReading:
         return False
 
     @property
+    def knows_bytes(self) -> bool:
+        return False
+
+    @property
     def finds_place(self) -> bool:
         return True
 

@@ -53,6 +53,10 @@ class PostgresReading:
         return True
 
     @property
+    def knows_bytes(self) -> bool:
+        return True
+
+    @property
     def finds_place(self) -> bool:
         return False
 
