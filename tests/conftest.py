@@ -119,6 +119,15 @@ def logs_of_its_own() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
+def captures_are_forked() -> Iterator[None]:
+    """Of syncs in this process, for a whole run: half a CPU-second for each of them."""
+    from tests.forked_capture import forked_captures
+
+    with forked_captures():
+        yield
+
+
+@pytest.fixture(scope="session")
 def server() -> Iterator[EmbeddedPostgres]:
     with EmbeddedPostgres() as running:
         yield running

@@ -11,6 +11,11 @@ from tests.chaos.stream_chain import Source, writing
 from tests.kinesis_server import Kinesalite
 
 
+@pytest.fixture(scope="session", autouse=True)
+def fast_syncs(captures_are_forked: None) -> None:
+    """Each link of a chain syncs in this process once or more."""
+
+
 @pytest.fixture(scope="session")
 def kinesis() -> Iterator[Kinesalite]:
     with Kinesalite() as running:

@@ -40,6 +40,11 @@ def _follows_the_destination(item: pytest.Item) -> bool:
     return makes and not any(value in DESTINATIONS for value in chosen if isinstance(value, str))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def fast_syncs(captures_are_forked: None) -> None:
+    """Hundreds of tests sync in this process."""
+
+
 @pytest.fixture
 def make(database: Database, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[MakePipeline]:
     """Parametrised by "parquet" or "iceberg", pipelines with such tables."""
