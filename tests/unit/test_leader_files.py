@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Callable
@@ -113,3 +114,21 @@ def test_one_leader_leaves_one_directory(tmp_path: Path) -> None:
         files.replace(path, b"%d" % number)
     [directory] = (tmp_path / "leaders").iterdir()
     assert list(directory.iterdir()) == []
+
+
+def test_what_a_file_system_keeps_of_a_former_leader_shuts_nobody_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A network file system has another name for a file that is open, and does not remove that."""
+    path = tmp_path / "file"
+    LeaderFiles(tmp_path / "leaders", lambda: None).replace(path, b"former")
+    [former] = (tmp_path / "leaders").iterdir()
+    (former / ".nfs1").write_bytes(b"open")
+
+    def busy(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EBUSY, "busy")
+
+    monkeypatch.setattr(Path, "unlink", busy)
+    for content in (b"latter", b"last"):
+        LeaderFiles(tmp_path / "leaders", lambda: None).replace(path, content)
+        assert path.read_bytes() == content

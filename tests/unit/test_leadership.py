@@ -101,3 +101,12 @@ def test_who_has_the_lock_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(leadership.PATIENCE_VARIABLE, "0")
     with pytest.raises(SourceBusyError, match="Another has it"):
         Leadership(FakeLock(free_from=1000).opened, lambda _: None, LONG_S).acquire()
+
+
+def test_who_gave_the_lock_back_does_not_lead_any_more() -> None:
+    """Another may have it at once, while a thread of ours is still about to write."""
+    leader = Leadership(FakeLock().opened, lambda _: None, LONG_S)
+    leader.acquire()
+    leader.require()
+    leader.release()
+    assert leader.is_lost

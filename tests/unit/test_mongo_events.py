@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import MagicMock, patch
 
 import bson
 import pytest
@@ -11,10 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.errors import SourceError
+from penstock.sources.mongodb.change_stream import ChangeStream, StreamOptions
 from penstock.sources.mongodb.documents import json_texts, parse
 from penstock.sources.mongodb.events import Events, Fragments, Operation, read_events
 from penstock.sources.mongodb.ids import cut, pick
-from penstock.sources.mongodb.replies import parse_reply
+from penstock.sources.mongodb.replies import Reply, parse_reply
 from tests.bson_documents import documents
 
 pytestmark = pytest.mark.unit
@@ -62,6 +64,23 @@ def test_a_split_event_is_put_together_wherever_batches_are_cut(
     assert joined.times.tolist() == [7 << 32 | 8]
     assert json_texts(joined.after.documents) == json_texts(parse(bson.encode(document)))
     assert bson.decode(joined.token(0)) == {"_data": "8-3"}
+
+
+def test_a_stream_does_not_rest_in_the_midst_of_an_event() -> None:
+    """An empty batch says that all of a transaction has come, and its last event may be in fragments."""
+    first, second, third = fragments(8, {"n": 1}, {"old": 1})
+    replies = iter([reply_with(event(7)), reply_with(first), reply_with(second), reply_with(third)])
+    stream = ChangeStream(MagicMock(), StreamOptions(split_large=True))
+    with patch.object(stream, "_next_reply", lambda _: next(replies)):
+        assert stream.read().parts[0].keys.to_pylist() == [None]
+        [joined] = stream.read().parts
+        assert bson.decode(joined.token(0)) == {"_data": "8-3"}
+        assert next(replies, None) is None
+
+
+def reply_with(*sent: dict[str, Any]) -> Reply:
+    cursor = {"nextBatch": [*sent], "postBatchResumeToken": sent[-1]["_id"], "id": Int64(5), "ns": "d.c"}
+    return parse_reply(bson.encode({"cursor": cursor, "ok": 1.0}))
 
 
 def test_fragments_that_are_torn_apart_are_an_error() -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -13,6 +15,7 @@ from penstock.core.position import Lsn
 from penstock.core.verify_report import VerifiedStream, VerifyReport
 from penstock.shapes.admin import serve_admin
 from penstock.shapes.comparison.held import BothSides
+from penstock.shapes.comparison.parts import definitions
 from penstock.shapes.comparison.reading import BehindError, ServedShape, ShapeGoneError, shapes_there
 from penstock.shapes.comparison.run import _reached_at
 from penstock.shapes.comparison.visible import MixedError, Visible
@@ -162,6 +165,23 @@ def test_a_shape_is_read_in_chunks_until_it_has_all_that_was_committed_before(tm
                 list(served.first_rows())
         finally:
             wire.run(_closed(server))
+
+
+def test_a_shape_whose_first_rows_are_being_written_is_not_ready_to_be_compared() -> None:
+    """It is ready for clients when it is known what they show."""
+    definition = MagicMock(to_json=dict)
+    shapes = [
+        SimpleNamespace(
+            handle=state,
+            state="ready",
+            hidden=False,
+            definition=definition,
+            storage=MagicMock(snapshot_state=state),
+        )
+        for state in ("writing", "complete")
+    ]
+    told = definitions(MagicMock(all=lambda: shapes))["shapes"]
+    assert [each["state"] for each in told] == ["creating", "ready"]
 
 
 async def _closed(server: asyncio.Server) -> None:

@@ -109,6 +109,7 @@ class Leadership:
         self._ended.set()
         if self._thread.is_alive():
             self._thread.join(_LAST_BEAT_S)  # a beat that is under way ends, unless the network is silent
+        self._lost = True  # from here on another may have it, whoever of ours is still at work
         self._lock.release()
 
     def _try(self) -> bool:

@@ -65,7 +65,7 @@ def _remove(directory: Path) -> None:
     gone = directory.with_suffix(".gone")
     with suppress(FileNotFoundError):
         directory.rename(gone)
+    with suppress(OSError):  # a network file system keeps what somebody has open: the next leader tries
         for path in gone.iterdir():
             path.unlink(missing_ok=True)
-        with suppress(OSError):  # a network file system keeps what somebody has open: the next leader tries
-            gone.rmdir()
+        gone.rmdir()

@@ -6,8 +6,8 @@ and what a crash leaves. Then everything is compared anew, under another snapsho
 A comparison looks into as many rows as `drill.ROWS_MAX` says: a table in which more differs is put right in
 pieces, each a commit of its own: memory does not grow with what differs, and a piece that is committed stays
 right, whatever becomes of the next. It ends. A piece that leaves nothing unlooked at should be the last one,
-and there are `REPAIRS_MAX` of those at most; one that leaves something gives at least one row what the source
-has, so that no table takes more of them than make up as many rows as both sides have.
+and after any other fewer buckets should differ: of those after which it is not so there are `REPAIRS_MAX` at
+most. And no table takes more of them than make up as many rows as both sides have.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from penstock.verify.opened import Opened
 from penstock.verify.outcome import Drilled
 from penstock.verify.run import Verification, VerifyOptions
 
-REPAIRS_MAX = 5  # of all that differs; if that does not help, nothing here will
+REPAIRS_MAX = 5  # that did not help; nothing here will then
 
 
 def run_and_repair(
@@ -56,7 +56,8 @@ def run_and_repair(
             "Only the newest version of a table can be repaired.", remedy="Leave out --at, or --repair."
         )
     repaired: Counter[StreamId] = Counter()
-    whole: Counter[StreamId] = Counter()  # repairs after which nothing should have differed
+    in_vain: Counter[StreamId] = Counter()
+    differed: dict[StreamId, int] = {}  # in how many buckets, when it was last repaired
     while True:
         verification = Verification(config, opened, spark, listener, options)
         report = verification.run()
@@ -65,7 +66,7 @@ def run_and_repair(
         given_up = {
             stream
             for stream, (_, found) in verification.found.items()
-            if whole[stream] >= REPAIRS_MAX or repaired[stream] > rows_of_both(found)
+            if in_vain[stream] >= REPAIRS_MAX or repaired[stream] > rows_of_both(found)
         }
         for stream in given_up:
             listener.note(
@@ -77,7 +78,9 @@ def run_and_repair(
             _, found = verification.found[stream]
             listener.note(f"{stream}: {rows:,} rows were given what the source has for them.{_more(found)}")
             repaired[stream] += rows
-            whole[stream] += is_all(found)
+            differing = found.stream.buckets_differing
+            in_vain[stream] += is_all(found) or differing >= differed.get(stream, differing + 1)
+            differed[stream] = differing
         for stream in verification.found.keys() - now.keys() - given_up:
             listener.note(
                 f"{stream} was not repaired: its table stands where the source's log ends, or behind others. "

@@ -120,9 +120,14 @@ def in_order(parts: Sequence[Events]) -> Events:
     """Events of several replies as one batch, by their times; those of one reply stay in their order."""
     if len(parts) == 1:
         return parts[0]
-    raws = [part.documents.raw for part in parts]
-    begins = np.concatenate([[0], np.cumsum([len(raw) for raw in raws])])
-    shifted = [(part.documents, begin) for part, begin in zip(parts, begins, strict=False)]
+    # Of a reply of 16 MiB only what is handed out, not what still waits.
+    firsts = [int(part.documents.starts.min()) for part in parts]
+    raws = [
+        part.documents.raw[first : int(part.documents.ends.max())]
+        for part, first in zip(parts, firsts, strict=True)
+    ]
+    begins = np.concatenate([[0], np.cumsum([len(raw) for raw in raws])])[:-1] - firsts
+    shifted = [(part.documents, begin) for part, begin in zip(parts, begins, strict=True)]
     order = np.argsort(np.concatenate([part.times for part in parts]), kind="stable")
     starts = np.concatenate([documents.starts + begin for documents, begin in shifted])[order]
     ends = np.concatenate([documents.ends + begin for documents, begin in shifted])[order]

@@ -32,11 +32,17 @@ def definitions(api: ShapeApi) -> dict[str, Any]:
     """Of those that clients can have."""
     return {
         "shapes": [
-            {"handle": shape.handle, "state": shape.state, "definition": shape.definition.to_json()}
+            {"handle": shape.handle, "state": _state(shape), "definition": shape.definition.to_json()}
             for shape in api.all()
             if not shape.hidden
         ]
     }
+
+
+def _state(shape: Shape) -> str:
+    """A shape is `ready` when it is known what its first rows show, before the last of them is written."""
+    is_written = shape.state != "ready" or shape.storage.snapshot_state == "complete"
+    return shape.state if is_written else "creating"
 
 
 async def part(api: ShapeApi, want: Callable[[Lsn], None], request: dict[str, Any]) -> Part:

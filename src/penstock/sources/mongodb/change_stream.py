@@ -127,9 +127,13 @@ class ChangeStream:
         self._opened = self._next_reply(1)
 
     def read(self, wait_ms: int = 1_000) -> ChangeBatch:
-        """The next batch; an empty one after `wait_ms` without an event."""
+        """The next batch; an empty one after `wait_ms` without an event, and never in the midst of one, since
+        an empty batch is taken for a rest between two entries of the log."""
         reply, self._opened = self._opened, None
-        return self._take(reply or self._next_reply(wait_ms))
+        batch = self._take(reply or self._next_reply(wait_ms))
+        while self._fragments.held and not batch.parts:
+            batch = self._take(self._next_reply(wait_ms))
+        return batch
 
     def close(self) -> None:
         if self._cursor is not None:
