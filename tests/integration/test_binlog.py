@@ -195,7 +195,10 @@ def test_a_table_that_is_altered_is_read_by_its_new_description(shop: MysqlServe
         {"b": "x", "id": "2", "a": "-1"},
     ]
     assert (
-        Statement("shop", "ALTER TABLE moving ADD COLUMN b VARCHAR(10) FIRST, MODIFY a BIGINT") in read.rare
+        Statement(
+            "shop", "ALTER TABLE moving ADD COLUMN b VARCHAR(10) FIRST, MODIFY a BIGINT", is_strict=True
+        )
+        in read.rare
     )
 
 

@@ -136,7 +136,8 @@ def test_nothing_comes_twice_when_a_stream_of_events_is_cut_after_a_transaction(
     assert len(streams(state)) > len(streams(before)), "it has asked for another stream"
     keys = [message["key"] for message in client.messages(table) if "key" in message]
     assert len(keys) == len(set(keys)) == 26
-    assert {request["status"] for request in state["requests"]} == {200}
+    # 503 is for who comes again before the log was read up to where it was (correctness 43).
+    assert {200} <= {request["status"] for request in state["requests"]} <= {200, 503}
 
 
 def streams(state: State) -> list[dict[str, Any]]:
