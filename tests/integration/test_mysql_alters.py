@@ -109,9 +109,9 @@ FOLLOWED = {
         "ALTER TABLE {t} ADD COLUMN g DECIMAL(8,3) NOT NULL DEFAULT 1.5 COMMENT 'a, b' FIRST, "
         "ADD h VARCHAR(9) CHARACTER SET utf8mb4 DEFAULT 'é''s' AFTER a, ADD i ENUM('p','q') NOT NULL, "
         "ADD j INT UNSIGNED NOT NULL, ADD k TEXT NOT NULL, ADD l DOUBLE DEFAULT -0.1, "
-        "ADD m BOOL DEFAULT TRUE",
+        "ADD m BOOL DEFAULT TRUE, ADD n DECIMAL(40,2) NOT NULL",
         "UPDATE {t} SET h = 'new', m = 0 WHERE id % 3 = 0",
-        "INSERT INTO {t} (id, a, k, i, j) VALUES (1000, 1, 'k', 'q', 4294967295)",
+        "INSERT INTO {t} (id, a, k, i, j, n) VALUES (1000, 1, 'k', 'q', 4294967295, 2.5)",
     ),
     # No row comes after it.
     "silent": ("ALTER TABLE {t} ADD COLUMN g INT NOT NULL DEFAULT 7, DROP COLUMN b",),

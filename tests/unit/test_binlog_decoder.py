@@ -390,7 +390,8 @@ def test_a_transaction_that_was_cut_by_a_crash_never_counts(
     start = [] if next_begins_with == "its id" else [next(each for each in events if each[4] == 15)]
     cut = [*events[:at], *whole[:kept], *start, *events[at:]]
     _fed(_builder(recording, tmp_path / "whole"), [events])
-    expected = [(row["_op"], row["id"]) for row in _rows_of(tmp_path / "whole")]
+    told = _rows_of(tmp_path / "whole")
+    expected = [(row["_op"], row["id"]) for row in told]
     assert _untold(tmp_path / "whole") == []
     for name, batches in {"at once": [cut], "one by one": [[event] for event in cut]}.items():
         _fed(_builder(recording, tmp_path / name), batches)
@@ -402,6 +403,8 @@ def test_a_transaction_that_was_cut_by_a_crash_never_counts(
             assert (found, untold) == (expected, [])
         else:
             assert len(untold) == 1, "what was written of it before its end came has the table loaded again"
+            others = [[row for row in each if row["_tx"] != untold[0][0]] for each in (rows, told)]
+            assert others[0] == others[1] != []
         before = _manifests(tmp_path / "whole")[-1].place
         assert before is not None
         assert last.place is not None

@@ -28,6 +28,7 @@ def _told(text: str) -> tuple[str, list[str], bool]:
         ("truncate `orders`", "shop.orders"),
         ("/* by hand */ TRUNCATE TABLE `other`.`or``ders`", "other.or`ders"),
         ("-- a note\n\tTRUNCATE\n other . orders /* all */", "other.orders"),
+        ("--\n-- Reset\n--\nTRUNCATE TABLE orders\n--", "shop.orders"),
         ("/*!40000 TRUNCATE TABLE orders */", "shop.orders"),
         ("SET STATEMENT max_statement_time=0, lock_wait_timeout=1 FOR TRUNCATE orders", "shop.orders"),
     ],
@@ -144,6 +145,7 @@ def test_what_a_statement_reads_beside_its_table_is_named(text: str, reads: list
     "text",
     [
         "UPDATE orders SET a = f()",
+        "UPDATE orders SET a = 1 --\n + f()",
         "UPDATE orders SET a = shop . f (1)",
         "UPDATE orders SET a = `f`()",
         'UPDATE orders SET a = "f"()',

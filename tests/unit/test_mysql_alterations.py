@@ -318,6 +318,7 @@ def test_a_manifest_keeps_what_a_statement_did() -> None:
         ("ALTER TABLE t CONVERT TABLE q TO PARTITION p VALUES LESS THAN (9)", True),
         ("ALTER TABLE t DISCARD TABLESPACE", True),
         ("ALTER TABLE t DROP /* now */ PARTITION p", True),
+        ("ALTER TABLE t\n--\nDROP PARTITION p", True),
         ("ALTER IGNORE TABLE t ADD UNIQUE (a)", True),
         ("ALTER TABLE t REORGANIZE PARTITION p INTO (PARTITION q VALUES LESS THAN (9))", False),
         ("ALTER TABLE t ADD PARTITION (PARTITION q VALUES LESS THAN (9))", False),

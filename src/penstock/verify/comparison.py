@@ -19,6 +19,7 @@ from penstock.sources.base import ChunkReading, HeldTable, ReadingSession, Table
 from penstock.sources.chunk import ChunkMethod, PlannedChunk
 from penstock.sources.tables import SourceLeaf, SourceTable
 from penstock.sources.types import common_type, types_of
+from penstock.verify.canonical import Secret
 from penstock.verify.digest import BUCKETS_MAX, buckets_for
 from penstock.verify.sampling import KeyRanges, draw
 from penstock.verify.sides import Side, SourceSide, TableFile, TableSide
@@ -113,6 +114,7 @@ def compare_with_source(
     shares: int,
     *,
     buckets_max: int = BUCKETS_MAX,
+    secret: Secret | None = None,
 ) -> Comparison:
     chunks, sample = cut.chunks, cut.share
     schema, left_out = comparable(view.target.schema, info.schema)
@@ -155,7 +157,7 @@ def compare_with_source(
             *(2 * sum(max(1, planned[index].estimated_rows) for index in share) for share in source_shares),
             *(sum(view.files[index].rows for index in share) for share in file_shares),
         ),
-        hashing=Hashing(new_secret(), buckets_for(int(rows * sample), buckets_max), sample),
+        hashing=Hashing(secret or new_secret(), buckets_for(int(rows * sample), buckets_max), sample),
         target=view.target,
         columns=columns,
         key=key,

@@ -6,8 +6,9 @@ and what a crash leaves. Then everything is compared anew, under another snapsho
 A comparison looks into as many rows as `drill.ROWS_MAX` says: a table in which more differs is put right in
 pieces, each a commit of its own: memory does not grow with what differs, and a piece that is committed stays
 right, whatever becomes of the next. It ends. A piece that leaves nothing unlooked at should be the last one,
-and after any other fewer buckets should differ: of those after which it is not so there are `REPAIRS_MAX` at
-most. And no table takes more of them than make up as many rows as both sides have.
+and after any other fewer buckets should differ, each row having one bucket for good: of those after which it
+is not so there are `REPAIRS_MAX` at most. And no table takes more of them than make up as many rows as both
+sides have.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from penstock.lake.lane import LakeLane
 from penstock.lake.repair import ChosenRows, Repair
 from penstock.lake.spark_starter import SparkStarter
 from penstock.verify import drill
+from penstock.verify.comparison import new_secret
 from penstock.verify.opened import Opened
 from penstock.verify.outcome import Drilled
 from penstock.verify.run import Verification, VerifyOptions
@@ -57,7 +59,9 @@ def run_and_repair(
         )
     repaired: Counter[StreamId] = Counter()
     in_vain: Counter[StreamId] = Counter()
-    differed: dict[StreamId, int] = {}  # in how many buckets, when it was last repaired
+    differed: dict[StreamId, tuple[int, int]] = {}  # of how many buckets how many, when it was last repaired
+    if repair:
+        options = replace(options, secret=new_secret())
     while True:
         verification = Verification(config, opened, spark, listener, options)
         report = verification.run()
@@ -78,9 +82,10 @@ def run_and_repair(
             _, found = verification.found[stream]
             listener.note(f"{stream}: {rows:,} rows were given what the source has for them.{_more(found)}")
             repaired[stream] += rows
-            differing = found.stream.buckets_differing
-            in_vain[stream] += is_all(found) or differing >= differed.get(stream, differing + 1)
-            differed[stream] = differing
+            of, differing = found.stream.buckets, found.stream.buckets_differing
+            of_before, before = differed.get(stream, (0, 0))
+            in_vain[stream] += is_all(found) or (of == of_before and differing >= before)
+            differed[stream] = of, differing
         for stream in verification.found.keys() - now.keys() - given_up:
             listener.note(
                 f"{stream} was not repaired: its table stands where the source's log ends, or behind others. "

@@ -43,6 +43,7 @@ from penstock.sources.base import HeldTable
 from penstock.sources.open import open_source
 from penstock.sources.pace import share
 from penstock.turns import fingerprints
+from penstock.verify.canonical import Secret
 from penstock.verify.comparison import Comparison, Cut, Under, are_light, compare_with_source, is_light
 from penstock.verify.history import (
     NOTHING_TO_COMPARE,
@@ -85,6 +86,7 @@ class VerifyOptions:
     limit: int = 20
     show_values: bool = False
     at: Lsn | None = None  # the version of each table that is compared; None: the newest
+    secret: Secret | None = None  # by which rows have their buckets; None: another one for each comparison
 
 
 @dataclass(frozen=True, slots=True)
@@ -438,7 +440,9 @@ class Verification:
                 cut = Cut.of(session, self._reading, info, rows, self._options.sample)
                 try:
                     under = replace(sources[stream].under, rows_per_second=rate)
-                    comparisons[stream] = compare_with_source(info, view, under, cut, shares)
+                    comparisons[stream] = compare_with_source(
+                        info, view, under, cut, shares, secret=self._options.secret
+                    )
                 except NotComparableError as error:
                     results[stream] = _not_compared(stream, str(error))
         for stream, told in self._carry_out(comparisons, at_position, light=light).items():

@@ -13,8 +13,10 @@ from dataclasses import dataclass, field, replace
 
 from penstock.sources.mysql.types import BYTES, TEXTS, decimal_modifier
 
+#: A comment up to the end of its line, which may itself be what makes two hyphens one: the next line counts.
+TO_LINE_END = r"(?:#|--(?=[\x00-\x20]|\Z))[^\n]*"
 #: Spaces, and comments that are not carried out.
-PASSED_OVER = re.compile(r"(?:\s+|#[^\n]*(?:\n|\Z)|--\s[^\n]*(?:\n|\Z)|/\*(?!M?!).*?\*/)+", re.DOTALL)
+PASSED_OVER = re.compile(rf"(?:\s+|{TO_LINE_END}(?:\n|\Z)|/\*(?!M?!).*?\*/)+", re.DOTALL)
 _TOKEN = re.compile(
     r"(?:`(?P<name>(?:[^`]|``)+)`|'(?P<text>(?:[^'\\]|'')*)'|(?P<number>[+-]?\d+(?:\.\d+)?)(?![\w.$])"
     r"|(?P<word>[A-Za-z_][\w$]*)|(?P<sign>[(),=]))"

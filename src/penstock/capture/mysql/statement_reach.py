@@ -17,12 +17,13 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from penstock.capture.mysql.alter_clauses import TO_LINE_END
 from penstock.core.stream import StreamId
 
 
 def _tokens_of(quoted: str, double_quoted: str) -> re.Pattern[str]:
     return re.compile(
-        r"(?P<passed>[ \t\r\n\v\f\0;]+|\#[^\n]*(?:\n|\Z)|--[ \t\r\n][^\n]*(?:\n|\Z)|/\*(?!M?!).*?\*/|\*/)"
+        rf"(?P<passed>[ \t\r\n\v\f\0;]+|{TO_LINE_END}(?:\n|\Z)|/\*(?!M?!).*?\*/|\*/)"
         r"|(?P<carried_out>/\*M?!\d*)"
         rf"|(?P<text>{quoted})"
         rf"|(?P<quoted>`(?:[^`]++|``)++`|{double_quoted})"

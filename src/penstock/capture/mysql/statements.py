@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from penstock.capture.mysql.alter_clauses import PASSED_OVER, ColumnChanges, read_changes
+from penstock.capture.mysql.alter_clauses import PASSED_OVER, TO_LINE_END, ColumnChanges, read_changes
 from penstock.capture.mysql.statement_reach import tables_read
 from penstock.core.stream import StreamId
 from penstock.sources.mysql.binlog.events import Statement
@@ -44,7 +44,7 @@ _MOVES_ROWS = re.compile(
 )
 #: What is no word of a statement: texts, quoted names, comments that are not carried out.
 _NO_WORDS = re.compile(
-    r"'(?:[^'\\]|''|\\.)*'|\"(?:[^\"\\]|\"\"|\\.)*\"|`(?:[^`]|``)*`|/\*(?!M?!).*?\*/|(?:#|--\s)[^\n]*",
+    r"'(?:[^'\\]|''|\\.)*'|\"(?:[^\"\\]|\"\"|\\.)*\"|`(?:[^`]|``)*`|/\*(?!M?!).*?\*/|" + TO_LINE_END,
     re.DOTALL,
 )
 

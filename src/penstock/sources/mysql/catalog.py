@@ -316,6 +316,8 @@ def _missing_value(row: Row, *, mariadb: bool) -> str | None:
 
 
 def _implicit_default(row: Row, name: str) -> str | None:
+    if name == "decimal":
+        return f"{0:.{int(row['scale'])}f}"  # with the digits that the log has: as text they stay
     if name in _NUMBERS:
         return "0"
     if name == "enum" and (member := _FIRST_MEMBER.match(row["type_text"])):
