@@ -26,6 +26,12 @@ pytestmark = pytest.mark.integration
 HEARTBEAT_S = 0.05
 
 
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow the machine is, who was inside comes back."""
+    monkeypatch.setattr("penstock.sources.postgres.connection._COMES_BACK_S", WAIT_S)
+
+
 @pytest.fixture
 def network(database: Database) -> Iterator[SilentNetwork]:
     with SilentNetwork(database.server.port) as network:
@@ -99,9 +105,15 @@ def test_one_that_is_answered_in_time_has_its_answer(
     monkeypatch.setattr("penstock.sources.postgres.connection._LAST_ANSWER_S", WAIT_S)
     connection = connect(database.url)
     answers: list[object] = []
-    waiting = Waiting(lambda: answers.append(connection.execute("SELECT pg_sleep(0.1), 7").fetchone()))
-    wait_for_question(connection)
-    end_session(connection)
+    with connect(database.url) as holder:
+        holder.execute("SELECT pg_advisory_lock(7)")
+        waiting = Waiting(
+            lambda: answers.append(connection.execute("SELECT pg_advisory_lock(7), 7").fetchone())
+        )
+        wait_for_question(connection)
+        ending = Waiting(lambda: end_session(connection))
+        holder.execute("SELECT pg_advisory_unlock(7)")
+        assert ending.join() is None
     assert waiting.join() is None
     assert answers == [("", 7)]
     assert connection.closed
