@@ -78,8 +78,20 @@ def test_a_stream_does_not_rest_in_the_midst_of_an_event() -> None:
         assert next(replies, None) is None
 
 
+def test_nothing_that_came_with_the_opening_is_no_rest() -> None:
+    """The server need not have looked, so the rest of a transaction may follow."""
+    opened = MagicMock(reply=reply_with())
+    opened.next.return_value = reply_with(event(7))
+    stream = ChangeStream(MagicMock(), StreamOptions())
+    with patch("penstock.sources.mongodb.change_stream.RawCursor", return_value=opened):
+        assert stream.read().rows == 1
+        opened.next.return_value = reply_with()
+        assert stream.read().rows == 0, "but what the server waited for in vain is one"
+
+
 def reply_with(*sent: dict[str, Any]) -> Reply:
-    cursor = {"nextBatch": [*sent], "postBatchResumeToken": sent[-1]["_id"], "id": Int64(5), "ns": "d.c"}
+    token = sent[-1]["_id"] if sent else {"_data": "7"}
+    cursor = {"nextBatch": [*sent], "postBatchResumeToken": token, "id": Int64(5), "ns": "d.c"}
     return parse_reply(bson.encode({"cursor": cursor, "ok": 1.0}))
 
 

@@ -7,7 +7,8 @@ lost it is opened again behind that place. An event of which only some fragments
 
 An empty batch is an answer too. Its token moves on while nothing happens to what is selected, so that the
 place never falls out of the oplog; and nothing of an earlier transaction can follow it: the server waits for
-new entries of the oplog only when it has handed out all events of those before.
+new entries of the oplog only when it has handed out all events of those before. What comes with the opening
+of a cursor is no answer if it is empty: the server need not have looked.
 
 A place that the oplog no longer has is a `PositionGoneError`: nothing is skipped.
 """
@@ -121,17 +122,18 @@ class ChangeStream:
         self._fragments = Fragments([])
         self._cursor: RawCursor | None = None
         self._opened: Reply | None = None
+        self._is_opening = False  # whether the last reply came with the opening of its cursor
 
     def open(self) -> None:
         """Have the server begin, so that a stream from now on begins now."""
         self._opened = self._next_reply(1)
 
     def read(self, wait_ms: int = 1_000) -> ChangeBatch:
-        """The next batch; an empty one after `wait_ms` without an event, and never in the midst of one, since
-        an empty batch is taken for a rest between two entries of the log."""
+        """The next batch; an empty one after `wait_ms` without an event, and never in the midst of one or
+        from the opening, since an empty batch is taken for a rest between two entries of the log."""
         reply, self._opened = self._opened, None
         batch = self._take(reply or self._next_reply(wait_ms))
-        while self._fragments.held and not batch.parts:
+        while not batch.parts and (self._fragments.held or (self._is_opening and self._cursor is not None)):
             batch = self._take(self._next_reply(wait_ms))
         return batch
 
@@ -158,8 +160,10 @@ class ChangeStream:
         for attempt in range(REOPENED_MAX + 1):
             try:
                 if self._cursor is not None:
+                    self._is_opening = False
                     return self._cursor.next(max(wait_ms, 1))
                 self._fragments.held = []
+                self._is_opening = True
                 command, rows = self._options.command(self.place), self._options.batch_rows
                 self._cursor = RawCursor(self._database, command, batch_rows=rows)
                 return self._cursor.reply

@@ -165,9 +165,7 @@ def require_kept(client: Client, database: str, position: Lsn) -> None:
     scope = _followable(client, database)[0]
     options = StreamOptions(batch_rows=1)
     with closing(stream_of(client, scope, options, Place(at=int(position)))) as log:
-        log.open()
-        if not log.read(_AT_ONCE_MS).rows:  # what came with its opening, for which it need not have looked
-            log.read(_AT_ONCE_MS)
+        log.read(_AT_ONCE_MS)
 
 
 def has_change_at(client: Client, database: str, time: Lsn) -> bool:

@@ -41,7 +41,7 @@ def position_behind(client: Client, stream: StreamId, token: ResumeToken) -> Lsn
     try:
         with closing(ChangeStream(client[stream.namespace], options, place)) as changes:
             if token.kind == "mark":
-                _next(changes)  # it looks where the token is by then
+                changes.read(_WAIT_MS)  # it looks where the token is by then
                 return token.time
             if not _is_last_of_its_time(changes, token, sharded=_is_sharded(client)):
                 raise StateError(
@@ -62,7 +62,7 @@ def position_behind(client: Client, stream: StreamId, token: ResumeToken) -> Lsn
 def _is_last_of_its_time(changes: ChangeStream, token: ResumeToken, *, sharded: bool) -> bool:
     """A server that has anything left of an entry of its oplog hands it out before it waits for more. A
     router of several shards knows only by a later token."""
-    batch = _next(changes)
+    batch = changes.read(_WAIT_MS)
     deadline = time.monotonic() + _WITHIN_S
     while not batch.rows and sharded and _time_of(batch) <= token.time:
         if time.monotonic() > deadline:
@@ -72,12 +72,6 @@ def _is_last_of_its_time(changes: ChangeStream, token: ResumeToken, *, sharded: 
             )
         batch = changes.read(_WAIT_MS)
     return not batch.rows or int(batch.parts[0].times[0]) > int(token.time)
-
-
-def _next(changes: ChangeStream) -> ChangeBatch:
-    """For what comes with its opening it need not have looked."""
-    batch = changes.read(_WAIT_MS)
-    return batch if batch.rows else changes.read(_WAIT_MS)
 
 
 def _time_of(batch: ChangeBatch) -> Lsn:
