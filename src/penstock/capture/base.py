@@ -33,12 +33,14 @@ class Capture(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """Whether an instance of capture leads; if not, why. `reading`: whether it has opened the log."""
+    """Whether an instance of capture leads; if not, why. `reading`: whether it has opened the log; `turn`:
+    whether the lane that asks may join, or others come first."""
 
     leading: bool
     epoch: Lsn | None
     reason: str
     reading: bool = False
+    turn: bool = True
 
 
 @dataclass(frozen=True, slots=True)
