@@ -58,10 +58,12 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class LaneStanding:
-    """A lane that capture knows. `position`: what it holds durably, None while it has not said."""
+    """A lane that capture knows. `position`: what it holds durably, None while it has not said; `dropped`:
+    it was given up, and nothing is held for it until it joins again."""
 
     lane: str
     position: Lsn | None
     configured: bool
     lag_bytes: int | None
     since: str | None
+    dropped: bool = False

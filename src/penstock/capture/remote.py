@@ -174,6 +174,7 @@ class RemoteCapture:
                 lane["configured"],
                 lane["lag_bytes"],
                 lane["since"],
+                lane["dropped"],
             )
             for lane in self._ask("lanes")
         ]

@@ -146,7 +146,8 @@ class Term:
 
     def lanes(self) -> list[dict[str, Any]]:
         """How each lane stands that is configured or ever joined."""
-        reading, written = self.server.reading, self._registry().lanes()
+        reading, registry = self.server.reading, self._registry()
+        written, dropped = registry.lanes(), registry.dropped()
         known = {lane: each.position for lane, each in written.items()}
         positions = self._spec.lanes | (known if reading is None else reading.tracker.lanes())
         return [
@@ -156,6 +157,7 @@ class Term:
                 "configured": lane in self._spec.lanes,
                 "lag_bytes": None if position is None else self._lag_bytes(position),
                 "since": written[lane].since if lane in written else None,
+                "dropped": lane in dropped,
             }
             for lane, position in sorted(positions.items())
         ]
@@ -163,7 +165,7 @@ class Term:
     def drop_lane(self, lane: str) -> None:
         """Hold nothing for `lane` any more."""
         self.server.snapshots.release(lane)
-        self._registry().drop(lane)
+        self._registry().drop(lane, is_configured=lane in self._spec.lanes)
         if self.server.reading is not None:
             self.server.reading.tracker.drop_lane(lane)
             self.server.reading.acknowledge()
