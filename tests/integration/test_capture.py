@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 
 from penstock.capture import leadership
 from penstock.capture.client import CaptureProcess
+from penstock.capture.open import open_source
 from penstock.capture.spec import CaptureProgress, CaptureSpec
 from penstock.core.errors import PositionGoneError, SourceBusyError, SourceError, StateError, StorageError
 from penstock.core.position import Lsn
@@ -343,6 +345,21 @@ def test_a_slot_ahead_of_the_log_is_a_gap_and_an_error(orders: Database, tmp_pat
 
 
 @pytest.mark.usefixtures("impatient")
+def test_no_term_begins_where_its_epoch_could_be_that_of_another(orders: Database, tmp_path: Path) -> None:
+    """The insert position, which is good enough to be reached, stays where it is on an idle server."""
+    role, url = orders.create_role("LOGIN REPLICATION")
+    functions = orders.query(
+        "SELECT oid::regprocedure::text FROM pg_proc WHERE proname = 'pg_logical_emit_message'"
+    )
+    for (function,) in functions:
+        orders.execute(f"REVOKE EXECUTE ON FUNCTION {function} FROM PUBLIC")
+    with closing(open_source(spec(orders, tmp_path, url=url))) as source:
+        assert source.position_now() > Lsn(0)
+        with pytest.raises(SourceError, match=f"{role} may not emit messages") as refused:
+            source.new_epoch()
+        assert "penstock check" in refused.value.remedy
+
+
 def test_a_second_capture_is_told_who_holds_the_lock(orders: Database, tmp_path: Path) -> None:
     with CaptureProcess(spec(orders, tmp_path)) as first:
         first.start()

@@ -83,6 +83,21 @@ def test_one_obstacle_does_not_hide_the_others(database: Database) -> None:
     }
 
 
+def test_a_role_that_may_not_emit_messages_is_told_what_grants_it(database: Database) -> None:
+    role, url = database.create_role("LOGIN REPLICATION")
+    database.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    assert "messages of ours" not in problems(run(database, need("public.t"), url=url))
+    [(function,)] = database.query(
+        "SELECT oid::regprocedure::text FROM pg_proc "
+        "WHERE proname = 'pg_logical_emit_message' AND proargtypes[2] = 'text'::regtype"
+    )
+    database.execute(f"REVOKE EXECUTE ON FUNCTION {function} FROM PUBLIC")
+    found = problems(run(database, need("public.t"), url=url))
+    assert role in found["messages of ours"].message
+    database.execute(found["messages of ours"].remedy.removeprefix("As a superuser run: "))
+    assert "messages of ours" not in problems(run(database, need("public.t"), url=url))
+
+
 def test_a_full_refresh_needs_neither_log_nor_key(database: Database) -> None:
     role, url = database.create_role()
     database.execute(

@@ -13,6 +13,7 @@ from penstock.capture.remote import RemoteCapture
 from penstock.core.errors import CaptureAwayError, PositionGoneError, SourceError
 from penstock.core.position import Lsn
 from penstock.core.stream import StreamId
+from penstock.lake.superseded import set_aside
 from penstock.ledger.lanes import LANES_FILE, LaneRegistry
 from penstock.log.reader import ChangeLog
 from tests.always import QUICK_HEARTBEAT_S, AlwaysOn, always_spec, ids
@@ -134,8 +135,9 @@ def test_a_log_that_only_renewable_lanes_need_is_begun_anew_when_the_slot_is_not
 
 
 @pytest.mark.slow
-def test_a_renewable_lane_waits_for_the_others_to_decide(shop: Database, tmp_path: Path) -> None:
-    lanes: dict[str, Lsn | None] = {"lake": None, "shapes": None}
+@pytest.mark.parametrize("name", ["shapes", "kafka"])
+def test_other_lanes_wait_for_the_lake_to_decide(shop: Database, tmp_path: Path, name: str) -> None:
+    lanes: dict[str, Lsn | None] = {"lake": None, name: None}
     spec = always_spec(
         shop, tmp_path, lanes=lanes, renewable=frozenset({"shapes"}), heartbeat_s=QUICK_HEARTBEAT_S
     )
@@ -145,10 +147,10 @@ def test_a_renewable_lane_waits_for_the_others_to_decide(shop: Database, tmp_pat
         capture.read_now()
         assert capture.stop() == 0
     past_the_log(shop, slot_of(spec))
-    with AlwaysOn(spec) as capture, RemoteCapture(capture.capture.address, "shapes") as shapes:
+    with AlwaysOn(spec) as capture, RemoteCapture(capture.capture.address, name) as other:
         wait_until(capture.leads, "capture to lead")
         with pytest.raises(CaptureAwayError, match="another lane decides"):
-            shapes.join([ITEMS], {ITEMS})
+            other.join([ITEMS], {ITEMS})
         assert capture.leads()
         assert ids(log_rows(tmp_path, "public.items")) == [1], "the log is as it was"
         with pytest.raises(SourceError):  # its own words, or those of a connection that is gone
@@ -157,18 +159,51 @@ def test_a_renewable_lane_waits_for_the_others_to_decide(shop: Database, tmp_pat
         assert capture.process.returncode == PositionGoneError.exit_code
 
 
-def test_a_renewable_lane_joins_a_term_after_the_others(shop: Database, tmp_path: Path) -> None:
-    lanes: dict[str, Lsn | None] = {"lake": None, "shapes": None}
+@pytest.mark.parametrize("name", ["shapes", "kafka"])
+def test_other_lanes_join_a_term_after_the_lake(shop: Database, tmp_path: Path, name: str) -> None:
+    lanes: dict[str, Lsn | None] = {"lake": None, name: None}
     spec = always_spec(shop, tmp_path, lanes=lanes, renewable=frozenset({"shapes"}))
     with (
         AlwaysOn(spec) as capture,
-        RemoteCapture(capture.capture.address, "shapes") as shapes,
+        RemoteCapture(capture.capture.address, name) as other,
         ThreadPoolExecutor(1) as executor,
     ):
         wait_until(capture.leads, "capture to lead")
-        joined = executor.submit(shapes.join, [ITEMS], {ITEMS})
+        joined = executor.submit(other.join, [ITEMS], {ITEMS})
+        assert not other.hello().turn
         for _ in range(20):  # it waits, while capture answers others
             assert not capture.capture.hello().reading
         assert not joined.done()
         capture.join("public.orders")
         assert joined.result(WAIT_S).published == (ITEMS,)
+        assert other.hello().turn
+
+
+@pytest.mark.parametrize("name", ["shapes", "kafka"])
+def test_the_lake_can_set_a_log_aside_that_was_left_behind_whoever_joins_first(
+    shop: Database, tmp_path: Path, name: str
+) -> None:
+    """Another instance with a state of its own has led meanwhile: the log ends before the slot."""
+    spec = always_spec(shop, tmp_path, lanes={"lake": None, name: None}, renewable=frozenset({"shapes"}))
+    with AlwaysOn(spec) as capture:
+        capture.join("public.orders", "public.items")
+        shop.execute("INSERT INTO items VALUES (1)")
+        capture.read_now()
+        assert capture.stop() == 0
+    past_the_log(shop, slot_of(spec))
+    with (
+        AlwaysOn(spec) as capture,
+        RemoteCapture(capture.capture.address, name) as other,
+        ThreadPoolExecutor(1) as executor,
+    ):
+        wait_until(capture.leads, "capture to lead")
+        assert not other.hello().turn
+        joined = executor.submit(other.join, [ITEMS])
+        for _ in range(20):
+            assert not capture.capture.hello().reading
+        set_aside(tmp_path)
+        epoch = capture.join("public.orders", "public.items").epoch
+        assert joined.result(WAIT_S).epoch == epoch, "it was one term"
+        shop.execute("INSERT INTO items VALUES (10)")
+        capture.read_now()
+        assert ids(log_rows(tmp_path, "public.items")) == [10]

@@ -14,6 +14,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -166,6 +167,15 @@ class TestContainer:
         # What comes after USER is not done by root.
         assert re.findall(r"^RUN (.*)$", last.partition("\nUSER")[2], re.MULTILINE) == ["penstock prepare"]
 
+    def test_it_has_every_source_and_every_lane(self) -> None:
+        extras = tomllib.loads((DEPLOY.parent / "pyproject.toml").read_text())["project"][
+            "optional-dependencies"
+        ]
+        installed = re.search(r'"\.\[([a-z0-9,]+)\]"', (DEPLOY / "container" / "Containerfile").read_text())
+        assert installed is not None
+        # Java is the image's own; the others are for trying it, for developing it and for measuring others.
+        assert set(installed[1].split(",")) == set(extras) - {"java", "demo", "node", "dev", "peers"}
+
     def test_hadolint_finds_nothing(self) -> None:
         lint("hadolint", "--no-color", DEPLOY / "container" / "Containerfile")
 
@@ -293,6 +303,21 @@ class TestChart:
         assert values["securityContext"]["readOnlyRootFilesystem"] is True
         assert values["securityContext"]["capabilities"] == {"drop": ["ALL"]}
         assert values["replicas"] == 2
+
+    def test_what_the_image_has_prepared_is_not_hidden_by_a_volume(self) -> None:
+        """It is copied from there into the volume that is mounted over it."""
+        last = (DEPLOY / "container" / "Containerfile").read_text().rpartition("\nFROM ")[2]
+        cache = re.search(r"XDG_CACHE_HOME=(\S+)", last)
+        assert cache is not None
+        text = (CHART / "templates" / "statefulset.yaml").read_text()
+        before, pod = text.split("      containers:\n")
+        init = before.partition("      initContainers:\n")[2]
+        copied = re.search(r"command: \[cp, -R, (\S+)/\., (\S+)\]", init)
+        assert copied is not None
+        assert copied[1] == cache[1]
+        [volume] = re.findall(r"\{name: (\w+), mountPath: " + copied[2], init)
+        assert f"{{name: {volume}, mountPath: {cache[1]}}}" in pod
+        assert f"{{name: {volume}, emptyDir: {{}}}}" in pod
 
     def test_the_version_is_that_of_the_package(self) -> None:
         from penstock import __version__

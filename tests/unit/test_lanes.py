@@ -10,7 +10,7 @@ import pytest
 from penstock.core.errors import SourceError, StateError
 from penstock.core.position import Lsn
 from penstock.core.stream import StreamId
-from penstock.ledger.lanes import LaneRegistry
+from penstock.ledger.lanes import LaneRegistry, notes_of_left_lanes
 
 pytestmark = pytest.mark.unit
 
@@ -46,9 +46,32 @@ def test_a_lane_goes_only_when_it_is_dropped(path: Path) -> None:
     registry = LaneRegistry(path)
     registry.join("lake")
     registry.join("kafka")
-    assert registry.drop("kafka")
-    assert not registry.drop("kafka")
+    assert registry.drop("kafka", is_configured=False)
+    assert not registry.drop("kafka", is_configured=False)
     assert LaneRegistry(path).positions() == {"lake": None}
+    assert not LaneRegistry(path).dropped()
+
+
+def test_a_configured_lane_that_was_dropped_is_given_up_until_it_joins_again(path: Path) -> None:
+    orders = StreamId("public", "orders")
+    registry = LaneRegistry(path)
+    registry.join("lake")
+    registry.join("kafka", [orders], [orders])
+    assert registry.drop("kafka", is_configured=True)
+    assert not registry.drop("kafka", is_configured=True)
+    registry.flushed("kafka", Lsn(7))  # it runs, and has not heard of it
+    registry.heard("kafka")
+    registry.save()
+    registry.forget_positions()
+    for each in (registry, LaneRegistry(path)):
+        assert each.positions() == {"lake": None}
+        assert each.dropped() == {"kafka"}
+    assert notes_of_left_lanes(path, ["lake"]) == []
+    assert LaneRegistry(path).join("kafka", [orders]) == ()
+    assert LaneRegistry(path).positions() == {"kafka": None, "lake": None}
+    assert not LaneRegistry(path).dropped()
+    assert registry.drop("shapes", is_configured=True), "one that never joined"
+    assert LaneRegistry(path).dropped() >= {"shapes"}
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"format_version": 1, "lanes": {"lake": {}}}'])
@@ -110,7 +133,7 @@ def test_who_may_not_lead_any_more_writes_nothing_over_what_the_successor_has_wr
         registry.save,
         registry.forget_positions,
         lambda: registry.heard("lake"),
-        lambda: registry.drop("lake"),
+        lambda: registry.drop("lake", is_configured=True),
         lambda: registry.join("lake"),
     ):
         with pytest.raises(SourceError):

@@ -35,6 +35,7 @@ from penstock.config import Config
 from penstock.core.position import Lsn
 from penstock.ledger.lanes import LANES_FILE, LaneRegistry
 from penstock.ledger.run_file import RunFile, Running, read_running
+from penstock.supervisor.asking import running_status
 from penstock.supervisor.events import Event
 from penstock.supervisor.lines import Flood
 from penstock.supervisor.process import Program
@@ -108,6 +109,18 @@ held = pathlib.Path(channel.spec["journal"]).with_name("held")
 while held.exists() and not channel.stop_asked.is_set():
     time.sleep(0.02)
 write("starts")
+""",
+)
+#: Obedient, and in the state that a file `mood` beside the journal names.
+MOODY = OBEDIENT.replace(
+    'channel.state("leading" if name == "capture" else "running")',
+    """
+import pathlib
+mood, said = pathlib.Path(channel.spec["journal"]).with_name("mood"), ""
+while not channel.stop_asked.wait(0.02):
+    if mood.read_text() not in ("", said):
+        said = mood.read_text()
+        channel.state(said)
 """,
 )
 #: Says what nobody expects, then what everybody does.
@@ -415,15 +428,56 @@ channel.stop_asked.wait()
         with urllib.request.urlopen(f"http://{running.http}/status", timeout=120) as answer:
             assert json.load(answer)["role"] == "leading"
         assert "secret" not in (tmp_path / "state" / "run.json").read_text()
-        (tmp_path / "held").touch()
-        os.kill(run.pid("capture"), signal.SIGKILL)
-        wait_until(lambda: read_running(tmp_path / "state") is None, "run.json to be gone")
-        (tmp_path / "held").unlink()
-        run.wait_for("capture", "leading")
-        wait_until(lambda: read_running(tmp_path / "state") is not None, "run.json to be back")
         run.supervisor.ask_stop()
         run.join()
         assert not (tmp_path / "state" / "run.json").exists()
+
+    def test_the_instance_can_be_asked_while_its_source_is_away_until_it_stands_by(
+        self, runs: Any, tmp_path: Path
+    ) -> None:
+        def is_asked(role: str) -> bool:
+            found = running_status(tmp_path / "state")
+            return found is not None and found["role"] == role
+
+        def feel(mood: str) -> None:
+            (tmp_path / "mood").write_text(mood)
+            run.wait_for("capture", mood)
+
+        (tmp_path / "mood").write_text("reconnecting")
+        RunFile(tmp_path / "state", Running(os.getpid(), socket.gethostname(), "", {}, "then")).keep(
+            leading=True
+        )
+        run = runs({"capture": MOODY})
+        wait_until(lambda: read_running(tmp_path / "state") is None, "what an earlier life left to be gone")
+        run.wait_for("capture", "reconnecting")
+        feel("leading")
+        wait_until(lambda: is_asked("leading"), "run.json")
+        feel("reconnecting")
+        _rounds(run)
+        assert is_asked("reconnecting")
+        os.kill(run.pid("capture"), signal.SIGKILL)
+        wait_until(lambda: run.process("capture").restarts == 1, "capture to be started again")
+        _rounds(run)
+        assert read_running(tmp_path / "state") is not None
+        feel("standby")
+        wait_until(lambda: read_running(tmp_path / "state") is None, "run.json to be gone")
+        feel("reconnecting")
+        _rounds(run)
+        assert read_running(tmp_path / "state") is None, "another one leads, or nobody does"
+        feel("leading")
+        wait_until(lambda: is_asked("leading"), "run.json to be back")
+        elsewhere = Running(1, "elsewhere", "", {}, "now")
+        feel("reconnecting")
+        RunFile(tmp_path / "state", elsewhere).keep(leading=True)
+        _rounds(run)
+        assert read_running(tmp_path / "state") == elsewhere
+
+
+def _rounds(run: Run) -> None:
+    """Let it look at everything twice."""
+    for _ in range(2):
+        seen = run.supervisor._seen_at
+        wait_until(lambda: run.supervisor._seen_at > seen, "a round")  # noqa: B023
 
 
 class TestRunFile:
@@ -893,6 +947,27 @@ class TestLaneCommand:
             code, answer = lane(*arguments)
             assert (code, answer["error"]["code"]) == (3, "capture_away")
             assert "elsewhere" in answer["error"]["remedy"]
+
+    def test_while_capture_does_not_answer_lanes_are_listed_as_they_were_and_none_is_given_up(
+        self, lane: Any, tmp_path: Path
+    ) -> None:
+        leader = Running(
+            os.getpid(), socket.gethostname(), "", {"address": f"grpc+unix://{tmp_path}/none"}, "now"
+        )
+        RunFile(tmp_path / "state", leader).keep(leading=True)
+        _, answer = lane("list")
+        assert [(each["lane"], each["position"]) for each in answer["lanes"]] == [
+            ("gone", None),
+            ("lake", "0/2A"),
+        ]
+        code, answer = lane("drop", "gone", "--yes")
+        assert (code, answer["error"]["code"]) == (3, "capture_away")
+        assert len(lane("list")[1]["lanes"]) == 2
+
+    def test_a_configured_lane_that_was_given_up_is_listed_as_such(self, lane: Any) -> None:
+        assert lane("drop", "lake", "--yes")[0] == 0
+        found = {each["lane"]: each["dropped"] for each in lane("list")[1]["lanes"]}
+        assert found == {"gone": False, "lake": True}
 
     def test_a_lane_is_given_up_on_purpose_only(self, lane: Any) -> None:
         assert lane("drop", "gone")[0] == 2

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock import metrics
-from penstock.capture.anew import may_begin_anew
+from penstock.capture.anew import decides
 from penstock.capture.server import error_to_json, log_unexpected
 from penstock.capture.service import CaptureService
 from penstock.capture.source import CaptureSource
@@ -147,7 +147,14 @@ class AlwaysCapture:
             reading = term is not None and term.server.reading is not None
             # A lane may rest on it (`streams.lease`): not on a lead that was lost while nobody looked.
             leading = term is not None and not term.was_lost
-            return {"leading": leading, "epoch": epoch, "reason": self._reason, "reading": reading}
+            turn = term is not None and term.is_turn_of(arguments.get("lane", ""))
+            return {
+                "leading": leading,
+                "epoch": epoch,
+                "reason": self._reason,
+                "reading": reading,
+                "turn": turn,
+            }
         if request == "status":
             found = {} if term is None else term.status()
             return {"leading": term is not None, "reason": self._reason, **found}
@@ -168,8 +175,7 @@ class AlwaysCapture:
             if term.server.failure is not None or term.was_lost or term is not self._term:
                 raise CaptureAwayError("Capture's term is over.", remedy="Join the next one.") from error
             if request == "join" and isinstance(error, PositionGoneError | StateError | StorageError):
-                others_decide = arguments["lane"] in self._spec.renewable and not may_begin_anew(self._spec)
-                if others_decide and not isinstance(error, StorageError):
+                if not decides(self._spec, arguments["lane"]) and not isinstance(error, StorageError):
                     raise CaptureAwayError(
                         "Capture cannot go on from its log, and another lane decides what becomes of it.",
                         remedy="See what that lane says.",

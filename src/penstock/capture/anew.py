@@ -13,7 +13,7 @@ import shutil
 
 from penstock import durable
 from penstock.capture.source import CaptureSource
-from penstock.capture.spec import CaptureSpec
+from penstock.capture.spec import LAKE_LANE, CaptureSpec
 from penstock.ledger.lanes import LaneRegistry
 
 _GONE = "log.gone"
@@ -21,6 +21,17 @@ _GONE = "log.gone"
 
 def may_begin_anew(spec: CaptureSpec) -> bool:
     return spec.service is not None and bool(spec.lanes) and spec.renewable.issuperset(spec.lanes)
+
+
+def decides(spec: CaptureSpec, lane: str) -> bool:
+    """Whether it is this lane's to find out what becomes of a log that cannot go on.
+
+    The lake's, where there is one: by its tables alone can be told that the log was left behind, and is to be
+    set aside. Else any lane's that cannot be made anew.
+    """
+    if LAKE_LANE in spec.lanes:
+        return lane == LAKE_LANE
+    return lane not in spec.renewable or spec.renewable.issuperset(spec.lanes)
 
 
 def begin_anew(spec: CaptureSpec, source: CaptureSource) -> None:

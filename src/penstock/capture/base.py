@@ -33,12 +33,14 @@ class Capture(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """Whether an instance of capture leads; if not, why. `reading`: whether it has opened the log."""
+    """Whether an instance of capture leads; if not, why. `reading`: whether it has opened the log; `turn`:
+    whether the lane that asks may join, or others come first."""
 
     leading: bool
     epoch: Lsn | None
     reason: str
     reading: bool = False
+    turn: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +58,12 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class LaneStanding:
-    """A lane that capture knows. `position`: what it holds durably, None while it has not said."""
+    """A lane that capture knows. `position`: what it holds durably, None while it has not said; `dropped`:
+    it was given up, and nothing is held for it until it joins again."""
 
     lane: str
     position: Lsn | None
     configured: bool
     lag_bytes: int | None
     since: str | None
+    dropped: bool = False

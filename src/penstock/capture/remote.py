@@ -70,13 +70,14 @@ class RemoteCapture:
         self._client.close()
 
     def hello(self, within_s: float = _ANSWER_S) -> Hello:
-        found = self._ask("hello", within_s)
+        found = self._ask("hello", within_s, lane=self.lane)
         epoch = found.get("epoch")
         return Hello(
             leading=found["leading"],
             epoch=None if not epoch else Lsn.parse(epoch),
             reason=found.get("reason", ""),
             reading=found.get("reading", False),
+            turn=found.get("turn", True),
         )
 
     def start_over(self) -> None:
@@ -86,7 +87,7 @@ class RemoteCapture:
     def wait_until_leading(
         self, stop: threading.Event, on_away: Callable[[str], None] = lambda _reason: None
     ) -> bool:
-        """Whether capture leads now; False if `stop` was set before it did.
+        """Whether capture leads now and this lane may join; False if `stop` was set before.
 
         If capture cannot be asked for a while, `on_away` is told why, and once it answers again, told "".
         """
@@ -95,7 +96,8 @@ class RemoteCapture:
         while not stop.is_set():
             reason = ""
             try:
-                if self.hello().leading:
+                hello = self.hello()
+                if hello.leading and hello.turn:
                     return True
                 away_since = None
             except CaptureAwayError as error:
@@ -172,6 +174,7 @@ class RemoteCapture:
                 lane["configured"],
                 lane["lag_bytes"],
                 lane["since"],
+                lane["dropped"],
             )
             for lane in self._ask("lanes")
         ]

@@ -236,6 +236,8 @@ class CaptureServer:
             require = None if self.leadership is None else self.leadership.require
             self.lanes = LaneRegistry(spec.lanes_path, require)
             lanes |= self.lanes.positions()
+            for dropped in self.lanes.dropped():
+                lanes.pop(dropped, None)
         log = self.source.set_up(Wanted(tuple(streams), frozenset(full_identity), lanes), take_lead)
         leadership = self.leadership
         self.reading = Reading(

@@ -7,6 +7,7 @@ it stands. None of that ends the term: only the loss of the lock or of the strea
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -16,10 +17,11 @@ from typing import Any
 import structlog
 
 from penstock import metrics
+from penstock.capture.anew import decides
 from penstock.capture.reading import Reading
 from penstock.capture.server import CaptureServer
 from penstock.capture.spec import CaptureSpec
-from penstock.core.errors import CaptureAwayError, PenstockError
+from penstock.core.errors import CaptureAwayError, PenstockError, PositionGoneError, StateError
 from penstock.core.position import Lsn
 from penstock.ledger.lanes import LaneRegistry
 from penstock.log import retention
@@ -27,7 +29,7 @@ from penstock.metrics import Sample
 
 TICK_S = 1.0
 _TURN_POLL_S = 0.05
-_READ_ALONE_AFTER_HEARTBEATS = 20  # lanes come sooner, unless they are down
+_READ_ALONE_AFTER_HEARTBEATS = 20  # lanes come sooner, unless they are down; and so often it is tried again
 _HOUSEKEEPING_EVERY_S = 60.0
 _MAIN_SNAPSHOT_KEPT_S = 600.0
 _STOP_WITHIN_S = 10.0
@@ -58,7 +60,8 @@ class Term:
         self._housekeeping: Future[None] | None = None
         self._housekept = self._saved_at = self._began = time.monotonic()
         self._log_bytes = 0
-        self._read_alone = False
+        self._read_alone_at = -math.inf  # not before
+        self._said_alone = ""
         self._stopped = threading.Event()
         self.server = CaptureServer(spec, lambda _event: None)
         self._monitor = self.server.source.monitor(note)
@@ -99,8 +102,8 @@ class Term:
         reading = self.server.reading
         now = time.monotonic()
         if reading is None:
-            if not self._read_alone and self._is_alone_for_long():
-                self._read_alone = True
+            if now >= self._read_alone_at and self._is_alone_for_long():
+                self._read_alone_at = now + _READ_ALONE_AFTER_HEARTBEATS * self._spec.heartbeat_s
                 self._begin_alone()
             return
         if now - self._began > _MAIN_SNAPSHOT_KEPT_S:
@@ -126,13 +129,14 @@ class Term:
             self._wait_for_turn(arguments["lane"])
         return self.server.carry_out(request, arguments)
 
+    def is_turn_of(self, lane: str) -> bool:
+        """A lane that does not decide over the log does not open it: who does may find that it was left
+        behind, and is to be set aside. If nobody comes who does, for as long as we would wait before reading
+        alone, it goes first."""
+        return decides(self._spec, lane) or self.server.reading is not None or self._is_alone_for_long()
+
     def _wait_for_turn(self, lane: str) -> None:
-        """A lane that can be made anew opens no log: others may find that it was left behind, and is to be
-        set aside. If they do not come for as long as we would wait before reading alone, it goes first."""
-        spec = self._spec
-        if lane not in spec.renewable or spec.renewable.issuperset(spec.lanes):
-            return
-        while self.server.reading is None and not self._is_alone_for_long():
+        while not self.is_turn_of(lane):
             if self._stopped.wait(_TURN_POLL_S) or self.server.over.is_set():
                 raise CaptureAwayError("Capture's term is over.", remedy="Join the next one.")
 
@@ -142,7 +146,8 @@ class Term:
 
     def lanes(self) -> list[dict[str, Any]]:
         """How each lane stands that is configured or ever joined."""
-        reading, written = self.server.reading, self._registry().lanes()
+        reading, registry = self.server.reading, self._registry()
+        written, dropped = registry.lanes(), registry.dropped()
         known = {lane: each.position for lane, each in written.items()}
         positions = self._spec.lanes | (known if reading is None else reading.tracker.lanes())
         return [
@@ -152,6 +157,7 @@ class Term:
                 "configured": lane in self._spec.lanes,
                 "lag_bytes": None if position is None else self._lag_bytes(position),
                 "since": written[lane].since if lane in written else None,
+                "dropped": lane in dropped,
             }
             for lane, position in sorted(positions.items())
         ]
@@ -159,7 +165,7 @@ class Term:
     def drop_lane(self, lane: str) -> None:
         """Hold nothing for `lane` any more."""
         self.server.snapshots.release(lane)
-        self._registry().drop(lane)
+        self._registry().drop(lane, is_configured=lane in self._spec.lanes)
         if self.server.reading is not None:
             self.server.reading.tracker.drop_lane(lane)
             self.server.reading.acknowledge()
@@ -229,7 +235,11 @@ class Term:
         try:
             self.server.read_alone()
         except PenstockError as error:
-            self._note(f"No lane is there, and reading on without one is not possible. {error.message}")
+            if isinstance(error, PositionGoneError | StateError):  # time does not mend it
+                self._read_alone_at = math.inf
+            if error.message != self._said_alone:
+                self._said_alone = error.message
+                self._note(f"No lane is there, and reading on without one is not possible. {error.message}")
 
     def _keep_house(self) -> None:
         reading, log = self.server.reading, self._spec.log_directory

@@ -137,7 +137,9 @@ def _config(settings: Settings) -> Config:
 
 def _row(lane: LaneStanding, paused: str | None) -> tuple[str, ...]:
     notes = [] if lane.configured else ["not in the pipeline file: it holds the source back until dropped"]
-    if lane.position is None:
+    if lane.dropped:
+        notes.append("given up: nothing is held for it until it joins again")
+    elif lane.position is None:
         notes.append("has not said how far it is")
     if paused is not None:
         notes.append(paused)

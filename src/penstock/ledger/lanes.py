@@ -5,6 +5,9 @@ a lane is on this list, durably, before it is given anything, and stays on it un
 position is saved now and then and is a lower bound: to hold the source there is safe. A lane that joins says
 anew how far it is, and that may be less than it was: its tables were put back, or the source was.
 
+A lane that is dropped though the pipeline file has it is marked: later terms hold nothing for it either,
+until it joins again.
+
 Streams that a join put into the publication stay written down until the lane says that it has heard: a lane
 that died before it noted that changes of theirs may be missing is told again.
 """
@@ -34,16 +37,18 @@ class Lane:
     """`position`: None while it has not said how far it is; `since`: when it first joined.
 
     `streams`: those that it was given when it last joined; `published`: those of them that were not in the
-    publication until then.
+    publication until then. `dropped`: given up, until it joins again.
     """
 
     position: Lsn | None
     since: str
     streams: tuple[StreamId, ...] = ()
     published: tuple[StreamId, ...] = ()
+    dropped: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        return {
+        dropped = {"dropped": True} if self.dropped else {}
+        return dropped | {
             "position": None if self.position is None else str(self.position),
             "since": self.since,
             "streams": [[stream.namespace, stream.name] for stream in self.streams],
@@ -57,7 +62,11 @@ class Lane:
             tuple(StreamId(*stream) for stream in fields.get(key, ())) for key in ("streams", "published")
         )
         return cls(
-            None if position is None else Lsn.parse(position), str(fields["since"]), streams, published
+            None if position is None else Lsn.parse(position),
+            str(fields["since"]),
+            streams,
+            published,
+            fields.get("dropped", False),
         )
 
 
@@ -78,8 +87,14 @@ class LaneRegistry:
         self._joined: set[str] = set()  # and not heard of since
 
     def lanes(self) -> dict[str, Lane]:
+        """Those that are waited for."""
         with self._lock:
-            return dict(self._lanes)
+            return {name: lane for name, lane in self._lanes.items() if not lane.dropped}
+
+    def dropped(self) -> frozenset[str]:
+        """Those that were given up, and may come again."""
+        with self._lock:
+            return frozenset(name for name, lane in self._lanes.items() if lane.dropped)
 
     def positions(self) -> dict[str, Lsn | None]:
         return {name: lane.position for name, lane in self.lanes().items()}
@@ -92,7 +107,7 @@ class LaneRegistry:
         All that were published for it and that it has not heard of.
         """
         with self._lock:
-            lane = self._lanes.get(name) or Lane(None, datetime.now(UTC).isoformat(timespec="seconds"))
+            lane = self._waited_for(name) or Lane(None, _now())
             unheard = tuple(dict.fromkeys([*lane.published, *published]))
             joined = replace(lane, streams=tuple(streams), published=unheard)
             self._joined.add(name)
@@ -103,7 +118,7 @@ class LaneRegistry:
     def heard(self, name: str, streams: Collection[StreamId] | None = None) -> None:
         """The lane knows what was published for it, durably: these streams, or all."""
         with self._lock:
-            lane = self._lanes.get(name)
+            lane = self._waited_for(name)
             if lane is None:
                 return
             unheard = tuple(each for each in lane.published if streams is not None and each not in streams)
@@ -119,7 +134,7 @@ class LaneRegistry:
     def flushed(self, name: str, position: Lsn) -> None:
         """Note how far a lane is, for the next `save`. Going back is news only right after a join."""
         with self._lock:
-            lane = self._lanes.get(name)
+            lane = self._waited_for(name)
             if lane is None:
                 return
             is_first = name in self._joined
@@ -134,13 +149,18 @@ class LaneRegistry:
             if not self._is_saved:
                 self._write(self._lanes)
 
-    def drop(self, name: str) -> bool:
-        """Take a lane off the list, durably; whether it was there."""
+    def drop(self, name: str, *, is_configured: bool) -> bool:
+        """Wait for a lane no more, durably; whether that is news. One that is configured is marked."""
         with self._lock:
-            if name not in self._lanes:
+            if self._waited_for(name) is None and (not is_configured or name in self._lanes):
                 return False
-            self._write({other: lane for other, lane in self._lanes.items() if other != name})
+            others = {other: lane for other, lane in self._lanes.items() if other != name}
+            self._write(others | ({name: Lane(None, _now(), dropped=True)} if is_configured else {}))
             return True
+
+    def _waited_for(self, name: str) -> Lane | None:
+        lane = self._lanes.get(name)
+        return None if lane is None or lane.dropped else lane
 
     def _write(self, lanes: Mapping[str, Lane]) -> None:
         found = {name: lane.to_json() for name, lane in sorted(lanes.items())}
@@ -154,8 +174,13 @@ def notes_of_left_lanes(path: Path, configured: Collection[str]) -> list[str]:
     return [
         f"The lane {name} is not in the pipeline file, and the source keeps all that it lacks: "
         f"`penstock lane drop {name} --yes` gives it up."
-        for name in sorted(set(_read(path)).difference(configured))
+        for name, lane in sorted(_read(path).items())
+        if name not in configured and not lane.dropped
     ]
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def _read(path: Path) -> dict[str, Lane]:

@@ -1,8 +1,9 @@
 """`run.json` in the state directory: which instance of `penstock run` leads, and how to reach it.
 
 For people, and for commands that want to ask the running instance. Nothing rests on it: leadership is
-decided at the source. `keep` is called again and again and mends what a crash, or two instances that each
-took the other for gone, left there.
+decided at the source. The instance that led last stays in it while its source is away, until it stands by or
+ends: whether it leads is for it to say. `keep` is called again and again and mends what a crash, or two
+instances that each took the other for gone, left there.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Running:
 
 
 def read_running(state: Path) -> Running | None:
-    """The instance that leads, if its file is there and, on this host, its process."""
+    """The instance that leads, or did last, if its file is there and, on this host, its process."""
     running = _read(state / NAME)
     if running is not None and running.host == socket.gethostname() and not _is_alive(running.pid):
         return None
@@ -44,7 +45,7 @@ def read_running(state: Path) -> Running | None:
 
 
 class RunFile:
-    """Our own `run.json`, there while we lead."""
+    """Our own `run.json`, there from our first lead until we stand by."""
 
     def __init__(self, state: Path, own: Running) -> None:
         self._path = state / NAME

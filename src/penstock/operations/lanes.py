@@ -26,14 +26,18 @@ if TYPE_CHECKING:
 
 def standings(config: Config) -> list[LaneStanding]:
     """Every lane that ever joined; asked of capture, if an instance leads, else as it was last saved."""
-    with _running_capture(config) as capture:
+    with _running_capture(config) as capture, suppress(CaptureAwayError):
         if capture is not None:
             return capture.lanes()
-    registered = LaneRegistry(config.state / LANES_FILE).lanes()
-    return [
-        LaneStanding(name, lane.position, name in lanes_of(config), None, lane.since)
-        for name, lane in sorted(registered.items())
+    registry, configured = LaneRegistry(config.state / LANES_FILE), lanes_of(config)
+    found = [
+        LaneStanding(name, lane.position, name in configured, None, lane.since)
+        for name, lane in registry.lanes().items()
     ]
+    found += [
+        LaneStanding(name, None, name in configured, None, None, dropped=True) for name in registry.dropped()
+    ]
+    return sorted(found, key=lambda each: each.lane)
 
 
 def orders_of(config: Config) -> dict[str, Orders]:
@@ -91,7 +95,7 @@ def drop(config: Config, lane: str) -> None:
             capture.drop_lane(lane)
             return
     with only_one(config.state):
-        LaneRegistry(config.state / LANES_FILE).drop(lane)
+        LaneRegistry(config.state / LANES_FILE).drop(lane, is_configured=lane in lanes_of(config))
 
 
 def require_stream_lane(config: Config, lane: str) -> None:

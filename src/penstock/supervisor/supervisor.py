@@ -34,6 +34,10 @@ _STANDS_STILL_S = 10.0
 _CAPTURE_PART, _CAPTURE_S_MAX = 0.25, 10.0
 _KILLED_WITHIN_S = 10.0
 
+#: Whether we are the one to be asked, by capture's state. In others that stays as it was: an instance that
+#: has led, and waits for its source or for a person, knows how things stand.
+_IS_TO_BE_ASKED = {"leading": True, "standby": False}
+
 Message = Literal["stop", "retry", "news"]
 
 
@@ -133,6 +137,7 @@ class Supervisor:
             self._report(Event("listening", SUPERVISOR, f"http://{server.address}", {"http": server.address}))
             for process in self._processes:
                 process.start({"http": server.address} if process.name == CONSOLE else None)
+            self._keep(run_file, leading=False)  # what an earlier life has left
             self._watch(run_file)
             return self._stop()
         finally:
@@ -145,7 +150,9 @@ class Supervisor:
 
     def _watch(self, run_file: RunFile) -> None:
         while True:
-            self._keep(run_file, leading=self._capture().state == "leading")
+            leading = _IS_TO_BE_ASKED.get(self._capture().state)
+            if leading is not None:
+                self._keep(run_file, leading=leading)
             match self._next(ROUND_S):
                 case "stop":
                     return

@@ -10,7 +10,7 @@ import psycopg
 
 from penstock.capture.postgres.lock import AdvisoryLock
 from penstock.capture.postgres.log import PostgresLog
-from penstock.capture.postgres.marks import mark_position
+from penstock.capture.postgres.marks import emitted_position, mark_position
 from penstock.capture.postgres.monitor import SlotMonitor
 from penstock.capture.postgres.pressure import WalPressure
 from penstock.capture.postgres.setup import set_up
@@ -50,17 +50,20 @@ class PostgresCapture:
         return AdvisoryLock(self._source.url, self._source.slot, lease_s)
 
     def new_epoch(self) -> Lsn:
-        position = self.position_now()
+        position = self._marked(emitted_position)
         return epoch_at(written_timeline(self._ordinary()), position)
 
     def position_now(self) -> Lsn:
+        return self._marked(mark_position)
+
+    def _marked(self, mark: Callable[[Connection], Lsn]) -> Lsn:
         connection = self._ordinary()
         try:
-            return mark_position(connection)
+            return mark(connection)
         except SourceError:
             if not connection.closed:
                 raise
-            return mark_position(self._ordinary())  # the session was ended while nobody used it
+            return mark(self._ordinary())  # the session was ended while nobody used it
 
     def set_up(self, wanted: Wanted, take_lead: Callable[[], Lsn]) -> PostgresLog:
         return set_up(self._source, self._spec, wanted, self._ordinary(), take_lead, self.snapshots)

@@ -74,6 +74,7 @@ def check(
                 ("primary server", _check_primary),
                 ("wal_level", _check_wal_level),
                 ("replication privilege", _check_replication),
+                ("messages of ours", _check_messages),
                 ("replication slots", _check_free_slots),
                 ("replication senders", _check_free_senders),
                 ("log retention", _check_retention),
@@ -143,6 +144,26 @@ def _check_replication(asked: _Asked) -> Iterator[Finding]:
             replication.execute("IDENTIFY_SYSTEM")
         role = replication.info.user
     yield Finding("replication privilege", "ok", f"The role {role} may replicate.")
+
+
+def _check_messages(asked: _Asked) -> Iterator[Finding]:
+    """A term's epoch is the position of a message that its leader emits."""
+    query = """
+        SELECT oid::regprocedure::text FROM pg_proc
+        WHERE proname = 'pg_logical_emit_message' AND pronamespace = 'pg_catalog'::regnamespace
+          AND proargtypes[2] = 'text'::regtype AND NOT has_function_privilege(oid, 'EXECUTE')
+    """
+    refused = _value(asked, query, "looking for the right to emit messages")
+    role = asked.connection.info.user
+    if refused is None:
+        yield Finding("messages of ours", "ok", f"The role {role} may emit messages into the server's log.")
+        return
+    yield Finding(
+        "messages of ours",
+        "error",
+        f"The role {role} may not emit messages into the server's log: leaders could not be told apart.",
+        f"As a superuser run: GRANT EXECUTE ON FUNCTION {refused} TO {quoted(role)};",
+    )
 
 
 def _check_free_slots(asked: _Asked) -> Iterator[Finding]:
