@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -294,6 +295,29 @@ class TestReplaying:
         portion = letters.replays.next(1, 1)
         assert portion is not None
         assert [letter.op for letter in portion.letters] == [0, 2]
+
+    def test_no_more_of_a_key_is_read_than_goes_at_once(
+        self, letters: DeadLetters, file: LetterFile, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("penstock.streams.replays._BYTES_MAX", 1000)
+        rows = [row(op, b"[1]", b" " * (5000 if op == 7 else 300)) for op in range(10)]
+        letters.write([dead(events(ONE, 7, rows))])
+        letter_requests.ask(file, "replay")
+        read: list[list[int]] = []
+        fetch = LetterFile.letters
+
+        def watched(self: LetterFile, *arguments: Any) -> list[Letter]:
+            found = fetch(self, *arguments)
+            read.append([letter.op for letter in found])
+            return found
+
+        monkeypatch.setattr(LetterFile, "letters", watched)
+        sent = []
+        while (portion := letters.replays.next(1, len(sent) + 1)) is not None:
+            sent.append([letter.op for letter in portion.letters])
+            letters.replays.done(portion)
+        assert sent == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+        assert [ops for ops in read if ops] == sent, "what is read is sent"
 
     def test_what_was_never_encoded_is_not_sent(self, letters: DeadLetters, file: LetterFile) -> None:
         rows = events(ONE, 7, [row(0, b"[1]"), row(1, b"[1]"), row(2, None)])
