@@ -35,7 +35,7 @@ _Client = TypeVar("_Client")
 
 
 def client_settings(config: KafkaLaneConfig) -> dict[str, Any]:
-    """How brokers are reached, for every kind of client."""
+    """How brokers are reached, for every kind of client. None makes a broker create what it only asks for."""
     security = config.security
     told = {
         "bootstrap.servers": config.bootstrap,
@@ -49,7 +49,7 @@ def client_settings(config: KafkaLaneConfig) -> dict[str, Any]:
         "ssl.key.password": security.key_password and security.key_password.get_secret_value(),
     }
     usual = {"client.id": "penstock", "socket.keepalive.enable": True}
-    own = {"log_level": _LOG_CRITICAL, "logger": _SILENT}
+    own = {"log_level": _LOG_CRITICAL, "logger": _SILENT, "allow.auto.create.topics": False}
     chosen = {name: str(value) for name, value in config.properties.items()}
     return usual | chosen | own | {name: value for name, value in told.items() if value is not None}
 
@@ -86,7 +86,6 @@ def reader_settings(config: KafkaLaneConfig, identity: str) -> dict[str, Any]:
         "enable.auto.offset.store": False,
         "enable.partition.eof": True,
         "auto.offset.reset": "earliest",
-        "allow.auto.create.topics": False,
         "fetch.wait.max.ms": 10,  # the broker holds back so long that nothing more is there
     }
     return client_settings(config) | own
