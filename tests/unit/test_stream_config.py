@@ -119,6 +119,12 @@ def test_no_credential_shows_in_what_is_printed_or_said(tmp_path: Path) -> None:
         ('kafka: {bootstrap: "b:1", security: {protocol: sasl_ssl}}', "needs `mechanism`"),
         ('kafka: {bootstrap: "b:1", security: {mechanism: PLAIN}}', "needs `username` and `password`"),
         ('kafka: {bootstrap: "b:1", security: {certificate: ./c.pem}}', "go together"),
+        ('kafka: {bootstrap: "b:1", security: {mechanism: GSSAPI}}', "use `SCRAM-SHA-512`, or `OAUTHBEARER`"),
+        ('kafka: {bootstrap: "b:1", security: {mechanism: OAUTHBEARER}}', "needs `security.oauth`"),
+        (
+            'kafka: {bootstrap: "b:1", properties: {sasl.oauthbearer.client.secret: x}}',
+            "`sasl.oauthbearer.client.secret` is no property",
+        ),
         ('kafka: {bootstrap: "b:1", identity: "a b"}', "should have 1 to 100"),
         ('kafka: {bootstrap: "b:1", mask: {email: redact}}', "is not schema.table.column"),
         ("kinesis: {stream: s, format: avro}", "lanes.kinesis.format"),
