@@ -346,8 +346,8 @@ class KinesisLaneConfig(StreamLaneConfig):
     for, and consumers must take them apart."""
     on_unproven: Literal["publish", "stop"] = "publish"
     """What happens with events of which nobody can tell whether they are in the stream (they would be older
-    than what it keeps): `publish` sends them, and they may be there twice; `stop` stops the lane. Both are
-    counted."""
+    than what it keeps): `publish` sends them, and they may be there twice: they are counted, in
+    `penstock_stream_unproven_events_total`. `stop` stops the lane, with the error `unproven`."""
     take_over_wait: Duration = timedelta(seconds=35)
     """So long a new leader waits for what its predecessor has sent to arrive: longer than a request may
     last."""
