@@ -233,6 +233,31 @@ class TestStopping:
             with pytest.raises(TooManyDeadLettersError, match="more than 2 dead letters"):
                 letters.write([dead(events(ONE, 8, [row(0, b"[1]")]))])
 
+    def test_what_joins_a_blocked_key_stops_the_lane_by_its_bytes_alone(self, path: Path) -> None:
+        policy = DeadLetterPolicy(max_count=1, max_bytes=400_000)
+
+        def behind(tx: int) -> Dead:
+            rows = [row(op, b"[1]", b" " * 1000) for op in range(10)]
+            return dead(events(ONE, tx, rows), why=(BEHIND, "", 0))
+
+        with DeadLetters(path, "kafka", policy) as letters:
+            letters.begin(term(1), None)
+            letters.write([dead(events(ONE, 7, [row(0, b"[1]")]))])
+            with pytest.raises(TooManyDeadLettersError, match="more than 400,000 bytes") as raised:
+                for tx in range(8, 100):
+                    letters.write([behind(tx)])
+            assert "lanes.kafka.dead_letter.max_bytes" in raised.value.remedy
+            assert 300_000 < path.stat().st_size <= 400_000, "it is measured before it is written"
+        with DeadLetters(path, "kafka", policy) as letters:
+            letters.begin(term(2), PASSED)
+            with pytest.raises(TooManyDeadLettersError):
+                letters.write([behind(100)])
+            file = LetterFile(path)
+            letter_requests.ask(file, "drop")
+            file.close()
+            assert letters.replays.next(1, 1) is None
+            letters.write([behind(100)])
+
 
 class TestReplaying:
     @pytest.fixture

@@ -87,7 +87,10 @@ class DeadLetterConfig(Section):
     max_share: Annotated[float, Field(gt=0, le=1)] = 0.01
     """The lane stops when more than this part of its last 10,000 events are dead letters."""
     max_count: PositiveInt = 100_000
-    """It stops when there are so many of them."""
+    """It stops when there are more of them, without those that are there for an earlier one of their key."""
+    max_bytes: ByteSize = Field(default=ByteSize(4096 * _MIB), ge=_MIB)
+    """It stops before their file would be larger: later events of a key that has dead letters join it, with all
+    they hold."""
 
 
 class QueueConfig(Section):

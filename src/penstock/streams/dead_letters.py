@@ -19,6 +19,7 @@ import json
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Literal, Self
 
@@ -40,6 +41,7 @@ __all__ = ["Dead", "DeadLetterPolicy", "DeadLetters", "dead_letters_path"]
 
 #: `max_share` is a share of so many events.
 SHARE_OF = 10_000
+_ROW_BYTES = 150  # of a letter in the file, beside its texts: numbers, and places in three indexes
 _INSERT = (
     "INSERT OR IGNORE INTO letters (stream, chunk, tx, name, op, kind, xid, route, key, value, code, reason,"
     " attempts, at, batch, place, headers, source) "
@@ -54,6 +56,7 @@ class DeadLetterPolicy:
     order: Literal["block_key", "skip"] = "block_key"
     max_share: float = 0.01
     max_count: int = 100_000
+    max_bytes: int = 4 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,10 +194,12 @@ class DeadLetters:
         with self._file.transaction():
             self._owner.check()
             recent = self._checked_share(refused)
-            for (stream, code), rows in self._rows_by_code(dead).items():
+            found = self._rows_by_code(dead)
+            self._check_bytes(sum(map(_room_of, chain.from_iterable(found.values()))))
+            for (stream, code), rows in found.items():
                 written[stream, code] += self._file.execute_many(_INSERT, rows)
             self._file.execute_many(_FORGET, again)  # they are letters now
-            self._check_count(written.total())
+            self._check_count(written)
             self._file.set_fact("recent", json.dumps({"seen": self._seen, "refused": list(recent)}))
         self._recent = recent
         self._counts.update(written)
@@ -237,8 +242,19 @@ class DeadLetters:
             )
         return recent
 
-    def _check_count(self, written: int) -> None:
-        if self._counts.total() + written > self._policy.max_count:
+    def _check_bytes(self, more: int) -> None:
+        if self._file.bytes + more > self._policy.max_bytes:
+            raise TooManyDeadLettersError(
+                f"The dead letters of lane {self.lane} would need more than {self._policy.max_bytes:,} bytes.",
+                detail="Later events of a key that has one join them.",
+                remedy=f"`penstock dlq list --lane {self.lane}` says why. Replay or drop some, or raise "
+                f"`lanes.{self.lane}.dead_letter.max_bytes`, then start the lane again; nothing is lost.",
+            )
+
+    def _check_count(self, written: Mapping[tuple[str, str], int]) -> None:
+        """How many were refused: what joined them has the limit of bytes."""
+        counts = (*self._counts.items(), *written.items())
+        if sum(count for (_, code), count in counts if code != BEHIND) > self._policy.max_count:
             raise TooManyDeadLettersError(
                 f"Lane {self.lane} would have more than {self._policy.max_count:,} dead letters.",
                 remedy=f"`penstock dlq list --lane {self.lane}` says why. Replay or drop some, or raise "
@@ -319,6 +335,10 @@ def _rows_of(dead: Dead, at: str, source: str) -> Iterator[tuple[object, ...]]:
             _headers(events, row),
             source,
         )
+
+
+def _room_of(row: tuple[object, ...]) -> int:
+    return _ROW_BYTES + sum(len(value) for value in row if isinstance(value, (str, bytes)))
 
 
 def _headers(events: Events, row: int) -> str:
