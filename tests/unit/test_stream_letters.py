@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 
-from penstock.core.errors import StaleTermError, StateError, TooManyDeadLettersError
+from penstock.core.errors import ConfigError, StaleTermError, StateError, TooManyDeadLettersError
 from penstock.core.position import Lsn
 from penstock.streams import letter_requests
 from penstock.streams.blocked_keys import BEHIND, Why
@@ -131,6 +131,48 @@ class TestBlocking:
             first = events(ONE, 7, [row(0, b"[1]"), row(1, b"[1]")])
             assert letters.blocked.fall(first, {0: POISON}).keys() == {0}
             assert letters.sift(events(ONE, 8, [row(0, b"[1]")])) == {}
+
+
+class TestKeysOfAnotherForm:
+    """As another `format` or mask writes them: they are other bytes."""
+
+    @pytest.fixture
+    def written(self, path: Path) -> Path:
+        with DeadLetters(path, "kafka", key_form=lambda stream: f"{stream} as json") as letters:
+            letters.begin(term(1), None)
+            letters.write([dead(events(ONE, 7, [row(0, b"[1]")])), dead(events(TWO, 7, [row(1, None)]))])
+        return path
+
+    def begin(
+        self, path: Path, form: str, order: Literal["block_key", "skip"] = "block_key", then_drop: bool = False
+    ) -> None:
+        with DeadLetters(path, "kafka", DeadLetterPolicy(order), lambda stream: f"{stream} as {form}") as letters:
+            letters.begin(term(2), PASSED)
+            if then_drop:
+                file = LetterFile(path)
+                letter_requests.ask(file, "drop")
+                file.close()
+                assert letters.replays.next(1, 1) is None
+
+    def test_a_lane_does_not_begin_while_letters_are_there(self, written: Path) -> None:
+        with pytest.raises(ConfigError, match=r"while public\.one has dead letters") as refused:
+            self.begin(written, "avro")
+        assert "penstock dlq replay --lane kafka" in refused.value.remedy
+        assert len(kept(written)) == 2
+        self.begin(written, "json", then_drop=True)
+        self.begin(written, "avro")
+
+    def test_without_an_order_to_keep_it_does(self, written: Path) -> None:
+        self.begin(written, "avro", "skip")
+
+    def test_letters_of_which_it_is_not_known_are_gone_on_with(self, path: Path) -> None:
+        with DeadLetters(path, "kafka") as letters:
+            letters.begin(term(1), None)
+            letters.write([dead(events(ONE, 7, [row(0, b"[1]")]))])
+        file = LetterFile(path)
+        file.execute("DELETE FROM facts WHERE name = 'keys of public.one'")
+        file.close()
+        self.begin(path, "avro")
 
 
 class TestTakingBack:

@@ -31,6 +31,7 @@ from penstock.streams import letter_requests
 from penstock.streams.blocked_keys import BEHIND, BEHIND_ANOTHER, BlockedKeys, Why
 from penstock.streams.events import Events, Int64s
 from penstock.streams.letter_file import LetterFile, dead_letters_path
+from penstock.streams.letter_keys import LetterKeys
 from penstock.streams.letter_names import LetterName, names_of
 from penstock.streams.letter_owner import LetterOwner
 from penstock.streams.load_state import LoadState
@@ -70,13 +71,23 @@ class Dead:
 
 
 class DeadLetters:
-    """For one thread after another, but for `counts` and `blocked_count`."""
+    """For one thread after another, but for `counts` and `blocked_count`.
 
-    def __init__(self, path: Path, lane: str, policy: DeadLetterPolicy | None = None) -> None:
+    `key_form` says in which form keys of a stream are written (`letter_keys`).
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        lane: str,
+        policy: DeadLetterPolicy | None = None,
+        key_form: Callable[[str], str] = lambda _: "",
+    ) -> None:
         self.lane = lane
         self._policy = policy or DeadLetterPolicy()
         self._file = LetterFile(path)
         self._owner = LetterOwner(self._file, lane)
+        self._keys = LetterKeys(self._file, lane, key_form)
         self._known: dict[LetterName, Why] = {}
         self._known_streams: frozenset[str] = frozenset()
         self._counts: Counter[tuple[str, str]] = Counter()
@@ -125,6 +136,8 @@ class DeadLetters:
                 self._file.execute("DELETE FROM known")
             self._settle_replays(0 if standing is None else standing.replays, found)
             self._take_back(standing)
+            if self.blocked.keeps_order:
+                self._keys.check()
             newest: int = self._file.rows("SELECT coalesce(max(batch), 0) FROM letters")[0][0]
         self._remember()
         return newest if standing is None else standing.batches
@@ -199,6 +212,7 @@ class DeadLetters:
             for (stream, code), rows in found.items():
                 written[stream, code] += self._file.execute_many(_INSERT, rows)
             self._file.execute_many(_FORGET, again)  # they are letters now
+            self._keys.note({str(each.events.stream) for each in dead})
             self._check_count(written)
             self._file.set_fact("recent", json.dumps({"seen": self._seen, "refused": list(recent)}))
         self._recent = recent
