@@ -14,13 +14,14 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["reset", "slow", "lost", "late", "throttled", "failed", "partial"]
-#: What each means; the last three need to know the protocol's answers, so only HTTP proxies have them.
+Kind = Literal["reset", "slow", "lost", "late", "halved", "throttled", "failed", "partial"]
+#: What each means; the last four need to know the protocol's answers, so only HTTP proxies have them.
 KINDS: Mapping[Kind, str] = {
     "reset": "the connection is cut, the request is not passed on",
     "slow": "the answer waits for `seconds`",
     "lost": "the request is passed on and answered, but the answer is dropped and the connection cut",
     "late": "the connection is cut, and the request is passed on `seconds` after that",
+    "halved": "the request is passed on, and half of its answer comes before the connection is closed",
     "throttled": "answered as if there were too many requests; not passed on",
     "failed": "answered with a server error; not passed on",
     "partial": "some records of the request are passed on, for the others the answer says that they failed",

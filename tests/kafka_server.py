@@ -155,6 +155,11 @@ class KafkaServer(AbstractContextManager["KafkaServer"]):
         found = self._admin.list_topics(timeout=120).topics
         return {name: len(topic.partitions) for name, topic in found.items()}
 
+    def topic_config(self, topic: str) -> dict[str, str]:
+        resource = ConfigResource(ResourceType.TOPIC, topic)
+        told = self._admin.describe_configs([resource])[resource].result(120)
+        return {name: str(each.value) for name, each in told.items()}
+
     def read(self, topic: str, *, committed: bool = True) -> list[Record]:
         """Everything of a topic, partition by partition, as a `read_committed` consumer gets it."""
         return list(self._read(topic, committed))
@@ -203,7 +208,7 @@ class KafkaServer(AbstractContextManager["KafkaServer"]):
             "listener.security.protocol.map": "DIRECT:PLAINTEXT,PROXIED:PLAINTEXT,CONTROLLER:PLAINTEXT,"
             "SECURED:SASL_SSL",
             "log.dirs": self.directory / "data",
-            "auto.create.topics.enable": "false",
+            "auto.create.topics.enable": "true",  # the default: whoever only asks for a topic may create it
             "offsets.topic.num.partitions": 1,
             "offsets.topic.replication.factor": 1,
             "transaction.state.log.num.partitions": 1,

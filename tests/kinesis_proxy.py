@@ -143,6 +143,10 @@ class _Handler(BaseHTTPRequestHandler):
         self._passed_on(body)
         self._cut()
 
+    def _halved(self, body: bytes, fault: Fault) -> None:
+        self.close_connection = True
+        self._answer(*self._passed_on(body), part=0.5)
+
     def _late(self, body: bytes, fault: Fault) -> None:
         def pass_on_later() -> None:
             time.sleep(fault.seconds)
@@ -201,12 +205,12 @@ class _Handler(BaseHTTPRequestHandler):
         finally:
             connection.close()
 
-    def _answer(self, status: int, body: bytes) -> None:
+    def _answer(self, status: int, body: bytes, part: float = 1.0) -> None:
         self.send_response(status)
         self.send_header("Content-Type", "application/x-amz-json-1.1")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        self.wfile.write(body)
+        self.wfile.write(body[: int(part * len(body))])
 
     def _cut(self) -> None:
         self.close_connection = True

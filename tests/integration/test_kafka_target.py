@@ -461,6 +461,15 @@ def test_a_missing_topic_is_waited_for_unless_it_is_to_be_created(lane: Lane) ->
     lane.assert_told(3)
 
 
+def test_topics_are_made_as_asked_where_a_broker_makes_any_that_is_asked_for(lane: Lane) -> None:
+    target = lane.begun(topic_config={"cleanup.policy": "compact", "segment.bytes": 1 << 20})
+    write_on(target, standing(0, 1), 1, 3, lane.topic, 5)
+    assert lane.kafka.topics()[lane.topic] == 3
+    assert lane.kafka.topic_config(lane.topic)["segment.bytes"] == str(1 << 20)
+    assert lane.kafka.topic_config(f"{lane.identity}.penstock.positions")["cleanup.policy"] == "compact"
+    lane.begun(2).close()  # nor is its own positions topic in the way of the next term
+
+
 def test_a_changed_number_of_partitions_stops_the_lane_or_is_accepted(lane: Lane) -> None:
     write_on(lane.begun(), standing(0, 1), 1, 20, lane.topic, 5)
     lane.kafka.grow_topic(lane.topic, 6)

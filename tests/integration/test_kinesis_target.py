@@ -53,6 +53,7 @@ _FAULTS: dict[Kind, float] = {
     "reset": 0.03,
     "lost": 0.04,
     "late": 0.03,
+    "halved": 0.02,
     "throttled": 0.05,
     "failed": 0.03,
     "partial": 0.2,
@@ -651,6 +652,29 @@ def test_another_state_directory_does_not_begin_unless_it_is_ordered_to(
     assert begin(own, term(6)) == _standing()
     with pytest.raises(StateError, match="another state directory"):
         begin(shared, term(7))
+
+
+def test_answers_that_are_cut_off_are_not_taken_for_empty_ones(
+    kinesalite: KinesisServer, tmp_path: Path
+) -> None:
+    """Neither records that are there nor another one's claim are overlooked."""
+    stream, shared = kinesalite.create_stream(1), tmp_path / "shared"
+    event = next(_parts(History(9, 5))).slice(0, 1)
+    every = ("DescribeStreamSummary", "ListShards", "GetShardIterator", "GetRecords", "ListTagsForStream")
+    with HttpFailureProxy(kinesalite.port) as proxy:
+        chosen = settings(stream, proxy.endpoint, wait_s=1.5)
+        former = KinesisTarget(chosen, shared)
+        former.open(term(1))
+        former.note(_standing(), -1)
+        former.send(event, 0)
+        proxy.plan = Plan(exactly={(operation, 1): Fault("halved") for operation in every})
+        successor = KinesisTarget(chosen, shared)
+        successor.open(term(2))
+        assert {struck.operation for struck in proxy.plan.struck} == set(every)
+        assert all(successor.is_there(event))
+        proxy.plan = Plan(exactly={("ListTagsForStream", 1): Fault("halved")})
+        with pytest.raises(StateError, match="another state directory"):
+            KinesisTarget(chosen, tmp_path / "own").open(term(3))
 
 
 def test_a_stream_whose_tags_may_not_be_used_is_written_to_all_the_same(

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from confluent_kafka.admin import AdminClient
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -70,6 +71,22 @@ def test_tls_and_sasl() -> None:
         "ssl.key.location": "/k.pem",
         "ssl.key.password": "kp",
     }
+
+
+def test_tokens() -> None:
+    oauth = {"token_endpoint": "https://t/o", "client_id": "i", "client_secret": "hidden", "scope": "s"}
+    lane = config(security={"protocol": "sasl_ssl", "mechanism": "OAUTHBEARER", "oauth": oauth})
+    assert "hidden" not in repr(lane)
+    told = settings.client_settings(lane)
+    assert {name: told[name] for name in told if name.startswith("sasl")} == {
+        "sasl.mechanism": "OAUTHBEARER",
+        "sasl.oauthbearer.method": "oidc",
+        "sasl.oauthbearer.token.endpoint.url": "https://t/o",
+        "sasl.oauthbearer.client.id": "i",
+        "sasl.oauthbearer.client.secret": "hidden",
+        "sasl.oauthbearer.scope": "s",
+    }
+    settings.make(AdminClient, told, lane).poll(0)
 
 
 def test_only_what_a_broker_says_of_a_record_is_the_records() -> None:

@@ -6,7 +6,7 @@ import math
 import random
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 
@@ -15,15 +15,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.core.errors import StaleTermError
+from penstock.core.errors import StaleTermError, UnprovenError
 from penstock.core.position import Lsn
+from penstock.metrics import STREAM_UNPROVEN
 from penstock.streams import letter_requests
 from penstock.streams.dead_letters import DeadLetterPolicy, DeadLetters
 from penstock.streams.events import CREATE, Batch, Events
 from penstock.streams.inflight import QueueLimits
+from penstock.streams.lane_measures import StreamMeasures
 from penstock.streams.letter_file import LetterFile
 from penstock.streams.letter_names import names_of
-from penstock.streams.publisher import Publisher
+from penstock.streams.publisher import Publisher, Standing, Term
 from penstock.streams.record_flow import AheadLimits
 from penstock.streams.record_publisher import RecordPublisher
 from penstock.streams.retry import RetryPolicy
@@ -373,3 +375,24 @@ def test_what_was_refused_while_the_target_took_nothing_does_not_count(store: St
         assert publisher.drain(30)
         assert len(store.arrived) == 3
         assert not store.dead()
+
+
+class _Unproved(MemoryRecordTarget):
+    def open(self, term: Term) -> Standing | None:
+        self.unproven = {"late": int(term.epoch)}
+        if term.epoch > Lsn(2):
+            raise UnprovenError("What is there cannot be proved.")
+        return super().open(term)
+
+
+def test_what_cannot_be_proved_stays_counted_whatever_becomes_of_the_term(store: Store) -> None:
+    counted = []
+    measures = StreamMeasures("unproved")
+    with DeadLetters(store.letters, "unproved") as letters:
+        for epoch in (1, 2, 3):
+            target = _Unproved(store, random.Random(0), 0.0, 0.0)
+            publisher = RecordPublisher(target, letters, CLASSES.classify, RETRY)
+            with suppress(UnprovenError):
+                publisher.open(term(epoch))
+            counted += [value for name, _, value in measures.samples() if name == STREAM_UNPROVEN.name]
+    assert counted == [1, 1 + 2, 1 + 2 + 3]

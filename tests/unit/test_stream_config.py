@@ -12,7 +12,7 @@ from penstock.capture.spec import ServiceSpec
 from penstock.config import Config
 from penstock.config.streams import KafkaLaneConfig
 from penstock.core.errors import ConfigError
-from penstock.core.stream import StreamId
+from penstock.core.stream import MESSAGES, StreamId
 from penstock.streams.record_publisher import RecordPublisher
 from penstock.streams.settings import StreamSettings
 from penstock.streams.targets import publisher_of
@@ -119,6 +119,12 @@ def test_no_credential_shows_in_what_is_printed_or_said(tmp_path: Path) -> None:
         ('kafka: {bootstrap: "b:1", security: {protocol: sasl_ssl}}', "needs `mechanism`"),
         ('kafka: {bootstrap: "b:1", security: {mechanism: PLAIN}}', "needs `username` and `password`"),
         ('kafka: {bootstrap: "b:1", security: {certificate: ./c.pem}}', "go together"),
+        ('kafka: {bootstrap: "b:1", security: {mechanism: GSSAPI}}', "use `SCRAM-SHA-512`, or `OAUTHBEARER`"),
+        ('kafka: {bootstrap: "b:1", security: {mechanism: OAUTHBEARER}}', "needs `security.oauth`"),
+        (
+            'kafka: {bootstrap: "b:1", properties: {sasl.oauthbearer.client.secret: x}}',
+            "`sasl.oauthbearer.client.secret` is no property",
+        ),
         ('kafka: {bootstrap: "b:1", identity: "a b"}', "should have 1 to 100"),
         ('kafka: {bootstrap: "b:1", mask: {email: redact}}', "is not schema.table.column"),
         ("kinesis: {stream: s, format: avro}", "lanes.kinesis.format"),
@@ -148,3 +154,16 @@ def test_a_lane_may_have_some_of_the_streams_and_masks_of_each(tmp_path: Path) -
     orders, customers = StreamId("public", "orders"), StreamId("public", "customers")
     assert (settings.wants(orders), settings.wants(customers)) == (False, True)
     assert settings.masks(customers) == (("email", "sha256"),)
+
+
+def test_keys_have_another_form_by_another_format_or_another_hash_of_a_column(tmp_path: Path) -> None:
+    def form(section: str, stream: str = "public.customers") -> str:
+        settings = StreamSettings.of_pipeline(load(tmp_path, f"lanes: {{file: {{path: ./f{section}}}}}\n"), "file")
+        return settings.key_form(stream)
+
+    hashed = ", mask: {public.customers.email: sha256}"
+    forms = [form(""), form(", format: debezium"), form(hashed), form(f"{hashed}, mask_salt: x")]
+    assert len(set(forms)) == 4
+    assert form(", mask: {public.customers.email: redact}") == form("")
+    assert form(f"{hashed}, mask_salt: x", "public.orders") == form("", "public.orders")
+    assert form(", format: debezium", str(MESSAGES)) == form("", str(MESSAGES))

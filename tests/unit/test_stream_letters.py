@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 
-from penstock.core.errors import StaleTermError, StateError, TooManyDeadLettersError
+from penstock.core.errors import ConfigError, StaleTermError, StateError, TooManyDeadLettersError
 from penstock.core.position import Lsn
 from penstock.streams import letter_requests
 from penstock.streams.blocked_keys import BEHIND, Why
@@ -132,6 +133,48 @@ class TestBlocking:
             assert letters.sift(events(ONE, 8, [row(0, b"[1]")])) == {}
 
 
+class TestKeysOfAnotherForm:
+    """As another `format` or mask writes them: they are other bytes."""
+
+    @pytest.fixture
+    def written(self, path: Path) -> Path:
+        with DeadLetters(path, "kafka", key_form=lambda stream: f"{stream} as json") as letters:
+            letters.begin(term(1), None)
+            letters.write([dead(events(ONE, 7, [row(0, b"[1]")])), dead(events(TWO, 7, [row(1, None)]))])
+        return path
+
+    def begin(
+        self, path: Path, form: str, order: Literal["block_key", "skip"] = "block_key", then_drop: bool = False
+    ) -> None:
+        with DeadLetters(path, "kafka", DeadLetterPolicy(order), lambda stream: f"{stream} as {form}") as letters:
+            letters.begin(term(2), PASSED)
+            if then_drop:
+                file = LetterFile(path)
+                letter_requests.ask(file, "drop")
+                file.close()
+                assert letters.replays.next(1, 1) is None
+
+    def test_a_lane_does_not_begin_while_letters_are_there(self, written: Path) -> None:
+        with pytest.raises(ConfigError, match=r"while public\.one has dead letters") as refused:
+            self.begin(written, "avro")
+        assert "penstock dlq replay --lane kafka" in refused.value.remedy
+        assert len(kept(written)) == 2
+        self.begin(written, "json", then_drop=True)
+        self.begin(written, "avro")
+
+    def test_without_an_order_to_keep_it_does(self, written: Path) -> None:
+        self.begin(written, "avro", "skip")
+
+    def test_letters_of_which_it_is_not_known_are_gone_on_with(self, path: Path) -> None:
+        with DeadLetters(path, "kafka") as letters:
+            letters.begin(term(1), None)
+            letters.write([dead(events(ONE, 7, [row(0, b"[1]")]))])
+        file = LetterFile(path)
+        file.execute("DELETE FROM facts WHERE name = 'keys of public.one'")
+        file.close()
+        self.begin(path, "avro")
+
+
 class TestTakingBack:
     def test_letters_that_the_position_never_passed_come_again(
         self, letters: DeadLetters, path: Path
@@ -232,6 +275,31 @@ class TestStopping:
             with pytest.raises(TooManyDeadLettersError, match="more than 2 dead letters"):
                 letters.write([dead(events(ONE, 8, [row(0, b"[1]")]))])
 
+    def test_what_joins_a_blocked_key_stops_the_lane_by_its_bytes_alone(self, path: Path) -> None:
+        policy = DeadLetterPolicy(max_count=1, max_bytes=400_000)
+
+        def behind(tx: int) -> Dead:
+            rows = [row(op, b"[1]", b" " * 1000) for op in range(10)]
+            return dead(events(ONE, tx, rows), why=(BEHIND, "", 0))
+
+        with DeadLetters(path, "kafka", policy) as letters:
+            letters.begin(term(1), None)
+            letters.write([dead(events(ONE, 7, [row(0, b"[1]")]))])
+            with pytest.raises(TooManyDeadLettersError, match="more than 400,000 bytes") as raised:
+                for tx in range(8, 100):
+                    letters.write([behind(tx)])
+            assert "lanes.kafka.dead_letter.max_bytes" in raised.value.remedy
+            assert 300_000 < path.stat().st_size <= 400_000, "it is measured before it is written"
+        with DeadLetters(path, "kafka", policy) as letters:
+            letters.begin(term(2), PASSED)
+            with pytest.raises(TooManyDeadLettersError):
+                letters.write([behind(100)])
+            file = LetterFile(path)
+            letter_requests.ask(file, "drop")
+            file.close()
+            assert letters.replays.next(1, 1) is None
+            letters.write([behind(100)])
+
 
 class TestReplaying:
     @pytest.fixture
@@ -294,6 +362,29 @@ class TestReplaying:
         portion = letters.replays.next(1, 1)
         assert portion is not None
         assert [letter.op for letter in portion.letters] == [0, 2]
+
+    def test_no_more_of_a_key_is_read_than_goes_at_once(
+        self, letters: DeadLetters, file: LetterFile, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("penstock.streams.replays._BYTES_MAX", 1000)
+        rows = [row(op, b"[1]", b" " * (5000 if op == 7 else 300)) for op in range(10)]
+        letters.write([dead(events(ONE, 7, rows))])
+        letter_requests.ask(file, "replay")
+        read: list[list[int]] = []
+        fetch = LetterFile.letters
+
+        def watched(self: LetterFile, *arguments: Any) -> list[Letter]:
+            found = fetch(self, *arguments)
+            read.append([letter.op for letter in found])
+            return found
+
+        monkeypatch.setattr(LetterFile, "letters", watched)
+        sent = []
+        while (portion := letters.replays.next(1, len(sent) + 1)) is not None:
+            sent.append([letter.op for letter in portion.letters])
+            letters.replays.done(portion)
+        assert sent == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+        assert [ops for ops in read if ops] == sent, "what is read is sent"
 
     def test_what_was_never_encoded_is_not_sent(self, letters: DeadLetters, file: LetterFile) -> None:
         rows = events(ONE, 7, [row(0, b"[1]"), row(1, b"[1]"), row(2, None)])

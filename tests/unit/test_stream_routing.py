@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from penstock.streams.messages import EmittedRoute
 from penstock.streams.routing import NO_TOPIC, Outbox, Router, Routes, bytes_of_hex
 from penstock.streams.topics import legal_topic
 from tests.logged_rows import changes_of, schema_of
+from tests.stream_changes import COMMIT_TEXT, COMMIT_US
 
 OUTBOX = schema_of(
     "public.outbox",
@@ -127,7 +129,7 @@ def test_emitted_messages_are_counted_in_their_transaction_and_sent_by_prefix() 
     assert [kept.wants(each) for each in ("app", "apple", "job.1", "penstock")] == [True, False, True, False]
     assert not EmittedMessages(["*"]).wants("penstock"), "our own are nobody's"
     for tx, prefix in ((10, "app"), (10, "job.x"), (10, "app"), (20, "app")):
-        kept.add(parse_emitted(message(prefix, b"\xff")), tx, 3, 7, 0)
+        kept.add(parse_emitted(message(prefix, b"\xff")), tx, 3, 7, COMMIT_US)
     rows = kept.take(log_schema(TABLE.schema, STREAM))
     assert rows is not None
     assert kept.take(rows.schema) is None
@@ -136,6 +138,8 @@ def test_emitted_messages_are_counted_in_their_transaction_and_sent_by_prefix() 
     [events] = router.messages(changes, None, keys)
     assert events.route == "said.app"
     assert list(zip(events.tx.tolist(), events.op.tolist(), strict=True)) == [(10, 0), (10, 2), (20, 0)]
+    told = json.loads(events.value[0].as_py())
+    assert (told["source"]["commit_ts"], told["ts_ms"]) == (COMMIT_TEXT, COMMIT_US // 1000)
     assert Router(Routes("shop")).messages(changes, None, keys) == []
 
 

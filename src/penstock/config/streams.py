@@ -57,6 +57,7 @@ _OWN_PROPERTIES = frozenset(
         "queuing.strategy",
         "sasl.mechanism",
         "sasl.mechanisms",
+        "sasl.oauthbearer.client.secret",
         "sasl.password",
         "sasl.username",
         "security.protocol",
@@ -86,7 +87,10 @@ class DeadLetterConfig(Section):
     max_share: Annotated[float, Field(gt=0, le=1)] = 0.01
     """The lane stops when more than this part of its last 10,000 events are dead letters."""
     max_count: PositiveInt = 100_000
-    """It stops when there are so many of them."""
+    """It stops when there are more of them, without those that are there for an earlier one of their key."""
+    max_bytes: ByteSize = Field(default=ByteSize(4096 * _MIB), ge=_MIB)
+    """It stops before their file would be larger: later events of a key that has dead letters join it, with all
+    they hold."""
 
 
 class QueueConfig(Section):
@@ -194,17 +198,31 @@ class StreamLaneConfig(Section):
         return mask
 
 
+class KafkaOAuthConfig(Section):
+    """Where `mechanism: OAUTHBEARER` gets its tokens, by OAuth's client credentials."""
+
+    token_endpoint: Annotated[str, Field(min_length=1)]
+    """`https://host/path`, where tokens are given out."""
+    client_id: Annotated[str, Field(min_length=1)]
+    """Who asks for them."""
+    client_secret: SecretStr
+    """`${VARIABLE}` or `${file:/path}`."""
+    scope: str | None = None
+    """What is asked for, if the endpoint wants to be told."""
+
+
 class KafkaSecurityConfig(Section):
     """How the brokers are reached and who asks."""
 
     protocol: Literal["plaintext", "ssl", "sasl_plaintext", "sasl_ssl"] = "plaintext"
     """With or without TLS, with or without SASL."""
-    mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "GSSAPI", "OAUTHBEARER"] | None = None
-    """For SASL."""
+    mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"] | None = None
+    """For SASL. `GSSAPI` (Kerberos) is not in the client library."""
     username: str | None = None
     """For SASL."""
     password: SecretStr | None = None
     """`${VARIABLE}` or `${file:/path}`."""
+    oauth: KafkaOAuthConfig | None = None
     ca: LocalPath | None = None
     """PEM file of the authorities that brokers' certificates are checked against; by default the system's."""
     certificate: LocalPath | None = None
@@ -214,12 +232,24 @@ class KafkaSecurityConfig(Section):
     key_password: SecretStr | None = None
     """Of the key's file, if it has one."""
 
+    @field_validator("mechanism", mode="before")
+    @classmethod
+    def _mechanism_is_there(cls, mechanism: object) -> object:
+        if mechanism == "GSSAPI":
+            raise ValueError(
+                "`GSSAPI` (Kerberos) is not in the Kafka client that Penstock comes with: use `SCRAM-SHA-512`, or "
+                "`OAUTHBEARER`, at a listener of the brokers that has it"
+            )
+        return mechanism
+
     @model_validator(mode="after")
     def _is_whole(self) -> KafkaSecurityConfig:
         if self.protocol.startswith("sasl") and self.mechanism is None:
             raise ValueError(f"`protocol: {self.protocol}` needs `mechanism`")
         if (self.mechanism or "").startswith(("PLAIN", "SCRAM")) and None in (self.username, self.password):
             raise ValueError(f"`mechanism: {self.mechanism}` needs `username` and `password`")
+        if self.oauth is not None and self.mechanism != "OAUTHBEARER":
+            raise ValueError("`oauth` is for `mechanism: OAUTHBEARER`")
         if (self.certificate is None) != (self.key is None):
             raise ValueError("`certificate` and `key` go together")
         return self
@@ -294,6 +324,13 @@ class KafkaLaneConfig(StreamLaneConfig):
             raise ValueError(f"`format: {self.format}` needs `schema_registry`")
         return self
 
+    @model_validator(mode="after")
+    def _has_tokens(self) -> KafkaLaneConfig:
+        is_told = any(name.startswith("sasl.oauthbearer.") for name in self.properties)
+        if self.security.mechanism == "OAUTHBEARER" and self.security.oauth is None and not is_told:
+            raise ValueError("`security.mechanism: OAUTHBEARER` needs `security.oauth`")
+        return self
+
 
 class KinesisLaneConfig(StreamLaneConfig):
     """[Every change to a Kinesis stream](../guides/streams.md#kinesis). Credentials are found where the AWS
@@ -312,8 +349,8 @@ class KinesisLaneConfig(StreamLaneConfig):
     for, and consumers must take them apart."""
     on_unproven: Literal["publish", "stop"] = "publish"
     """What happens with events of which nobody can tell whether they are in the stream (they would be older
-    than what it keeps): `publish` sends them, and they may be there twice; `stop` stops the lane. Both are
-    counted."""
+    than what it keeps): `publish` sends them, and they may be there twice: they are counted, in
+    `penstock_stream_unproven_events_total`. `stop` stops the lane, with the error `unproven`."""
     take_over_wait: Duration = timedelta(seconds=35)
     """So long a new leader waits for what its predecessor has sent to arrive: longer than a request may
     last."""

@@ -19,6 +19,7 @@ import json
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Literal, Self
 
@@ -30,6 +31,7 @@ from penstock.streams import letter_requests
 from penstock.streams.blocked_keys import BEHIND, BEHIND_ANOTHER, BlockedKeys, Why
 from penstock.streams.events import Events, Int64s
 from penstock.streams.letter_file import LetterFile, dead_letters_path
+from penstock.streams.letter_keys import LetterKeys
 from penstock.streams.letter_names import LetterName, names_of
 from penstock.streams.letter_owner import LetterOwner
 from penstock.streams.load_state import LoadState
@@ -40,6 +42,7 @@ __all__ = ["Dead", "DeadLetterPolicy", "DeadLetters", "dead_letters_path"]
 
 #: `max_share` is a share of so many events.
 SHARE_OF = 10_000
+_ROW_BYTES = 150  # of a letter in the file, beside its texts: numbers, and places in three indexes
 _INSERT = (
     "INSERT OR IGNORE INTO letters (stream, chunk, tx, name, op, kind, xid, route, key, value, code, reason,"
     " attempts, at, batch, place, headers, source) "
@@ -54,6 +57,7 @@ class DeadLetterPolicy:
     order: Literal["block_key", "skip"] = "block_key"
     max_share: float = 0.01
     max_count: int = 100_000
+    max_bytes: int = 4 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +71,23 @@ class Dead:
 
 
 class DeadLetters:
-    """For one thread after another, but for `counts` and `blocked_count`."""
+    """For one thread after another, but for `counts` and `blocked_count`.
 
-    def __init__(self, path: Path, lane: str, policy: DeadLetterPolicy | None = None) -> None:
+    `key_form` says in which form keys of a stream are written (`letter_keys`).
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        lane: str,
+        policy: DeadLetterPolicy | None = None,
+        key_form: Callable[[str], str] = lambda _: "",
+    ) -> None:
         self.lane = lane
         self._policy = policy or DeadLetterPolicy()
         self._file = LetterFile(path)
         self._owner = LetterOwner(self._file, lane)
+        self._keys = LetterKeys(self._file, lane, key_form)
         self._known: dict[LetterName, Why] = {}
         self._known_streams: frozenset[str] = frozenset()
         self._counts: Counter[tuple[str, str]] = Counter()
@@ -122,6 +136,8 @@ class DeadLetters:
                 self._file.execute("DELETE FROM known")
             self._settle_replays(0 if standing is None else standing.replays, found)
             self._take_back(standing)
+            if self.blocked.keeps_order:
+                self._keys.check()
             newest: int = self._file.rows("SELECT coalesce(max(batch), 0) FROM letters")[0][0]
         self._remember()
         return newest if standing is None else standing.batches
@@ -191,10 +207,13 @@ class DeadLetters:
         with self._file.transaction():
             self._owner.check()
             recent = self._checked_share(refused)
-            for (stream, code), rows in self._rows_by_code(dead).items():
+            found = self._rows_by_code(dead)
+            self._check_bytes(sum(map(_room_of, chain.from_iterable(found.values()))))
+            for (stream, code), rows in found.items():
                 written[stream, code] += self._file.execute_many(_INSERT, rows)
             self._file.execute_many(_FORGET, again)  # they are letters now
-            self._check_count(written.total())
+            self._keys.note({str(each.events.stream) for each in dead})
+            self._check_count(written)
             self._file.set_fact("recent", json.dumps({"seen": self._seen, "refused": list(recent)}))
         self._recent = recent
         self._counts.update(written)
@@ -237,8 +256,19 @@ class DeadLetters:
             )
         return recent
 
-    def _check_count(self, written: int) -> None:
-        if self._counts.total() + written > self._policy.max_count:
+    def _check_bytes(self, more: int) -> None:
+        if self._file.bytes + more > self._policy.max_bytes:
+            raise TooManyDeadLettersError(
+                f"The dead letters of lane {self.lane} would need more than {self._policy.max_bytes:,} bytes.",
+                detail="Later events of a key that has one join them.",
+                remedy=f"`penstock dlq list --lane {self.lane}` says why. Replay or drop some, or raise "
+                f"`lanes.{self.lane}.dead_letter.max_bytes`, then start the lane again; nothing is lost.",
+            )
+
+    def _check_count(self, written: Mapping[tuple[str, str], int]) -> None:
+        """How many were refused: what joined them has the limit of bytes."""
+        counts = (*self._counts.items(), *written.items())
+        if sum(count for (_, code), count in counts if code != BEHIND) > self._policy.max_count:
             raise TooManyDeadLettersError(
                 f"Lane {self.lane} would have more than {self._policy.max_count:,} dead letters.",
                 remedy=f"`penstock dlq list --lane {self.lane}` says why. Replay or drop some, or raise "
@@ -319,6 +349,10 @@ def _rows_of(dead: Dead, at: str, source: str) -> Iterator[tuple[object, ...]]:
             _headers(events, row),
             source,
         )
+
+
+def _room_of(row: tuple[object, ...]) -> int:
+    return _ROW_BYTES + sum(len(value) for value in row if isinstance(value, (str, bytes)))
 
 
 def _headers(events: Events, row: int) -> str:

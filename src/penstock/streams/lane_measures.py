@@ -19,6 +19,7 @@ from penstock.core.position import Lsn
 from penstock.log import columns as log_columns
 from penstock.metrics import Sample
 from penstock.streams.events import Batch
+from penstock.streams.publish_measures import publish_measures
 from penstock.streams.publisher import Publisher
 
 _LOOK_EVERY_S = 0.01
@@ -31,6 +32,7 @@ class StreamMeasures:
 
     def __init__(self, lane: str) -> None:
         self._lane = {"lane": lane}
+        self._published = publish_measures(lane)
         self._events: Counter[str] = Counter()
         self._bytes = 0
         self._waiting: deque[tuple[Lsn, float]] = deque(maxlen=_WAITING_MAX)  # end, commit time of its oldest
@@ -78,6 +80,7 @@ class StreamMeasures:
             (metrics.STREAM_LANE_PAUSED.name, self._lane, float(self.is_paused)),
             (metrics.STREAM_LANE_LOADING.name, self._lane, float(self.loading)),
             (metrics.STREAM_LANE_GAPS.name, self._lane, float(self.gaps)),
+            *self._published.unproven(),
         ]
         if self._freshness is not None:
             found.append((metrics.STREAM_LANE_FRESHNESS_SECONDS.name, self._lane, self._freshness))

@@ -153,6 +153,13 @@ class LetterFile:
         number: int = self.rows(f"SELECT count(*) FROM letters WHERE {condition}", parameters)[0][0]
         return number
 
+    @property
+    def bytes(self) -> int:
+        """What the file holds, without the room that was given back in it."""
+        query = "SELECT (page_count - freelist_count) * page_size FROM pragma_page_count, pragma_freelist_count,"
+        number: int = self.rows(f"{query} pragma_page_size")[0][0]
+        return number
+
     def fact(self, name: str, default: Any) -> Any:
         found = self.rows("SELECT value FROM facts WHERE name = ?", (name,))
         return found[0][0] if found else default

@@ -14,6 +14,7 @@ import base64
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 
 import numpy as np
 import pyarrow as pa
@@ -24,6 +25,9 @@ from penstock.core.stream import MESSAGES
 from penstock.log import columns as log_columns
 from penstock.streams.events import MESSAGE, Events
 from penstock.streams.topics import filled, legal_topic
+
+
+_EPOCH = datetime(1970, 1, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +84,7 @@ def _values(changes: ChangeRows, prefix: str) -> Iterator[bytes]:
                 "table": "",
                 "lsn": str(Lsn(tx)),
                 "txid": int(changes.xid[row]) or None,
-                "commit_ts": us,
+                "commit_ts": (_EPOCH + timedelta(microseconds=us)).isoformat(timespec="microseconds") + "Z",
                 "tx": tx,
                 "op_index": int(changes.op_index[row]),
                 "transactional": transactional[row] == "t",

@@ -1,8 +1,9 @@
 """What is told beside changes, by choice: a stream's columns, and where each transaction ends.
 
-Columns of a stream are told before the first event that has them, and again when the lane starts: the topic
-suits compaction, its key is the stream. The end of a transaction is told with its last events, in the same
-commit, with how many events of each stream it has; what was sent by loads is not in that.
+Columns of a stream are told before the first event that has them, and again when the lane starts, and by each
+Spark task that encodes a part of a backlog: the topic suits compaction, its key is the stream. The end of a
+transaction is told with its last events, in the same commit, with how many events of each stream it has; what
+was sent by loads is not in that.
 """
 
 from __future__ import annotations

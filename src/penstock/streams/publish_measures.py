@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
@@ -20,6 +21,7 @@ class PublishMeasures:
         self._publishes = 0
         self._seconds = 0.0
         self._events = 0
+        self._unproven: Counter[str] = Counter()
 
     @contextmanager
     def publishing(self, events: int) -> Iterator[None]:
@@ -33,12 +35,19 @@ class PublishMeasures:
     def retried(self) -> None:
         self._retries += 1
 
+    def unproved(self, times: Mapping[str, int]) -> None:
+        """What a target could not find out, by why."""
+        self._unproven.update(times)
+
+    def unproven(self) -> list[Sample]:
+        """Found out when a target is opened, so it is told whether there is a publisher or not."""
+        return [
+            (metrics.STREAM_UNPROVEN.name, self._lane | {"reason": reason}, float(count))
+            for reason, count in list(self._unproven.items())
+        ]
+
     def samples(
-        self,
-        dead_letters: Mapping[tuple[str, str], int],
-        blocked_keys: int,
-        in_flight: tuple[int, int],
-        unproven: Mapping[str, int] | None = None,
+        self, dead_letters: Mapping[tuple[str, str], int], blocked_keys: int, in_flight: tuple[int, int]
     ) -> list[Sample]:
         found = [
             (metrics.STREAM_PUBLISHES.name, self._lane, float(self._publishes)),
@@ -52,8 +61,6 @@ class PublishMeasures:
         for (stream, code), count in dead_letters.items():
             labels = self._lane | {"stream": stream, "code": code}
             found.append((metrics.STREAM_DEAD_LETTERS.name, labels, float(count)))
-        for reason, count in (unproven or {}).items():
-            found.append((metrics.STREAM_UNPROVEN.name, self._lane | {"reason": reason}, float(count)))
         return found
 
 

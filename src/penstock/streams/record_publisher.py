@@ -93,7 +93,10 @@ class RecordPublisher(PublishingThread[RecordTarget, tuple[Batch, list[Int64s]]]
         return self._trouble.trouble or self._letter_trouble.trouble
 
     def open(self, term: Term) -> Standing | None:
-        self._standing = self._target.open(term)
+        try:
+            self._standing = self._target.open(term)
+        finally:
+            self._measures.unproved(self._target.unproven)
         self._begun_at = self._letters.begin(term, self._standing, self._target.is_there)
         return self._standing
 
@@ -103,8 +106,7 @@ class RecordPublisher(PublishingThread[RecordTarget, tuple[Batch, list[Int64s]]]
 
     def samples(self) -> list[Sample]:
         in_flight = self._queue.count, self._queue.bytes
-        counts, blocked = self._letters.counts, len(self._letters.blocked)
-        return self._measures.samples(counts, blocked, in_flight, self._target.unproven)
+        return self._measures.samples(self._letters.counts, len(self._letters.blocked), in_flight)
 
     def _prepare(self, standing: Standing) -> None:
         self._flow.begin(standing)

@@ -34,6 +34,7 @@ from penstock.streams.letter_requests import Request
 UNENCODABLE = "unencodable"
 _LETTERS_MAX = 1000
 _BYTES_MAX = 4 * 1024 * 1024
+_DROPPED_AT_ONCE = 10_000
 _Key = tuple[str, bytes]
 
 
@@ -133,16 +134,13 @@ class Replays:
 
     def _begun(self, request: Request) -> _Run:
         run = _Run(request)
-        keys = set()
         condition, parameters = _wanted(request)
-        query = f"SELECT stream, key, number FROM letters WHERE {condition} ORDER BY number"
-        for stream, key, number in self._file.rows(query, parameters):
-            ordered = self._ordered_key(stream, key)
-            if ordered is None:
-                run.loose.append(number)
-            else:
-                keys.add(ordered)
-        run.keys.extend(sorted(keys))
+        loose = f"SELECT number FROM letters WHERE {condition}"
+        if self._blocked.keeps_order:
+            keys = f"SELECT DISTINCT stream, key FROM letters WHERE {condition} AND key IS NOT NULL"
+            run.keys.extend(sorted(self._file.rows(keys, parameters)))
+            loose += " AND key IS NULL"
+        run.loose.extend(number for (number,) in self._file.rows(f"{loose} ORDER BY number", parameters))
         return run
 
     def _chosen(self, run: _Run, passed: int) -> list[Letter]:
@@ -153,18 +151,22 @@ class Replays:
             if len(chosen) >= _LETTERS_MAX or room <= 0:
                 return chosen
             stream, key = run.keys.popleft()
-            condition = "stream = ? AND key = ? ORDER BY batch, place LIMIT ?"
-            letters = self._file.letters(condition, (stream, key, _LETTERS_MAX - len(chosen)))
-            if letters and letters[0].code == UNENCODABLE:
+            # What they are comes first, without their contents: a key may have far more than there is room for.
+            first = "stream = ? AND key = ? ORDER BY batch, place LIMIT ?"
+            what = "SELECT batch, code, length(key) + coalesce(length(value), 0) FROM letters WHERE"
+            waiting = self._file.rows(f"{what} {first}", (stream, key, _LETTERS_MAX - len(chosen)))
+            if waiting and waiting[0][1] == UNENCODABLE:
                 self._count_kept(run.request)
                 continue
-            if letters:
+            if waiting:
                 run.keys.append((stream, key))
-            for letter in letters:
-                if letter.batch > passed or letter.code == UNENCODABLE or room <= 0:
+            taken = 0
+            for batch, code, size in waiting:
+                if batch > passed or code == UNENCODABLE or room <= 0:
                     break
-                chosen.append(letter)
-                room -= letter.bytes
+                taken += 1
+                room -= size
+            chosen += self._file.letters(first, (stream, key, taken))
         while run.loose and len(chosen) < _LETTERS_MAX and room > 0:
             number = run.loose.popleft()
             for letter in self._file.letters("number = ?", (number,)):
@@ -181,7 +183,9 @@ class Replays:
     def _drop(self, request: Request, passed: int) -> None:
         condition, parameters = _wanted(request)
         query = f"SELECT number, stream, key, code FROM letters WHERE {condition} AND batch "
-        self._remove(self._file.rows(query + "<= ?", (*parameters, passed)), request.number)
+        at_once = (*parameters, passed, _DROPPED_AT_ONCE)
+        while letters := self._file.rows(query + "<= ? LIMIT ?", at_once):
+            self._remove(letters, request.number)
         if not self._file.rows(query + "> ? LIMIT 1", (*parameters, passed)):
             letter_requests.finish(self._file, request.number)
 

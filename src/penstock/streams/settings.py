@@ -5,18 +5,21 @@ The process reads the pipeline file itself, so that no secret travels.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import hashlib
+import json
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 
 from penstock.config import Config
 from penstock.config.streams import KafkaLaneConfig, StreamLaneConfig
-from penstock.core.stream import StreamId
+from penstock.core.stream import MESSAGES, StreamId
 from penstock.sources.base import Source
 from penstock.sources.open import open_source
 from penstock.streams.encoding.encoder import EncodingSettings, RegistrySettings
 from penstock.streams.encoding.view import MaskKind
 from penstock.streams.loading import LoadSettings
 from penstock.streams.messages import EmittedRoute
+from penstock.streams.notices import SCHEMA_CHANGES, TRANSACTIONS
 from penstock.streams.orders import lane_directory
 from penstock.streams.routing import DEFAULT_TOPIC, Outbox, Routes
 
@@ -96,6 +99,19 @@ class StreamSettings:
             schemas=choices.schemas,
             mask_salt="" if salt is None else salt.get_secret_value(),
         )
+
+    def key_form(self, stream: str) -> str:
+        """What keys of a stream's events are made by: others are other bytes for the same key."""
+        of, encoding = StreamId.parse(stream), self.encoding
+        if of in (MESSAGES, SCHEMA_CHANGES, TRANSACTIONS):
+            return ""  # names, in every format
+        form: list[object] = [encoding.format]
+        if encoding.format != "json":
+            form += [self.prefix, encoding.schemas, *astuple(encoding.modes)]
+        # A column of the key can be hashed only.
+        if hashed := [name for name, kind in self.masks(of) if kind == "sha256"]:
+            form += [hashed, encoding.mask_salt]
+        return hashlib.sha256(json.dumps(form).encode()).hexdigest()
 
     @property
     def loading(self) -> LoadSettings:

@@ -115,7 +115,7 @@ class RecordTarget(Protocol):
 
     @property
     def unproven(self) -> Mapping[str, int]:
-        """What could not be found out about the target, counted by why."""
+        """What `open` could not find out about the target, counted by why."""
 
     def stop(self) -> None:
         """From any thread: whoever waits is let go with `StoppedError`."""

@@ -25,7 +25,8 @@ def publisher_of(settings: StreamSettings, opened: ExitStack) -> Publisher:
     letters = DeadLetters(
         dead_letters_path(settings.pipeline.state, settings.lane),
         settings.lane,
-        DeadLetterPolicy(chosen.order, chosen.max_share, chosen.max_count),
+        DeadLetterPolicy(chosen.order, chosen.max_share, chosen.max_count, int(chosen.max_bytes)),
+        settings.key_form,
     )
     opened.callback(letters.close)
     queue = QueueLimits(section.queue.count, int(section.queue.bytes))

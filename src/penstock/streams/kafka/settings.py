@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from penstock.config.streams import KafkaLaneConfig
+from penstock.config.streams import KafkaLaneConfig, KafkaOAuthConfig
 from penstock.core.errors import ConfigError
 
 #: A record that is larger, with key and headers, is refused; the broker's own limit is about the same.
@@ -35,7 +35,7 @@ _Client = TypeVar("_Client")
 
 
 def client_settings(config: KafkaLaneConfig) -> dict[str, Any]:
-    """How brokers are reached, for every kind of client."""
+    """How brokers are reached, for every kind of client. None makes a broker create what it only asks for."""
     security = config.security
     told = {
         "bootstrap.servers": config.bootstrap,
@@ -47,11 +47,24 @@ def client_settings(config: KafkaLaneConfig) -> dict[str, Any]:
         "ssl.certificate.location": security.certificate and str(security.certificate),
         "ssl.key.location": security.key and str(security.key),
         "ssl.key.password": security.key_password and security.key_password.get_secret_value(),
+        **_token_settings(security.oauth),
     }
     usual = {"client.id": "penstock", "socket.keepalive.enable": True}
-    own = {"log_level": _LOG_CRITICAL, "logger": _SILENT}
+    own = {"log_level": _LOG_CRITICAL, "logger": _SILENT, "allow.auto.create.topics": False}
     chosen = {name: str(value) for name, value in config.properties.items()}
     return usual | chosen | own | {name: value for name, value in told.items() if value is not None}
+
+
+def _token_settings(oauth: KafkaOAuthConfig | None) -> dict[str, str | None]:
+    if oauth is None:
+        return {}
+    return {
+        "sasl.oauthbearer.method": "oidc",
+        "sasl.oauthbearer.token.endpoint.url": oauth.token_endpoint,
+        "sasl.oauthbearer.client.id": oauth.client_id,
+        "sasl.oauthbearer.client.secret": oauth.client_secret.get_secret_value(),
+        "sasl.oauthbearer.scope": oauth.scope,
+    }
 
 
 def producer_settings(config: KafkaLaneConfig, transactional_id: str) -> dict[str, Any]:
@@ -86,7 +99,6 @@ def reader_settings(config: KafkaLaneConfig, identity: str) -> dict[str, Any]:
         "enable.auto.offset.store": False,
         "enable.partition.eof": True,
         "auto.offset.reset": "earliest",
-        "allow.auto.create.topics": False,
         "fetch.wait.max.ms": 10,  # the broker holds back so long that nothing more is there
     }
     return client_settings(config) | own

@@ -16,9 +16,9 @@ from botocore.auth import SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.exceptions import (
     BotoCoreError,
+    ClientError,
     ConnectTimeoutError,
     EndpointConnectionError,
-    HTTPClientError,
     NoCredentialsError,
     ProxyConnectionError,
 )
@@ -31,6 +31,7 @@ from penstock.streams.kinesis.settings import KinesisSettings
 _CONNECTIONS = 64
 _PIECE_BYTES = 64 * 1024
 _NEVER_SENT = (ConnectTimeoutError, EndpointConnectionError, ProxyConnectionError)
+_WITHOUT_ANSWER = frozenset({"AddTagsToStream"})  # their answers have no body
 _EXPIRED = ("ExpiredToken", "UnrecognizedClient", "InvalidClientToken", "InvalidSignature", "Incomplete")
 
 
@@ -96,10 +97,10 @@ class KinesisClient:
             body,
         )
         guarded = _Guarded(body, may_send)
+        self._sign(request)
+        prepared = request.prepare()
+        prepared.body = guarded
         try:
-            SigV4Auth(self._current_credentials(), "kinesis", self._region).add_auth(request)
-            prepared = request.prepare()
-            prepared.body = guarded
             response = self._http.send(prepared)
             content = response.content
         except _NEVER_SENT as error:
@@ -107,33 +108,43 @@ class KinesisClient:
                 f"Kinesis cannot be reached for stream {self._stream}.",
                 remedy="Check the network, `lanes.kinesis.region` and `endpoint`. It is tried again.",
             ) from error
-        except HTTPClientError as error:
+        except BotoCoreError as error:  # of whatever else, such as TLS, nobody knows how far it had come
             if guarded.is_refused:
                 raise TargetError(
                     "It is not proved any more that this instance leads: nothing is sent to Kinesis.",
                     remedy="Nothing: it goes on once capture says that it leads, or another instance does.",
                 ) from error
             raise CallError(type(error).__name__, is_lost=True) from error
-        except BotoCoreError as error:
-            raise self._no_credentials() from error
-        return self._answer(response.status_code, content)
+        return self._answer(operation, response.status_code, content)
 
     def close(self) -> None:
         self._http.close()
 
-    def _answer(self, status: int, content: bytes) -> Any:
+    def _answer(self, operation: str, status: int, content: bytes) -> Any:
         try:
             answer = json.loads(content)
         except ValueError:
-            answer = {}
+            answer = {} if not content and operation in _WITHOUT_ANSWER else None
         if status == 200 and isinstance(answer, dict):
             return answer
+        if status == 200:  # cut off: what is missing of it is not nothing
+            raise CallError("InvalidAnswer", is_lost=True)
         kind = answer.get("__type", "") if isinstance(answer, dict) else ""
         code = str(kind).rpartition("#")[2] or f"HTTP {status}"
         if code.startswith(_EXPIRED):
             with self._lock:
                 self._credentials = None
         raise CallError(code, is_lost=not 400 <= status < 500)
+
+    def _sign(self, request: AWSRequest) -> None:
+        try:
+            SigV4Auth(self._current_credentials(), "kinesis", self._region).add_auth(request)
+        except (BotoCoreError, ClientError) as error:
+            raise TargetError(
+                "There are no AWS credentials that can be used.",
+                remedy="Provide them in the environment, a credentials file or by the instance's role; they are"
+                " looked for again.",
+            ) from error
 
     def _current_credentials(self) -> Any:
         with self._lock:
@@ -142,10 +153,3 @@ class KinesisClient:
             if self._credentials is None:
                 raise NoCredentialsError
             return self._credentials.get_frozen_credentials()
-
-    def _no_credentials(self) -> TargetError:
-        return TargetError(
-            "There are no AWS credentials that can be used.",
-            remedy="Provide them in the environment, a credentials file or by the instance's role; they are"
-            " looked for again.",
-        )

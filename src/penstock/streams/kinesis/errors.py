@@ -55,6 +55,8 @@ _REMEDIES = {
     "ResourceNotFoundException": "Create the stream, or correct `lanes.kinesis.stream` and `region`.",
     "ExpiredTokenException": "Renew the credentials where the AWS tools find them; they are read again.",
     "UnrecognizedClientException": "Correct the credentials where the AWS tools find them.",
+    "SSLError": "Check `lanes.kinesis.endpoint`, and that its certificate is one that is trusted here. It is tried"
+    " again.",
     "ProvisionedThroughputExceededException": f"{_TRIED_AGAIN} If it lasts, the stream needs more shards.",
 }
 
