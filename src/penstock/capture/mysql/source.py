@@ -132,7 +132,7 @@ class MysqlCapture:
         return None
 
     def monitor(self, note: Callable[[str], None]) -> BinlogMonitor:
-        return BinlogMonitor(self._source.url, lambda: self._numbering)
+        return BinlogMonitor(self._source.url, lambda: self._numbering, note)
 
     def heals(self, error: Exception) -> bool:
         return isinstance(error, pymysql.err.MySQLError)
