@@ -54,7 +54,7 @@ from penstock.lake.destination import destination_of
 from penstock.lake.lane import LakeLane
 from penstock.lake.lane_state import LaneStream
 from penstock.lake.measures import LaneMeasures
-from penstock.lake.superseded import set_aside, was_left_behind
+from penstock.lake.superseded import leaders, set_aside
 from penstock.lake.upkeep import Upkeep, held
 from penstock.lake.warmth import kept_warm
 from penstock.ledger import orders
@@ -186,16 +186,19 @@ class LakeProcess:
         """Before capture opens the log; if it has, for want of a lane, it is to start over."""
         term = self._capture.hello().epoch
         names = [stream.info.stream for stream in streams]
-        if not was_left_behind(
-            self._config.state,
-            lambda: destination_of(self._config),
-            names,
-            self._source.name,
-        ):
+        led = leaders(self._config.state, destination_of(self._config), names, self._source.name)
+        if term is not None and led.precede(term) and not led.left_state_behind:
             return
         hello = self._capture.hello()
-        if not hello.leading or hello.epoch != term:
+        if term is None or not hello.leading or hello.epoch != term:
             raise CaptureAwayError("Capture has begun another term.", remedy="None needed: it is joined.")
+        if not led.precede(term):
+            self._capture.start_over(led.newest)
+            raise SourceError(
+                f"This term's epoch, {term}, is not later than that of the last leader, {led.newest}.",
+                remedy="None needed if the source's clock was set back: capture begins another term. If it "
+                "goes on, the source is not the one that the tables were written from, or is an older copy.",
+            )
         if hello.reading:
             self._capture.start_over()
             raise CaptureAwayError(

@@ -51,6 +51,9 @@ ROWS_CAPTURED = _counter("captured_rows", "Row changes read from the source.")
 BYTES_CAPTURED = _counter("captured_bytes", "Bytes read from the source.")
 TRANSACTIONS_CAPTURED = _counter("captured_transactions", "Transactions read from the source.")
 CAPTURE_LAG_BYTES = _gauge("capture_lag_bytes", "Log of the source that capture has not received.")
+CAPTURE_LAG_SECONDS = _gauge(
+    "capture_lag_seconds", "The same in seconds, of a source whose positions are times (MongoDB)."
+)
 LOG_UNSEALED_BYTES = _gauge("log_unsealed_bytes", "What is received and not yet durable in the change log.")
 LOG_BYTES = _gauge("log_bytes", "Size of the change log.")
 STEPS_SEALED = _counter("log_steps_sealed", "Steps of the change log.")
@@ -60,7 +63,7 @@ TAIL_BYTES = _gauge("tail_bytes", "What waits in memory for lanes that follow th
 TAIL_READERS = _gauge("tail_readers", "Readers of the newest changes.")
 RETAINED_WAL_BYTES = _gauge("retained_wal_bytes", "Log that the source keeps for the slot.")
 SAFE_WAL_BYTES = _gauge("safe_wal_bytes", "Log that may be written before the server gives the slot up.")
-SLOT_HEALTHY = _gauge("slot_healthy", "1 while the server keeps all that the slot needs.")
+SLOT_HEALTHY = _gauge("slot_healthy", "1 while the source has all of its log that is still to be read.")
 WAL_PRESSURE = _gauge("wal_pressure", "1 while the source is acknowledged by the change log alone.")
 RECONNECTS = _counter("source_reconnects", "Times the connection to the source was lost.")
 CHECKPOINT_AGE_SECONDS = _gauge(

@@ -376,7 +376,9 @@ class Turns:
         document = ledger.document
         if started is None:
             found = self._source.identity()
-            system_id, timeline, epoch = found.system_id, found.timeline, found.position
+            system_id, timeline = found.system_id, found.timeline
+            # A clock may be set back, and a replica be behind: the state's lock says that nobody else leads.
+            epoch = max(found.position, document.epoch or found.position)
             version = found.version
             if document.source == "mysql" and document.system_id is not None:
                 # Servers of MySQL have an identity each. What is read without the log is read from whichever

@@ -444,9 +444,10 @@ def test_epochs_rise_and_the_monitor_sees_the_oplog(mongo: MongoServer, spec: Ca
     try:
         wait_until(lambda: monitor.log_end is not None, "the monitor to look")
         assert "oplog" in monitor.status()
-        [(_, _, healthy)] = monitor.samples(source.position_now())
-        [(_, _, gone)] = monitor.samples(Lsn(1))
-        assert (healthy, gone) == (1.0, 0.0)
+        [(_, _, lag_s), (_, _, healthy)] = monitor.samples(source.position_now())
+        [(_, _, long), (_, _, gone)] = monitor.samples(Lsn(1))
+        assert (lag_s, healthy, gone) == (0.0, 1.0, 0.0)
+        assert long > 10**9, "of one that is at the beginning of time"
     finally:
         monitor.stop()
         source.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 
 from penstock.capture import leadership
 from penstock.capture.client import CaptureProcess
+from penstock.capture.mysql.lock import NamedLock
 from penstock.capture.source_spec import MysqlSpec
 from penstock.capture.spec import CaptureSpec
 from penstock.core.binlog_place import BinlogPlace
@@ -24,7 +26,9 @@ from penstock.log.reader import ChangeLog
 from penstock.sources.mysql.binlog.warming import warm_up
 from tests import captured
 from tests.captured import brief, read_now
+from tests.conftest import WAIT_S
 from tests.mysql_server import MARIADB, MYSQL, MysqlServer
+from tests.silent_network import SilentNetwork
 
 pytestmark = pytest.mark.integration
 
@@ -647,3 +651,18 @@ def _replay(one: MysqlServer, two: MysqlServer) -> None:
             cursor.execute(f"SET SESSION gtid_next = '{uuid}:{number}'")
             cursor.execute(statement)
         cursor.execute("SET SESSION gtid_next = AUTOMATIC")
+
+
+@MOSTLY_MYSQL
+def test_a_lock_in_a_silent_network_is_given_up_with_its_lease(server: MysqlServer) -> None:
+    """And its session with it: nobody waits in it for an hour."""
+    held: list[bool] = []
+    with SilentNetwork(server.port) as network:
+        lock = NamedLock(f"mysql://root@127.0.0.1:{network.port}", "silent", lease_s=1.0)
+        assert lock.take()
+        network.fall_silent()
+        asking = threading.Thread(target=lambda: held.append(lock.is_held()), daemon=True)
+        asking.start()
+        asking.join(WAIT_S)
+        assert held == [False]
+        assert not lock._connection.open

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 
 from penstock.core.stream import StreamId
 from penstock.sources.finding import Finding, StreamNeed
+from penstock.sources.mysql.binlog.stream import BinlogStream, FilePosition
 from penstock.sources.mysql.check import check
 from tests.mysql_server import MARIADB, MYSQL, MysqlServer
 
@@ -31,10 +33,15 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def _check(
-    server: MysqlServer, *streams: str, user: str = "root", server_id: int = _SERVER_ID
+    server: MysqlServer,
+    *streams: str,
+    user: str = "root",
+    server_id: int = _SERVER_ID,
+    pipeline: str = "shop",
 ) -> list[Finding]:
     needs = [StreamNeed(StreamId.parse(stream)) for stream in streams or ("shop.orders",)]
-    findings = check(f"mysql://{user}@127.0.0.1:{server.port}/shop", needs, server_id=server_id)
+    url = f"mysql://{user}@127.0.0.1:{server.port}/shop"
+    findings = check(url, needs, server_id=server_id, pipeline=pipeline)
     assert all(finding.remedy for finding in findings if finding.level != "ok")
     assert "secret" not in repr(findings)
     return findings
@@ -85,6 +92,18 @@ def test_rights_that_are_missing_are_named(server: MysqlServer) -> None:
 
 def test_a_server_id_that_is_taken_is_an_error(server: MysqlServer) -> None:
     assert _not_ok(_check(server, server_id=7)) == {("server id", "error")}
+
+
+@pytest.mark.parametrize(("name", "server_id"), [("shop", 4712), ("s" * 63, 4713)], ids=["short", "long"])
+def test_another_pipeline_with_the_same_server_id_is_an_error(
+    server: MysqlServer, name: str, server_id: int
+) -> None:
+    """Only what the pipeline itself has at the server is no clash: it may be at work."""
+    start = FilePosition(*server.position())
+    with closing(BinlogStream(server.connect(), start, server_id, pipeline=name)):
+        assert _not_ok(_check(server, server_id=server_id, pipeline=name)) == set()
+        clash = _not_ok(_check(server, server_id=server_id, pipeline=f"{name[:-1]}t"))
+        assert clash == {("server id", "error")}
 
 
 def test_streams_are_checked_with_their_tables(server: MysqlServer) -> None:

@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from penstock.core.position import Lsn
+from penstock.ledger.store import StateStore
 from penstock.sources.mysql.binlog.warming import warm_up
 from tests.conftest import wait_until
 from tests.mysql_server import MysqlServer
@@ -56,7 +58,7 @@ def pipeline(server: MysqlServer, tmp_path: Path) -> PipelineUnderTest:
 def place(instance: Instance) -> tuple[str, int]:
     """Up to where the state says that the tables have everything."""
     file = instance.state / "state.json"
-    state = json.loads(file.read_text())["global"].get("state") if file.exists() else None
+    state = json.loads(file.read_text()).get("global", {}).get("state") if file.exists() else None
     at = (state or {}).get("state") or {"name": "", "pos": 0}
     return at["name"], at["pos"]
 
@@ -119,3 +121,29 @@ def test_a_standby_takes_over_and_nothing_is_lost_or_doubled(
         workload.stop()
         assert_level(standby, pipeline, server)
         assert standby.stop() == 0, standby.said()
+
+
+def test_a_clock_that_was_set_back_costs_a_term_and_no_state(
+    server: MysqlServer, workload: MysqlWorkload, pipeline: PipelineUnderTest
+) -> None:
+    """First where the state says that it was, then for an instance that only the tables tell of it."""
+    leader, other = Instance(pipeline, "a"), Instance(pipeline, "b", {"state": "./other"})
+    with instances(leader, other), workload.start():
+        lead_and_follow(leader, pipeline, server)
+        assert leader.stop() == 0, leader.said()
+        store = StateStore(leader.state)
+        known = store.load()
+        assert known is not None
+        assert known.epoch is not None
+        ahead = Lsn(known.epoch + 3600 * 10**6)
+        store.save(known.led_by(ahead))
+        lead_and_follow(leader, pipeline, server)
+        workload.stop()
+        assert_level(leader, pipeline, server)
+        assert leader.stop() == 0, leader.said()
+        lead_and_follow(other, pipeline, server)
+        for table in UPSERT:
+            assert_same(server, table, pipeline.path(table))
+        assert other.stop() == 0, other.said()
+    assert all(Lsn.parse(epoch) > ahead for epoch in other.epochs())
+    assert not [*leader.state.glob("superseded-*"), *other.state.glob("superseded-*")]

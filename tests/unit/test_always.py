@@ -12,7 +12,8 @@ from penstock.capture import always
 from penstock.capture.always import AlwaysCapture
 from penstock.capture.spec import ServiceSpec
 from penstock.core import backoff
-from penstock.core.errors import SourceError
+from penstock.core.errors import CaptureAwayError, SourceError
+from penstock.core.position import Lsn
 from tests.capture_specs import capture_spec
 
 pytestmark = pytest.mark.unit
@@ -137,3 +138,26 @@ def test_after_a_term_that_got_somewhere_the_next_one_comes_soon(
 ) -> None:
     before = [FakeTerm() for _ in range(5)]
     assert pauses_after(*before, good, FakeTerm()) == [*GROWING_S[:5], 0.4, then_s]
+
+
+def test_who_asks_for_a_later_term_says_what_it_is_to_be_later_than(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tables know of leaders that this instance has never heard of."""
+    monkeypatch.setattr(always, "CaptureService", lambda *_: None)
+    spec = capture_spec(
+        url="postgresql://",
+        slot="s",
+        publication="p",
+        log_directory=tmp_path / "log",
+        checkpoint_path=tmp_path / "checkpoint",
+        service=ServiceSpec("grpc://127.0.0.1:0", None),
+    )
+    channel: Any = None
+    capture, failures = AlwaysCapture(spec, channel), list[Any]()
+    term: Any = SimpleNamespace(server=SimpleNamespace(fail=failures.append))
+    capture._term = term
+    capture._answer("start_over", {"epoch_above": str(Lsn(77))})
+    capture._answer("start_over", {"epoch_above": None})
+    assert [type(failure) for failure in failures] == [CaptureAwayError] * 2
+    assert capture._spec.epoch_above == Lsn(77)

@@ -31,6 +31,7 @@ SPEC = CaptureSpec(
     renewable=frozenset({"shapes"}),
     service=ServiceSpec("grpc://host:1", "token"),
     lanes_path=Path("/state/lanes.json"),
+    epoch_above=Lsn(9),
 )
 
 

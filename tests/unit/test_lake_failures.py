@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +19,11 @@ from penstock.core.errors import (
     SourceError,
     StaleLookupError,
 )
+from penstock.core.position import Lsn
+from penstock.core.stream import StreamId
 from penstock.lake_process import AWAY_BACKOFF_S, FAILURES_MAX, LakeProcess
+from penstock.ledger.state import StateDocument
+from penstock.ledger.store import StateStore
 
 pytestmark = pytest.mark.unit
 
@@ -74,3 +79,57 @@ def test_terms_of_captures_that_end_soon_are_joined_more_and_more_seldom(
     lasted_s = 60.0
     process._next_term(warm=False)
     assert pauses[-1] == 0.2, "one that lasted is no reason to wait"
+
+
+STREAM = StreamId("shop", "orders")
+
+
+class FakeCapture:
+    """Leads, in terms of these epochs, one after the other."""
+
+    def __init__(self, *epochs: int) -> None:
+        self._epochs = [Lsn(epoch) for epoch in epochs]
+        self.above: list[Lsn | None] = []
+
+    def hello(self) -> Any:
+        return SimpleNamespace(leading=True, epoch=self._epochs[0], reading=False)
+
+    def start_over(self, epoch_above: Lsn | None = None) -> None:
+        self.above.append(epoch_above)
+        del self._epochs[0]
+
+
+@pytest.mark.parametrize("state_epoch", [None, 100, 300], ids=["no state", "an older one", "a newer one"])
+def test_a_term_that_is_earlier_than_the_tables_destroys_nothing_and_asks_for_a_later_one(
+    process: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state_epoch: int | None
+) -> None:
+    """The source's clock was set back, and another instance has written the tables meanwhile."""
+    if state_epoch is not None:
+        document = StateDocument.new(source="mysql")
+        StateStore(tmp_path).save(document.identified(system_id="1", timeline=1, epoch=Lsn(state_epoch)))
+    newest = max(300, state_epoch or 0)
+    marker = SimpleNamespace(generation="1.shop/load")
+    record = SimpleNamespace(epoch=Lsn(300), marker=marker)
+    monkeypatch.setattr(lake_process, "destination_of", lambda _: _Tables(record))
+    process._config = SimpleNamespace(state=tmp_path)
+    process._source = SimpleNamespace(name="shop")
+    process._channel.note = lambda _: None
+    process._capture = capture = FakeCapture(200, 250, newest + 1)
+    streams = [SimpleNamespace(info=SimpleNamespace(stream=STREAM))]
+    before = StateStore(tmp_path).load()
+    for tried in range(1, 3):
+        with pytest.raises(SourceError, match="not later than"):
+            process._set_aside_if_superseded(streams)
+        assert capture.above == [Lsn(newest)] * tried
+        assert StateStore(tmp_path).load() == before
+        assert not list(tmp_path.glob("superseded-*"))
+    process._set_aside_if_superseded(streams)
+    assert len(list(tmp_path.glob("superseded-*"))) == (state_epoch == 100), "not before a later term"
+
+
+class _Tables:
+    def __init__(self, record: Any) -> None:
+        self._record = record
+
+    def table(self, _: StreamId) -> Any:
+        return SimpleNamespace(record=lambda: self._record)

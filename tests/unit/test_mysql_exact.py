@@ -8,7 +8,8 @@ from decimal import Decimal
 import pyarrow as pa
 import pytest
 
-from penstock.capture.mysql.monitor import LogHealth
+from penstock import metrics
+from penstock.capture.mysql.monitor import BinlogMonitor, LogHealth
 from penstock.core.binlog_place import BinlogPlace, Numbering
 from penstock.core.errors import StateError
 from penstock.core.place import Place
@@ -140,3 +141,29 @@ def test_lag_is_counted_in_bytes_of_files_and_not_in_their_numbers() -> None:
     assert health.lag_bytes(Lsn(5)) == 1000 + 2000 + 300, "from before this server took over"
     later = LogHealth(health.files, Numbering.going_on(Lsn(99), BinlogPlace("binlog.000004", 4)))
     assert later.lag_bytes(later.numbering.position(BinlogPlace("binlog.000004", 4))) == 1996 + 300
+
+
+def test_whoever_reads_what_the_server_has_removed_is_not_healthy_and_one_who_nearly_does_is_told() -> None:
+    """Where files are not removed, the oldest may be read without a word."""
+    notes: list[str] = []
+    numbering = Numbering("binlog")
+    monitor = BinlogMonitor("mysql://root@localhost", lambda: numbering, notes.append)
+
+    def healthy(first: int, last: int, read: int) -> float | None:
+        sizes = tuple((f"binlog.{number:06d}", 1000) for number in range(first, last + 1))
+        monitor._latest = LogHealth(LogFiles(sizes, BinlogPlace(sizes[-1][0], 300)), numbering)
+        samples = monitor.samples(numbering.position(BinlogPlace(f"binlog.{read:06d}", 500)))
+        return {name: value for name, _, value in samples}.get(metrics.SLOT_HEALTHY.name)
+
+    assert monitor.samples(Lsn(5)) == [], "before the server was looked at"
+    assert healthy(3, 6, read=3) == 1.0
+    assert healthy(4, 7, read=7) == 1.0
+    assert healthy(7, 7, read=7) == 1.0
+    assert notes == []
+    assert [healthy(7, 9, read=7) for _ in range(2)] == [1.0, 1.0]
+    assert len(notes) == 1
+    assert "binlog.000007" in notes[0]
+    assert healthy(8, 9, read=7) == 0.0
+    assert healthy(8, 9, read=9) == 1.0
+    assert healthy(9, 11, read=9) == 1.0
+    assert len(notes) == 2, "once each time"

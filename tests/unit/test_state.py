@@ -152,6 +152,14 @@ def test_a_document_does_not_change_when_its_json_is_changed() -> None:
     assert document.lsn == Lsn.parse("2D9/AD00445A")
 
 
+def test_the_epoch_of_a_state_never_goes_back() -> None:
+    """Tables refuse an earlier leader, and a state that named it would be taken for left behind."""
+    document = StateDocument.new().identified(system_id="7", timeline=1, epoch=Lsn(100))
+    assert document.identified(system_id="7", timeline=1, epoch=Lsn(100)).epoch == Lsn(100)
+    with pytest.raises(StateError, match="a later leader"):
+        document.identified(system_id="7", timeline=1, epoch=Lsn(99))
+
+
 def test_a_position_that_is_none_is_a_clear_error() -> None:
     document = StateDocument({"global": {"state": {"lsn": "yesterday"}, "streams": []}, "streams": []})
     with pytest.raises(StateError, match=r"`lsn`.*not a log position") as caught:

@@ -109,7 +109,7 @@ from penstock.ledger.state import StateDocument
 from penstock.ledger.store import StateStore
 store = StateStore(Path(sys.argv[1]))
 document = store.load() or StateDocument.new()
-store.save(document.identified(system_id="7", timeline=99, epoch=Lsn(1)))
+store.save(document.identified(system_id="7", timeline=99, epoch=Lsn.parse("0/100")))
 """
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.core.position import Lsn
 from penstock.core.stream import StreamId
-from penstock.lake.superseded import KEPT, is_superseded, set_aside
+from penstock.lake.superseded import KEPT, Leaders, is_superseded, set_aside
 from penstock.ledger import two_phase
 from penstock.ledger.lanes import LANES_FILE, LaneRegistry
 from penstock.ledger.state import StateDocument
@@ -41,6 +41,26 @@ def test_a_table_of_a_newer_leader_says_that_a_state_was_left_behind(
 
 def test_a_state_that_nobody_has_led_with_is_not_left_behind_but_new() -> None:
     assert not is_superseded(None, [Lsn(5)])
+
+
+@pytest.mark.parametrize(
+    ("of_state", "of_tables", "expected"),
+    [
+        (None, None, True),
+        (100, 90, True),
+        (100, 101, True),
+        (110, 110, True),  # the lane begins anew in the term whose state this is
+        (111, 90, False),
+        (100, 111, False),
+        (None, 111, False),
+        (100, 110, False),  # another leader, whose clock said the same
+    ],
+)
+def test_a_term_works_with_what_was_left_if_it_is_later(
+    of_state: int | None, of_tables: int | None, expected: bool
+) -> None:
+    epochs = (None if each is None else Lsn(each) for each in (of_state, of_tables))
+    assert Leaders(*epochs).precede(Lsn(110)) is expected
 
 
 def test_what_is_set_aside_is_whole_and_what_is_left_is_as_if_it_had_never_been(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from penstock import metrics
@@ -38,6 +38,7 @@ from penstock.core.errors import (
     StateError,
     StorageError,
 )
+from penstock.core.position import Lsn
 from penstock.metrics import Sample
 
 _PAUSE_MIN_S, _PAUSE_MAX_S = 0.2, 30.0
@@ -168,6 +169,8 @@ class AlwaysCapture:
         if request == "drop_lane":
             return term.drop_lane(arguments["lane"])
         if request == "start_over":
+            if arguments["epoch_above"] is not None:
+                self._spec = replace(self._spec, epoch_above=Lsn.parse(arguments["epoch_above"]))
             return term.server.fail(CaptureAwayError("A lane asked for another term."))
         try:
             return term.carry_out(request, arguments)

@@ -80,9 +80,12 @@ class RemoteCapture:
             turn=found.get("turn", True),
         )
 
-    def start_over(self) -> None:
-        """Have the term end that there is now; the next one opens the log when a lane has joined."""
-        self._ask("start_over")
+    def start_over(self, epoch_above: Lsn | None = None) -> None:
+        """Have the term end that there is now; the next one opens the log when a lane has joined.
+
+        `epoch_above`: one that others have led under, as tables say.
+        """
+        self._ask("start_over", epoch_above=None if epoch_above is None else str(epoch_above))
 
     def wait_until_leading(
         self, stop: threading.Event, on_away: Callable[[str], None] = lambda _reason: None

@@ -37,7 +37,8 @@ class CaptureSpec:
     """A `source`, and what is told whichever kind it is of.
 
     `lanes`: each configured lane's durable position, None while it has none; `renewable`: those of them that
-    can be made anew from the source, so that a gap in the log is nothing to stop for.
+    can be made anew from the source, so that a gap in the log is nothing to stop for. `epoch_above`: one that
+    others are known to have led under, for sources whose epochs may go back.
 
     With a `service` capture is always on: it waits for the lead, answers lanes there, reads without a target.
     `streams` are for the other mode, where one lane starts it.
@@ -62,6 +63,7 @@ class CaptureSpec:
     checkpoint_interval_s: float = 10.0
     checkpoint_history: int = 20
     lanes_path: Path | None = None  # where every lane that ever joined is written down
+    epoch_above: Lsn | None = None
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -84,11 +86,12 @@ class CaptureSpec:
             "checkpoint_interval_s": self.checkpoint_interval_s,
             "checkpoint_history": self.checkpoint_history,
             "lanes_path": None if self.lanes_path is None else _place(self.lanes_path),
+            "epoch_above": None if self.epoch_above is None else str(self.epoch_above),
         }
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> CaptureSpec:
-        service, lanes_path = fields["service"], fields["lanes_path"]
+        service, lanes_path, above = fields["service"], fields["lanes_path"], fields["epoch_above"]
         return cls(
             **{
                 **fields,
@@ -102,6 +105,7 @@ class CaptureSpec:
                 "renewable": frozenset(fields["renewable"]),
                 "service": None if service is None else ServiceSpec(**service),
                 "lanes_path": None if lanes_path is None else Path(lanes_path),
+                "epoch_above": None if above is None else Lsn.parse(above),
             }
         )
 

@@ -115,12 +115,13 @@ def _source(source: dict[str, Any]) -> dict[str, str]:
     kept = size(source["retained_wal_bytes"]) + (
         f", {size(limit)} until its limit" if limit is not None else ""
     )
+    lag_s = source.get("capture_lag_s")
     failures = source.get("checkpoint_failures")
     unsaved = f"; {plural(failures, 'checkpoint')} could not be saved" if failures else ""
     return {
         "slot": slot[source["slot_healthy"]] + pressure,
         "kept by the source for us": kept,
-        "not yet received": size(source["capture_lag_bytes"]),
+        "not yet received": size(source["capture_lag_bytes"]) if lag_s is None else _seconds(lag_s),
         "acknowledged": text(source["acknowledged"]),
         "ahead of the last checkpoint for": _seconds(source["checkpoint_age_s"]) + unsaved,
         "term": text(source["epoch"]),

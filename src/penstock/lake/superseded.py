@@ -7,14 +7,18 @@ while the slot has moved on. It is set aside whole, and made anew from the table
 it had been lost (`rebuild`). The list of lanes stays, so that nothing is acknowledged before each has joined
 or was dropped; how far they are is forgotten, for the other instance may have moved the slot past that.
 
+Only a term whose epoch is later than the tables' does so. They would refuse what an earlier one makes, and it
+would be taken for left behind in its turn: again and again, until what was first set aside is removed.
+
 A log is large, so only the newest `KEPT` of what was set aside stay.
 """
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -40,18 +44,35 @@ def is_superseded(epoch: Lsn | None, table_epochs: Iterable[Lsn]) -> bool:
     return epoch is not None and any(each > epoch for each in table_epochs)
 
 
-def was_left_behind(
-    state: Path, destination: Callable[[], Destination], streams: Sequence[StreamId], slot: str
-) -> bool:
-    """Whether another instance has led since the one whose state this is.
+@dataclass(frozen=True, slots=True)
+class Leaders:
+    """Under which epochs a state, or its log, and tables were last written; None: they were not."""
 
-    The state is read after the tables: its leader writes an epoch there before any table has it. So a
-    state that is shared is never taken for one that was left behind, however long we slept in between.
-    """
-    if _state_epoch(state) is None:
-        return False  # there is nothing to set aside
-    epochs = _table_epochs(state, destination(), streams, slot)
-    return is_superseded(_state_epoch(state), epochs)
+    of_state: Lsn | None
+    of_tables: Lsn | None
+
+    @property
+    def newest(self) -> Lsn:
+        return max(self.of_state or Lsn(), self.of_tables or Lsn())
+
+    @property
+    def left_state_behind(self) -> bool:
+        """Whether another instance has led since the one whose state this is."""
+        return is_superseded(self.of_state, () if self.of_tables is None else (self.of_tables,))
+
+    def precede(self, epoch: Lsn) -> bool:
+        """Whether a term of this epoch is later than all of them, or the one that the state is of.
+
+        If not, nothing may be made of what they say: tables would refuse whatever comes of it.
+        """
+        return epoch > self.newest or epoch == self.newest == self.of_state
+
+
+def leaders(state: Path, destination: Destination, streams: Sequence[StreamId], slot: str) -> Leaders:
+    """The state is read after the tables: its leader writes an epoch there before any table has it. So a
+    state that is shared is never taken for one that was left behind, however long we slept in between."""
+    of_tables = max(_table_epochs(state, destination, streams, slot), default=None)
+    return Leaders(_state_epoch(state), of_tables)
 
 
 def _state_epoch(state: Path) -> Lsn | None:

@@ -281,7 +281,17 @@ class StateDocument:
     def identified(
         self, *, system_id: str, timeline: int, epoch: Lsn, slot: str | None = None
     ) -> StateDocument:
-        """The same document, bound to a source, its slot (if the log is read) and a leader."""
+        """The same document, bound to a source, its slot (if the log is read) and a leader.
+
+        StateError if the leader is an earlier one than the document's: tables refuse it, and a state that
+        named it would be taken for one that somebody with another state has left behind.
+        """
+        if self.epoch is not None and system_id == self.system_id and epoch < self.epoch:
+            raise StateError(
+                f"The state is that of a later leader: its epoch is {self.epoch}, ours {epoch}.",
+                remedy="None needed if another instance leads, or if a clock was set back: what begins anew "
+                "has a later epoch. If it goes on, see that only one Penstock uses this state directory.",
+            )
         bound = {} if slot is None else {"slot": slot}
         return self._with_own(system_id=system_id, timeline=timeline, epoch=str(epoch), **bound)
 

@@ -93,7 +93,8 @@ class StreamFreshness:
 
 @dataclass(frozen=True, slots=True)
 class SourceStatus:
-    """The slot and the log that the source keeps for it; None where nothing was said (yet)."""
+    """The slot and the log that the source keeps for it; None where nothing was said (yet). How much of the
+    log is not received is told in bytes, or in seconds where positions are times."""
 
     slot_healthy: bool | None
     retained_wal_bytes: int | None
@@ -104,6 +105,7 @@ class SourceStatus:
     epoch: str | None
     checkpoint_age_s: float | None
     checkpoint_failures: int | None = None
+    capture_lag_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,6 +244,7 @@ def source_of(view: SampleView) -> SourceStatus:
         epoch=_position(view.one(metrics.EPOCH)),
         checkpoint_age_s=view.one(metrics.CHECKPOINT_AGE_SECONDS),
         checkpoint_failures=_whole(view.one(metrics.CHECKPOINT_FAILURES)),
+        capture_lag_s=view.one(metrics.CAPTURE_LAG_SECONDS),
     )
 
 

@@ -39,10 +39,12 @@ class Seen:
         return found
 
     def samples(self, received: Lsn) -> list[Sample]:
-        """The next entry that we need is in the oplog still."""
-        if self.oplog is None:
-            return []
-        return [(metrics.SLOT_HEALTHY.name, {}, float(self.oplog.first_s <= received >> 32))]
+        """How far behind we are, and whether the next entry that we need is in the oplog still."""
+        lag_s = max(0, (self.end >> 32) - (received >> 32))
+        found: list[Sample] = [(metrics.CAPTURE_LAG_SECONDS.name, {}, lag_s)]
+        if self.oplog is not None:
+            found.append((metrics.SLOT_HEALTHY.name, {}, float(self.oplog.first_s <= received >> 32)))
+        return found
 
 
 class OplogMonitor:
@@ -70,7 +72,7 @@ class OplogMonitor:
         return None if self._latest is None else self._latest.end
 
     def lag_bytes(self, position: Lsn, received: Lsn | None) -> int | None:
-        """Positions are times."""
+        """Positions are times (`metrics.CAPTURE_LAG_SECONDS`)."""
         return None
 
     def status(self) -> dict[str, Any]:

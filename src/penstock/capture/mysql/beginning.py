@@ -163,7 +163,7 @@ class _Counting:
         reading = connect(source.url, program_name=CAPTURE_PROGRAM)
         require_server(reading, self._server.uuid)
         start = FilePosition(self._file, _FILE_BEGINS)
-        with closing(BinlogStream(reading, start, source.server_id, _WAIT_S, reader)) as stream:
+        with closing(BinlogStream(reading, start, source.server_id, _WAIT_S, reader, source.name)) as stream:
             heard_at = time.monotonic()
             while time.monotonic() - heard_at < _SILENCE_S_MAX:
                 batch = stream.read(_WAIT_S)

@@ -2,8 +2,9 @@
 
 The server ends the session when it has been silent for the lease (`wait_timeout`, whole seconds: never less
 than the lease), and the lock goes with it. Each question is whether this very session holds the lock, so a
-proxy in between, or a session that was ended and opened again, is noticed. Locks are of one server: those who
-read one pipeline from two servers at a time are told apart by the epoch alone.
+proxy in between, or a session that was ended and opened again, is noticed. An answer that takes longer than
+the lease is not waited for, so that in a silent network the session ends with its term. Locks are of one
+server: those who read one pipeline from two servers at a time are told apart by the epoch alone.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ class NamedLock:
         self._name = name
         # Names of locks are limited, and those of pipelines may be long.
         self._key = f"penstock:{hashlib.sha256(name.encode()).hexdigest()[:32]}"
-        self._connection: Connection = connect(url, program_name=LOCK_PROGRAM)
         lease = max(1, math.ceil(lease_s))
+        self._connection: Connection = connect(url, program_name=LOCK_PROGRAM, answers_within_s=lease)
         rows(self._connection, f"SET SESSION wait_timeout = {lease}", doing=_TAKING)
 
     def take(self) -> bool:

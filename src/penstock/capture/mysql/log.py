@@ -59,4 +59,8 @@ class MysqlLog:
     def stream(self) -> MysqlStream:
         connection = connect(self.source.url, program_name=CAPTURE_PROGRAM)
         require_server(connection, self.server)
-        return MysqlStream(BinlogStream(connection, self.start, self.source.server_id, HEARTBEAT_S))
+        return MysqlStream(
+            BinlogStream(
+                connection, self.start, self.source.server_id, HEARTBEAT_S, pipeline=self.source.name
+            )
+        )

@@ -32,11 +32,23 @@ class LogHealth:
     def end(self) -> Lsn:
         return self.numbering.position(self.files.last)
 
+    @property
+    def oldest(self) -> BinlogPlace:
+        return BinlogPlace(self.files.sizes[0][0], 0)
+
+    def has(self, received: Lsn) -> bool:
+        """Whether what follows is in the log still."""
+        return int(received) - self.numbering.offset >= self.oldest.number
+
+    def reads_oldest(self, received: Lsn) -> bool:
+        """Whether what follows is in the file that the server removes next."""
+        if not self.has(received) or len(self.files.sizes) == 1:
+            return False
+        return self.numbering.place(received).name == self.oldest.name
+
     def lag_bytes(self, received: Lsn) -> int:
         """Of the log's files, not of their numbers. From before another server took over: all that it has."""
-        first = BinlogPlace(self.files.sizes[0][0], 0)
-        is_older = int(received) - self.numbering.offset < first.number
-        place = first if is_older else self.numbering.place(received)
+        place = self.numbering.place(received) if self.has(received) else self.oldest
         if place.number >= self.files.last.number:
             return 0
         between = sum(size for name, size in self.files.sizes if place.name <= name < self.files.last.name)
@@ -44,12 +56,18 @@ class LogHealth:
 
 
 class BinlogMonitor:
-    """A `Monitor`. `numbering`: None until the log was set up."""
+    """A `Monitor`. `numbering`: None until the log was set up. The server keeps nothing for us: `note` is
+    told when it has removed files up to the one that is being read."""
 
-    def __init__(self, url: str, numbering: Callable[[], Numbering | None]) -> None:
+    def __init__(
+        self, url: str, numbering: Callable[[], Numbering | None], note: Callable[[str], None]
+    ) -> None:
         self._url = url
         self._numbering = numbering
+        self._note = note
         self._latest: LogHealth | None = None
+        self._first_seen: BinlogPlace | None = None
+        self._was_near = False
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="capture-monitor", daemon=True)
 
@@ -75,13 +93,30 @@ class BinlogMonitor:
         if self._latest is None:
             return {}
         files = self._latest.files
-        oldest = BinlogPlace(files.sizes[0][0], 0)
-        return {"binlog": {"end": str(files.last), "oldest": oldest.name, "files": len(files.sizes)}}
+        oldest = self._latest.oldest.name
+        return {"binlog": {"end": str(files.last), "oldest": oldest, "files": len(files.sizes)}}
 
     def samples(self, received: Lsn | None) -> list[Sample]:
-        if self._latest is None or received is None:
+        latest = self._latest
+        if latest is None or received is None:
             return []
-        return [(metrics.CAPTURE_LAG_BYTES.name, {}, self._latest.lag_bytes(received))]
+        self._tell(latest, received)
+        return [
+            (metrics.CAPTURE_LAG_BYTES.name, {}, latest.lag_bytes(received)),
+            (metrics.SLOT_HEALTHY.name, {}, float(latest.has(received))),
+        ]
+
+    def _tell(self, latest: LogHealth, received: Lsn) -> None:
+        """Of a server that removes files: one that has all of its log may have its first file read."""
+        self._first_seen = self._first_seen or latest.oldest
+        is_near = latest.oldest != self._first_seen and latest.reads_oldest(received)
+        if is_near and not self._was_near:
+            self._note(
+                f"The server has removed its binary log up to {latest.oldest.name}, which is being read: if "
+                "that goes before it was read, tables must be loaded again. Have it keep binary logs for "
+                "longer (binlog_expire_logs_seconds, or the managed service's retention)."
+            )
+        self._was_near = is_near
 
     def _run(self) -> None:
         while not self._ended.is_set():

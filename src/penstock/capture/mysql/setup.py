@@ -171,7 +171,7 @@ def _first_place(source: MysqlSpec, start: GtidPosition, server: str) -> BinlogP
     """In which file the server begins to send: the first thing it says."""
     connection = connect(source.url, program_name=CAPTURE_PROGRAM)
     require_server(connection, server)
-    with closing(BinlogStream(connection, start, source.server_id)) as stream:
+    with closing(BinlogStream(connection, start, source.server_id, pipeline=source.name)) as stream:
         batch = stream.read(_FIRST_EVENT_WITHIN_S)
         if batch is not None:
             for rare in scan(batch, 0, 1, Carry(), Tables(stream.is_mariadb)).rare:

@@ -2,8 +2,9 @@
 
 The epoch is the server's clock in microseconds. Places in its log would not do: two terms between which
 nothing was written would have the same one, and a server that takes over counts from its own beginning. A
-clock that was set back makes an epoch that tables refuse, which costs time until it has caught up, and never
-lets two who believe to lead write as one.
+clock may be set back, so an epoch is in any case greater than those that this instance knows of: by its log,
+by its state, and by what a lane found in tables that another instance has written
+(`CaptureSpec.epoch_above`).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import TypeVar
 
 import pymysql
@@ -26,11 +27,13 @@ from penstock.capture.source import Wanted
 from penstock.capture.source_spec import MysqlSpec
 from penstock.capture.spec import CaptureSpec
 from penstock.core.binlog_place import BinlogPlace, Numbering
-from penstock.core.errors import SourceError
+from penstock.core.errors import SourceError, StateError
 from penstock.core.place import Place
 from penstock.core.position import Lsn
 from penstock.core.stream import StreamId
 from penstock.ledger.load_record import LoadPoint
+from penstock.ledger.store import StateStore
+from penstock.log.manifest import newest_manifest
 from penstock.sources.mysql.binlog.warming import warm_up
 from penstock.sources.mysql.connection import Connection, connect
 from penstock.sources.mysql.server import (
@@ -53,7 +56,7 @@ class MysqlCapture:
 
     def __init__(self, source: MysqlSpec, spec: CaptureSpec) -> None:
         self._source, self._spec = source, spec
-        self.snapshots = Positions(self._visible, self.new_epoch)
+        self.snapshots = Positions(self._visible, lambda: self._asked(clock))
         self._connection: Connection | None = None
         self._asking = threading.RLock()
         self._numbering: Numbering | None = None
@@ -63,7 +66,7 @@ class MysqlCapture:
         return NamedLock(self._source.url, self._source.name, lease_s)
 
     def new_epoch(self) -> Lsn:
-        return self._asked(clock)
+        return max(self._asked(clock), *(Lsn(known + 1) for known in _known_epochs(self._spec)))
 
     def position_now(self) -> Lsn:
         numbering = self._numbering
@@ -129,7 +132,7 @@ class MysqlCapture:
         return None
 
     def monitor(self, note: Callable[[str], None]) -> BinlogMonitor:
-        return BinlogMonitor(self._source.url, lambda: self._numbering)
+        return BinlogMonitor(self._source.url, lambda: self._numbering, note)
 
     def heals(self, error: Exception) -> bool:
         return isinstance(error, pymysql.err.MySQLError)
@@ -154,6 +157,16 @@ class MysqlCapture:
             if self._server:
                 require_server(self._connection, self._server)
         return self._connection
+
+
+def _known_epochs(spec: CaptureSpec) -> list[Lsn]:
+    """Of leaders before this one; 0 where there is none."""
+    manifest, state = newest_manifest(spec.log_directory), None
+    with suppress(StateError):  # by one that cannot be read nobody commits
+        state = StateStore(spec.log_directory.parent).load()
+    found = [spec.epoch_above]
+    found += [each.epoch for each in (manifest, state) if each is not None]
+    return [epoch or Lsn(0) for epoch in found]
 
 
 def _point_at(place: Place) -> LoadPoint:

@@ -62,7 +62,7 @@ function drawing(view) {
     node('capture', 'Capture', levelOf(capture?.state), [
       fact('reads', rate(view.capture.rows_rate, ' rows')),
       fact('', `${rate(view.capture.transactions_rate, ' tx')}`),
-      fact('behind', bytes(view.source.capture_lag_bytes)),
+      fact('behind', view.source.capture_lag_s == null ? bytes(view.source.capture_lag_bytes) : span(view.source.capture_lag_s)),
     ], capture?.state ?? 'absent', capture?.reason),
     pipe(1, [read], 'one', 'on'),
     node('log', 'Change log', 'good', [

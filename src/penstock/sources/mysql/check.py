@@ -17,6 +17,7 @@ import pymysql.cursors
 
 from penstock.core.errors import PenstockError
 from penstock.sources.finding import Finding, Level, StreamNeed, findings_of
+from penstock.sources.mysql.binlog.packets import report_host
 from penstock.sources.mysql.catalog import MysqlTable, discover
 from penstock.sources.mysql.check_streams import LogFacts, check_streams
 from penstock.sources.mysql.connection import (
@@ -42,6 +43,7 @@ class _Asked:
     connection: Connection
     url: str
     server_id: int | None
+    pipeline: str
     needs: Sequence[StreamNeed]
     mariadb: bool
     version: tuple[int, int, int]
@@ -73,14 +75,19 @@ class _Asked:
         return None
 
 
-def check(url: str, needs: Sequence[StreamNeed], *, server_id: int | None = None) -> list[Finding]:
-    """All findings, in the order in which a person would mend them. `server_id`: what the pipeline has."""
+def check(
+    url: str, needs: Sequence[StreamNeed], *, server_id: int | None = None, pipeline: str = ""
+) -> list[Finding]:
+    """All findings, in the order in which a person would mend them. `server_id`: what the pipeline of this
+    name has."""
     try:
         connection = connect(url, program_name="penstock check")
     except PenstockError as error:
         return [Finding.of_error("connection", error)]
     with connection:
-        asked = _Asked(connection, url, server_id, needs, is_mariadb(connection), server_version(connection))
+        asked = _Asked(
+            connection, url, server_id, pipeline, needs, is_mariadb(connection), server_version(connection)
+        )
         steps: list[tuple[str, Callable[[_Asked], Iterator[Finding]]]] = [
             ("connection", _check_connection),
             ("server version", _check_version),
@@ -271,7 +278,7 @@ def _check_server_id(asked: _Asked) -> Iterator[Finding]:
     others = [
         int(row["Server_Id" if "Server_Id" in row else "Server_id"])
         for row in asked.tried("SHOW REPLICAS", "SHOW SLAVE HOSTS") or []
-        if str(row.get("Host", "")) != "penstock"
+        if str(row.get("Host", "")) != report_host(asked.pipeline)  # it may be at work
     ]
     if asked.server_id in (own, *others):
         who = "server itself" if asked.server_id == own else "replica of this server"
@@ -322,7 +329,7 @@ def _check_streams(asked: _Asked) -> Iterator[Finding]:
 def read_facts(connection: Connection, tables: Sequence[MysqlTable]) -> LogFacts:
     """What the server says of these tables beside its catalog."""
     mariadb, version = is_mariadb(connection), server_version(connection)
-    return _facts(_Asked(connection, "", None, (), mariadb, version), tables)
+    return _facts(_Asked(connection, "", None, "", (), mariadb, version), tables)
 
 
 def _facts(asked: _Asked, tables: Sequence[MysqlTable]) -> LogFacts:

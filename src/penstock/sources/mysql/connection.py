@@ -109,8 +109,13 @@ def safe_url(url: str) -> str:
     return f"mysql://{login + '@' if login else ''}{place}"
 
 
-def connect(url: str, *, program_name: str = "penstock") -> Connection:
-    """Logged in and set up; each statement is a transaction of its own unless one is begun."""
+def connect(
+    url: str, *, program_name: str = "penstock", answers_within_s: float = _READ_TIMEOUT_S
+) -> Connection:
+    """Logged in and set up; each statement is a transaction of its own unless one is begun.
+
+    `answers_within_s`: a server that says nothing for longer has ended the session.
+    """
     address = parse_url(url)
     try:
         connection: Connection = pymysql.connect(
@@ -123,7 +128,7 @@ def connect(url: str, *, program_name: str = "penstock") -> Connection:
             autocommit=True,
             local_infile=False,
             connect_timeout=address.connect_timeout_s,
-            read_timeout=_READ_TIMEOUT_S,
+            read_timeout=answers_within_s,
             program_name=program_name,
             **_tls(address),
         )

@@ -68,7 +68,7 @@ class MysqlSource:
             return discover(connection, patterns)
 
     def check(self, needs: Sequence[StreamNeed]) -> list[Finding]:
-        return check(self.url, needs, server_id=self.server_id)
+        return check(self.url, needs, server_id=self.server_id, pipeline=self.name)
 
     def check_kept(self, position: Lsn) -> Finding | None:
         """Nothing is kept for a pipeline. Whether the log still has a place is decided by its GTID set, where

@@ -6,6 +6,7 @@ The server's own words are never passed on: they may quote what somebody wrote.
 
 from __future__ import annotations
 
+import hashlib
 import struct
 from dataclasses import dataclass
 from typing import Final
@@ -21,6 +22,8 @@ from penstock.sources.mysql.binlog.packet_kernels import Bytes, Ints
 MEMORY: Final = RecycledMemory(96 << 20)
 _COM_REGISTER, _COM_DUMP, _COM_DUMP_GTID = b"\x15", b"\x12", b"\x1e"
 _THROUGH_GTID = 4  # a flag of COM_BINLOG_DUMP_GTID: the set counts, not file and offset
+#: Servers take a replica's host of 60 characters at most.
+_NAME_CHARACTERS_MAX, _DIGEST_CHARACTERS = 60 - len("penstock/"), 12
 _ERROR = 0xFF
 _POSITION_GONE = (
     b"purged", b"first log file", b"impossible position", b"> file size", b"gtid state", b"not in the master",
@@ -55,7 +58,15 @@ def command(payload: bytes) -> bytes:
     return len(payload).to_bytes(3, "little") + b"\0" + payload
 
 
-def register(server_id: int, host: str = "penstock") -> bytes:
+def report_host(pipeline: str) -> str:
+    """What servers show of a pipeline among their replicas, so that it is told from other pipelines."""
+    if len(pipeline) <= _NAME_CHARACTERS_MAX:
+        return f"penstock/{pipeline}"
+    digest = hashlib.sha256(pipeline.encode()).hexdigest()[:_DIGEST_CHARACTERS]
+    return f"penstock/{pipeline[: _NAME_CHARACTERS_MAX - _DIGEST_CHARACTERS - 1]}~{digest}"
+
+
+def register(server_id: int, host: str) -> bytes:
     name = host.encode()
     return _COM_REGISTER + struct.pack(f"<IB{len(name)}sBBHII", server_id, len(name), name, 0, 0, 0, 0, 0)
 

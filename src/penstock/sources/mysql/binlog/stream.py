@@ -86,10 +86,11 @@ class BinlogStream:
         server_id: int,
         heartbeat_s: float = 5.0,
         reader: str = "",
+        pipeline: str = "",
     ) -> None:
         self._connection = cast("Any", connection)  # more of it is used than its stubs tell
         self._heartbeat_s = heartbeat_s
-        checksum = self._prepare(start, server_id, reader)
+        checksum = self._prepare(start, server_id, reader, packets.report_host(pipeline))
         self._framing = Framing(checksum, BATCH_EVENTS_MAX)
         self._socket: Any = self._connection._sock
         self._socket.settimeout(None)
@@ -149,7 +150,7 @@ class BinlogStream:
     def close(self) -> None:
         self._connection._force_close()
 
-    def _prepare(self, start: FilePosition | GtidPosition, server_id: int, reader: str) -> int:
+    def _prepare(self, start: FilePosition | GtidPosition, server_id: int, reader: str, host: str) -> int:
         """Say who we are and what we understand; the kind of checksum that events have."""
         period_ns = int(self._heartbeat_s * 1e9)
         settings = {
@@ -174,7 +175,7 @@ class BinlogStream:
                 cursor.execute("SET " + ", ".join(f"{name} = {value}" for name, value in settings.items()))
                 cursor.execute("SELECT @source_binlog_checksum")
                 [[checksum]] = cursor.fetchall()
-            self._connection._execute_command(0x15, packets.register(server_id)[1:])
+            self._connection._execute_command(0x15, packets.register(server_id, host)[1:])
             self._connection._read_ok_packet()
         except pymysql.err.MySQLError as error:
             code = error.args[0] if error.args and isinstance(error.args[0], int) else 0
