@@ -225,7 +225,8 @@ class LoadConfig(Section):
     """How whole tables are read."""
 
     method: Literal["ctid", "key"] = "ctid"
-    """`ctid`: by ranges of pages, no index needed. `key`: by ranges of the key's first column."""
+    """`ctid`: by ranges of pages, no index needed. `key`: by ranges of the key's first column; tables that
+    have none to cut by, as with a text key in Postgres, are read as with `ctid`."""
     rows_per_chunk: PositiveInt = 500_000
     """About so many rows are read by one task into one file."""
     parallel: PositiveInt | None = None
