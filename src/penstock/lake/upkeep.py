@@ -98,6 +98,8 @@ def limits_of(config: Config) -> Limits:
         snapshot_age_max_s=age_max.total_seconds(),
         snapshots_min=settings.snapshots_min,
         orphan_age_s=settings.orphan_age.total_seconds(),
+        snapshots_max=settings.snapshots_max,
+        readers_grace_s=config.readers.grace.total_seconds(),
     )
 
 
