@@ -51,6 +51,8 @@ LIMITS = Limits(
     snapshot_age_max_s=0,
     snapshots_min=1,
     orphan_age_s=3 * 86400,
+    snapshots_max=1000,
+    readers_grace_s=0,
 )
 OF_COMPACTION = [name for name in FAILPOINTS if name.startswith("compact.")]
 KEPT = replace(LIMITS, snapshot_age_max_s=86400)
@@ -143,6 +145,22 @@ def test_files_are_merged_deletes_applied_and_old_snapshots_expire(worn: Worn) -
     assert worn.marker == before
     again = worn.compact()
     assert again.due == ("orphans",)
+
+
+@pytest.mark.slow
+def test_of_too_many_snapshots_the_oldest_go_however_young_they_are(worn: Worn) -> None:
+    before = worn.marker
+    worn.forget_the_past()
+    few = replace(KEPT, small_file_ratio=1.0, delete_ratio=1.0, snapshots_max=3)
+    assert worn.compact(replace(few, readers_grace_s=3600)).due == ("orphans",)
+    done = worn.compact(few)
+    assert done.due == ("snapshots", "orphans")
+    assert done.after is not None
+    assert done.after.snapshots == 3
+    worn.assert_whole()
+    assert worn.marker == before
+    worn.round()
+    assert worn.marker.to == before.to + 10
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.report import TableHealth
-from penstock.destinations.iceberg_expiry import History, Reference, Version, cut_off, to_expire
+from penstock.destinations.iceberg_expiry import History, Most, Reference, Version, cut_off, to_expire
 from penstock.destinations.iceberg_health import (
     LEFT_ALONE,
     SPARE_MIN,
@@ -24,7 +24,7 @@ from penstock.destinations.iceberg_history import Ancestor, newest_commit
 from penstock.destinations.iceberg_record import CUT_OFF_TOGETHER, Known, cut_off_properties, outlived
 
 MIB = 1024 * 1024
-LIMITS = Limits(256 * MIB, 0.3, 0.1, 5 * 86400, 10, 3 * 86400)
+LIMITS = Limits(256 * MIB, 0.3, 0.1, 5 * 86400, 10, 3 * 86400, 1000, 3600)
 WELL = TableHealth(100, 100 * 256 * MIB, 0.0, 0, 0.0, 0, 10, 3600)
 
 
@@ -50,6 +50,9 @@ def test_nothing_is_due_to_a_table_that_is_well() -> None:
         (replace(WELL, snapshots=11, oldest_snapshot_age_s=6 * 86400), ("snapshots",)),
         (replace(WELL, snapshots=11, oldest_snapshot_age_s=5.5 * 86400), ()),
         (replace(WELL, snapshots=10, oldest_snapshot_age_s=60 * 86400), ()),
+        (replace(WELL, snapshots=1201, oldest_snapshot_age_s=4320), ("snapshots",)),
+        (replace(WELL, snapshots=1200, oldest_snapshot_age_s=4320), ()),
+        (replace(WELL, snapshots=1201, oldest_snapshot_age_s=4319), ()),
     ],
 )
 def test_what_is_due_follows_from_the_figures(health: TableHealth, expected: tuple[str, ...]) -> None:
@@ -123,6 +126,16 @@ def test_what_is_named_young_or_among_the_newest_stays() -> None:
     assert to_expire(made, older_than_ms=0, snapshots_min=1) == set()
 
 
+def test_of_too_many_the_oldest_go_unless_somebody_may_count_on_them() -> None:
+    line = [version(n, n - 1 or None) for n in range(1, 11)]
+    made = history(*line, main=Reference(10, True), tag=Reference(2, False))
+    assert to_expire(made, 0, 1, Most(3, 99)) == {1, 3, 4, 5, 6, 7}
+    assert to_expire(made, 0, 1, Most(3, older_than_ms=5)) == {1, 3, 4}
+    assert to_expire(made, 0, 5, Most(3, 99)) == {1, 3, 4, 5}
+    assert to_expire(made, 0, 1, Most(10, 99)) == set()
+    assert to_expire(made, 9, 1, Most(8, 99)) == to_expire(made, 9, 1)
+
+
 def test_all_of_a_branch_stays_and_what_was_rolled_back_goes() -> None:
     made = history(
         version(1, None, ours=True),
@@ -161,10 +174,10 @@ def test_references_that_iceberg_is_about_to_drop_keep_nothing() -> None:
 
 @given(
     st.lists(st.tuples(st.booleans(), st.integers(0, 5)), min_size=1, max_size=30),
-    st.lists(st.tuples(st.integers(1, 30), st.integers(1, 5)), max_size=4),
+    st.lists(st.tuples(st.integers(1, 30), st.integers(1, 5), st.integers(1, 9)), max_size=4),
 )
 def test_what_a_kept_snapshot_holds_is_known_after_any_expiry(
-    commits: list[tuple[bool, int]], expiries: list[tuple[int, int]]
+    commits: list[tuple[bool, int]], expiries: list[tuple[int, int, int]]
 ) -> None:
     """Commits of ours and of others, each on top of a recent one; no older metadata is left to ask."""
     versions: dict[int, Version] = {}
@@ -183,9 +196,9 @@ def test_what_a_kept_snapshot_holds_is_known_after_any_expiry(
             else Ancestor(number, found.parent_id, truth[number] if found.is_ours else None)
         )
 
-    for older_than, keep in expiries:
+    for older_than, keep, most in expiries:
         made = history(*versions.values(), main=Reference(len(commits), True))
-        expired = to_expire(made, older_than, keep)
+        expired = to_expire(made, older_than, keep, Most(most, 99))
         known = Known(written.get)
         answers = {each: newest_commit(each, find, known) for each in cut_off(made, expired)}
         gone = outlived(written, versions.keys())

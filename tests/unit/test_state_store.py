@@ -19,6 +19,7 @@ from penstock.core.position import Lsn
 from penstock.core.schema import SourceColumn, TableSchema
 from penstock.core.stream import StreamId
 from penstock.ledger import store as store_module
+from penstock.ledger import two_phase
 from penstock.ledger.load_record import LoadChunk, LoadPoint, LoadRecord, LoadRecords
 from penstock.ledger.state import Chunk, StateDocument
 from penstock.ledger.store import StateStore
@@ -238,6 +239,30 @@ def test_history_keeps_the_newest_versions_and_one_per_hour(store: StateStore) -
         document = store.save(document)
     kept = sorted(entry.version for entry in store.history())
     assert kept == [9, 19, 29, 30, *range(31, 81)]
+
+
+def test_of_a_round_of_many_streams_its_end_is_kept_like_that_of_others(store: StateStore) -> None:
+    streams = [StreamId("public", f"t{number}") for number in range(5)]
+    document = StateDocument.new()
+    for stream in streams:
+        document = two_phase.plan_load(
+            document, stream, sync_mode="cdc", load_id="l", generation="g", chunks=[Chunk(None, None)]
+        )
+        document = two_phase.join_global(two_phase.load_done(document, stream, Lsn(100)), stream)
+    document = store.save(document)
+    ends = []
+    for number in range(2, 62):
+        to = Lsn(100 * number)
+        document = store.save(two_phase.prepare_round(document, to, streams))
+        for stream in streams:
+            document = store.save(two_phase.stream_committed(document, stream, to))
+        document = store.save(two_phase.finish_round(document))
+        ends.append(document.state_version)
+    kept = [entry.version for entry in StateStore(store.directory).history()]
+    assert set(ends[-50:]) <= set(kept)
+    assert ends[-60] not in kept
+    assert len(kept) <= 50 + 50 + 10 + 2, "the newest, ends of rounds, what is not pruned yet, and hours"
+    assert [store.version(end).lsn for end in ends[-50:]] == [Lsn(100 * number) for number in range(12, 62)]
 
 
 def test_a_disk_that_is_full_leaves_the_state_as_it_was(

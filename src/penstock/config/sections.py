@@ -225,7 +225,8 @@ class LoadConfig(Section):
     """How whole tables are read."""
 
     method: Literal["ctid", "key"] = "ctid"
-    """`ctid`: by ranges of pages, no index needed. `key`: by ranges of the key's first column."""
+    """`ctid`: by ranges of pages, no index needed. `key`: by ranges of the key's first column; tables that
+    have none to cut by, as with a text key in Postgres, are read as with `ctid`."""
     rows_per_chunk: PositiveInt = 500_000
     """About so many rows are read by one task into one file."""
     parallel: PositiveInt | None = None
@@ -257,6 +258,9 @@ class MaintenanceConfig(Section):
     """Older snapshots go, and with them the files that only they have; not before `readers.grace`."""
     snapshots_min: PositiveInt = 10
     """So many of the newest snapshots stay, however old they are."""
+    snapshots_max: PositiveInt = 1000
+    """Of more than that the oldest go, however young they are; not before `readers.grace`. Every commit
+    writes all of them down again: 50,000 are about 90 MB."""
     orphan_age: Annotated[Duration, Field(ge=timedelta(days=1))] = timedelta(days=3)
     """Files in a table's directory that no snapshot has and that are older go. Work that lasts longer than
     that between writing a file and committing it would lose it."""

@@ -1,7 +1,8 @@
 """Which snapshots of an Iceberg table may go, and what must be written down before they do.
 
 Kept are: what any reference names, the newest ones of `main`, whatever is young enough, and all of a branch
-that is not on `main` as well: a pending load, or somebody's own. Everything else is named to Iceberg one by
+that is not on `main` as well: a pending load, or somebody's own. Of those that are no more than young there
+may be `Most`, since every commit writes all of them down again. Everything else is named to Iceberg one by
 one, so that a commit in between makes no difference to what goes.
 
 Which of our commits a snapshot holds is told by the nearest one among its ancestors (`iceberg_history`). So
@@ -49,6 +50,14 @@ class Reference:
 
 
 @dataclass(frozen=True, slots=True)
+class Most:
+    """So many of the newest stay for being young, and all that readers may have opened."""
+
+    snapshots: int
+    older_than_ms: int  # younger ones may be being read
+
+
+@dataclass(frozen=True, slots=True)
 class History:
     versions: Mapping[int, Version]
     references: Mapping[str, Reference]
@@ -86,10 +95,14 @@ def _has_lapsed(reference: Mapping[str, Any], at_ms: int, now_ms: int, name: str
     return name != MAIN and age_max is not None and now_ms - at_ms > age_max
 
 
-def to_expire(history: History, older_than_ms: int, snapshots_min: int) -> set[int]:
+def to_expire(history: History, older_than_ms: int, snapshots_min: int, most: Most | None = None) -> set[int]:
     main = history.references.get(MAIN)
     line = list(history.ancestors(main.snapshot_id if main is not None else None))
-    kept = {each for each, version in history.versions.items() if version.at_ms >= older_than_ms}
+    by_age = sorted(history.versions.values(), key=lambda each: each.at_ms)
+    kept = {each.snapshot_id for each in by_age if each.at_ms >= older_than_ms}
+    if most is not None:
+        surplus = by_age[: -most.snapshots]
+        kept -= {each.snapshot_id for each in surplus if each.at_ms < most.older_than_ms}
     kept |= set(line[:snapshots_min])
     for reference in history.references.values():
         kept.add(reference.snapshot_id)
@@ -106,7 +119,9 @@ def cut_off(history: History, expired: set[int]) -> list[int]:
     return [each.snapshot_id for each in sorted(found, key=lambda each: each.at_ms)]
 
 
-def prepare_expiry(table: IcebergTable, older_than_ms: int, snapshots_min: int, now_ms: int) -> list[int]:
+def prepare_expiry(
+    table: IcebergTable, older_than_ms: int, snapshots_min: int, now_ms: int, most: Most | None = None
+) -> list[int]:
     """The snapshots that may go; what they tell of those that stay is durable when this returns."""
     if table.handle.metadata() is None:
         return []
@@ -115,7 +130,7 @@ def prepare_expiry(table: IcebergTable, older_than_ms: int, snapshots_min: int, 
         parser = table.catalog.java.iceberg("TableMetadataParser")
         document = json.loads(str(parser.toJson(attempt.base.java)))
         history = History.from_json(document, now_ms)
-        expired = to_expire(history, older_than_ms, snapshots_min)
+        expired = to_expire(history, older_than_ms, snapshots_min, most)
         answers = _not_written_down(attempt.base, history, expired)
         if not answers:
             break

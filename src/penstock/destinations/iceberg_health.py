@@ -32,7 +32,7 @@ SPARE_MIN = 5
 WASTE_MIN = 0.25
 SPARE_MANIFESTS_MIN = 20
 MANIFEST_BYTES = 8 * 1024 * 1024
-#: By schedule, snapshots go when the oldest is that much too old: many in one turn.
+#: By schedule, snapshots go when the oldest is that much too old, or there are that many: many in one turn.
 EXPIRY_SLACK = 1.2
 
 _MILLISECONDS = 1000
@@ -48,6 +48,8 @@ class Limits:
     snapshot_age_max_s: float
     snapshots_min: int
     orphan_age_s: float
+    snapshots_max: int
+    readers_grace_s: float  # before that no snapshot goes for there being too many
 
 
 def due(health: TableHealth, limits: Limits, *, by_hand: bool, orphans_s: float | None) -> tuple[Work, ...]:
@@ -62,12 +64,19 @@ def due(health: TableHealth, limits: Limits, *, by_hand: bool, orphans_s: float 
         work.append("delete files")
     if health.spare_manifests >= SPARE_MANIFESTS_MIN:
         work.append("manifests")
-    age_max = limits.snapshot_age_max_s * (1 if by_hand else EXPIRY_SLACK)
-    if health.oldest_snapshot_age_s >= age_max and health.snapshots > limits.snapshots_min:
+    if health.snapshots > limits.snapshots_min and _may_expire(
+        health, limits, 1 if by_hand else EXPIRY_SLACK
+    ):
         work.append("snapshots")
     if by_hand or (orphans_s is not None and orphans_s >= limits.orphan_age_s):
         work.append("orphans")
     return tuple(work)
+
+
+def _may_expire(health: TableHealth, limits: Limits, slack: float) -> bool:
+    too_old = health.oldest_snapshot_age_s >= slack * limits.snapshot_age_max_s
+    too_many = health.snapshots > slack * limits.snapshots_max
+    return too_old or (too_many and health.oldest_snapshot_age_s >= slack * limits.readers_grace_s)
 
 
 def files_are_due(health: TableHealth, limits: Limits) -> bool:

@@ -195,12 +195,11 @@ def _parts(work: StreamWork, stages: Stages) -> int:
     by_cores = min(stages.cores, by_rows) if by_rows > 1 else 1
     if stands_alone(work.target, work.changes, work.skip):
         return by_cores
-    # Rows that lack large values are completed from the table's, so those count too.
+    # Rows that lack large values are completed from the table's, so those count too. The table may have
+    # none yet, or smaller ones, and one transaction may be as large as it likes: so do the changes' own.
     table_rows = sum(file.rows for file in work.files)
     row_bytes = EXPANSION * sum(file.bytes for file in work.files) // max(1, table_rows)
-    size = rows * row_bytes
-    if work.again:  # as much as many rounds have, onto a table that may have lost its rows
-        size = max(size, EXPANSION * work.change_bytes)
+    size = max(rows * row_bytes, EXPANSION * work.change_bytes)
     by_memory = max(rows // ROWS_PER_BUCKET_MAX, size // BYTES_PER_BUCKET_MAX) + 1
     return max(by_cores, by_memory)
 

@@ -219,9 +219,9 @@ class Backfill:
     def _method(self, configured: LaneStream) -> ChunkMethod:
         reading, info = self._lane.settings.reading, configured.info
         if reading.shows_one_moment(info):
-            if configured.per_chunk:  # a key stays in its range, a row in its page only until it is updated
-                return reading.method_for(info, "key")
-            return self._lane.settings.method if info.schema.key else "ctid"
+            # A key stays in its range, a row in its page only until it is updated.
+            by_key = configured.per_chunk or self._lane.settings.method == "key"
+            return reading.method_for(info, "key") if by_key else "ctid"
         if takes_own_snapshot(reading, info, configured.mode, configured.target()):
             return "ctid"
         # One query shows one moment. Several do so together with the log, by the key that it names rows by.

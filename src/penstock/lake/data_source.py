@@ -22,7 +22,7 @@ Options: `state` (the pipeline's state directory) or `config` (its file); `strea
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,6 @@ from pyspark.sql.types import StructType
 
 from penstock.config import Config
 from penstock.core.errors import ConfigError, LogGoneError, PositionGoneError, StateError
-from penstock.core.position import Lsn
 from penstock.core.schema import TableSchema
 from penstock.core.stream import StreamId
 from penstock.lake.evolve import ColumnSource
@@ -53,6 +52,7 @@ from penstock.log.reader import ChangeLog, LogFile, read_rows
 
 BATCH_BYTES = 256 * 1024 * 1024
 ROWS_PER_BATCH = 64 * 1024
+_BEGINNING = Place(0)  # of the log, wherever that is
 _OPTIONS = ("state", "config", "stream", "after", "from", "to", "typed", "batch_bytes")
 _SCHEMA_ID, _END = "penstock.schema_id", "penstock.end"
 
@@ -120,6 +120,14 @@ class LogRows:
             raise gone(self.stream, first, None) from error
 
 
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The newest of the schema versions before `end`, all of which a query's rows can be read in."""
+
+    end: Place
+    newest: TableSchema
+
+
 class LogReader(DataSourceReader):
     def __init__(self, request: Request, schema: StructType) -> None:
         log = ChangeLog(request.directory)
@@ -149,6 +157,7 @@ class LogStreamReader(DataSourceStreamReader):
         self._log = ChangeLog(request.directory)
         self._rows = _log_rows(self._log, request, schema)
         self._planned: Place | None = None
+        self._accepted: Accepted | None = None
 
     def initialOffset(self) -> dict[str, str]:  # noqa: N802 (Spark's name)
         return _to_json(first_place(self._log, self._request.stream, self._request.first))
@@ -164,7 +173,7 @@ class LogStreamReader(DataSourceStreamReader):
         if first == last:
             return []
         first_place(self._log, self._request.stream, first)
-        _refuse_newer_columns(self._log, self._rows, last)
+        self._accepted = _accept_columns(self._log, self._rows, last, self._accepted)
         return _plan(self._log, self._rows, first, last)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -234,30 +243,51 @@ def _end(log: ChangeLog, request: Request) -> Place:
     return min(request.end, Place(log.end() or 0))
 
 
-def _versions(log: ChangeLog, stream: StreamId, end: Place) -> list[TableSchema]:
-    """The schema versions of the stream's files before `end`, in the order of the log."""
-    return [log.schema(file.schema_id) for file in log.files(stream, Lsn(0), end.transactions_end).files]
+def _versions(log: ChangeLog, stream: StreamId, first: Place, end: Place) -> list[TableSchema]:
+    """The schema versions of the stream's files from `first` to `end`, in the order of the log."""
+    files = log.files(stream, first.first_transaction, end.transactions_end).files
+    return [log.schema(file.schema_id) for file in files]
 
 
 def _newest_schema(log: ChangeLog, stream: StreamId, end: Place) -> TableSchema:
-    versions = _versions(log, stream, end) or _versions(log, stream, END)
+    versions = _versions(log, stream, _BEGINNING, end) or _versions(log, stream, _BEGINNING, END)
     if not versions:
         raise StateError(
             f"The change log in {log.directory} holds no change of this stream yet.",
             stream=str(stream),
             remedy="Check the stream's name, or try again after the next `penstock sync` that has a change.",
         )
+    return _newest_of(versions)
+
+
+def _newest_of(versions: Sequence[TableSchema]) -> TableSchema:
     # A version that was read when the catalog had moved on does not know which column is which.
     known = [version for version in versions if all(each.attribute_number for each in version.columns)]
     return (known or versions)[-1]
 
 
-def _refuse_newer_columns(log: ChangeLog, rows: LogRows, end: Place) -> None:
-    newest = _newest_schema(log, rows.stream, end)
+def _accept_columns(log: ChangeLog, rows: LogRows, end: Place, before: Accepted | None) -> Accepted | None:
+    """What is known after a batch that ends here; an error if it has newer columns than the query.
+
+    What was accepted before is not looked at again: a query goes on through a log of any length.
+    """
+    if before is not None and end < before.end:
+        before = None
+    versions = _versions(log, rows.stream, before.end if before is not None else _BEGINNING, end)
+    if before is not None:
+        if all(version.id == before.newest.id for version in versions):
+            return Accepted(end, before.newest)
+        versions = [before.newest, *versions]
+    newest = _newest_of(versions) if versions else _newest_schema(log, rows.stream, END)
+    _refuse_newer_columns(log, rows, newest)
+    return Accepted(end, newest) if versions else None
+
+
+def _refuse_newer_columns(log: ChangeLog, rows: LogRows, newest: TableSchema) -> None:
     mine = rows.shape.schema
     if newest.id == mine.id or _struct(LogShape(newest, rows.shape.typed)) == _struct(rows.shape):
         return
-    ids = [version.id for version in _versions(log, rows.stream, END)]
+    ids = [version.id for version in _versions(log, rows.stream, _BEGINNING, END)]
     if mine.id in ids and ids[::-1].index(mine.id) < ids[::-1].index(newest.id):
         return  # a batch from before the query was made: its rows are conformed
     raise StateError(

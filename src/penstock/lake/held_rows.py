@@ -5,17 +5,19 @@ exactly so are left out of it: an append table would get them twice, and an upse
 for nothing. Rows are compared whole: one that changed without a change of its cursor is another row.
 
 Only files whose statistics say that they may hold values of the window are read, and of those the rows inside
-it. A file that some rows were deleted from (position deletes) is passed over: what it shows may be gone.
+it. However many rows share one value, what is in memory is a part of one chunk, past which the table's rows
+go. A file that some rows were deleted from (position deletes) is passed over: what it shows may be gone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -24,11 +26,12 @@ from penstock.core.schema import SourceColumn
 from penstock.lake.change_set import Flags
 from penstock.lake.columns_by_id import ColumnsById
 from penstock.lake.evolve import ColumnSource
-from penstock.lake.keys import KeySet, flat
+from penstock.lake.keys import NOT_FOUND, KeySet, flat
 from penstock.lake.rewrite_task import evolved
 from penstock.lake.target import Target
 from penstock.sources.types import arrow_type, cast_text
 
+_LOOKUP_BYTES = 32 * 1024 * 1024  # of the table's rows that are looked up at a time
 _MARGIN = 1e-9  # of a double against the decimal it stands for, and more
 
 
@@ -44,32 +47,65 @@ class HeldRange:
 
 
 class HeldRows:
+    """Empty if no file may hold a row of the range."""
+
     def __init__(self, held: HeldRange, target: Target) -> None:
-        self._names = target.names
-        rows = list(_rows(held, target))
-        self._set = KeySet(_comparable(pa.concat_tables(rows))) if rows else None
+        self._held = held
+        self._target = target
+        self._bounds = _Bounds(held)
+        self._places = list(self._may_be_in())
+
+    def __bool__(self) -> bool:
+        return bool(self._places)
 
     def contain(self, arrays: Sequence[pa.Array]) -> Flags | None:
         """For each row of the source's columns, whether it is held; None: none is."""
-        if self._set is None:
+        if not self._places:
             return None
-        return self._set.contains(_comparable(pa.table(list(arrays), names=self._names)))
+        sought = KeySet(_comparable(pa.table(list(arrays), names=self._target.names)))
+        found = np.zeros(sought.count, np.bool_)
+        for rows in _gathered(self._rows()):
+            places = sought.index(_comparable(rows))
+            found[sought.codes[places[places != NOT_FOUND]]] = True
+            if found.all():
+                break
+        held: Flags = found[sought.codes]
+        return held
+
+    def _may_be_in(self) -> Iterator[tuple[Path, str, list[int]]]:
+        """Files, what each calls the cursor's column, and which of its row groups."""
+        for path in self._held.files:
+            with pq.ParquetFile(path) as file:
+                name = _name_in_file(self._held, self._target, file.schema_arrow)
+                if name is None:
+                    continue
+                groups = range(file.num_row_groups)
+                if may_be := [group for group in groups if self._bounds.may_be_in(file, group, name)]:
+                    yield path, name, may_be
+
+    def _rows(self) -> Iterator[pa.Table]:
+        for path, name, groups in self._places:
+            with pq.ParquetFile(path) as file:
+                for group in groups:
+                    rows = file.read_row_group(group)
+                    inside = self._bounds.hold(rows.column(name))
+                    rows = rows if inside is None else rows.filter(inside)
+                    if rows.num_rows:
+                        yield _of_today(rows, self._held, self._target).select(self._target.names)
 
 
-def _rows(held: HeldRange, target: Target) -> Iterator[pa.Table]:
-    bounds = _Bounds(held)
-    for path in held.files:
-        with pq.ParquetFile(path) as file:
-            name = _name_in_file(held, target, file.schema_arrow)
-            if name is None:
-                continue
-            groups = [n for n in range(file.num_row_groups) if bounds.may_be_in(file, n, name)]
-            for group in groups:
-                rows = file.read_row_group(group)
-                inside = bounds.hold(rows.column(name))
-                rows = rows if inside is None else rows.filter(inside)
-                if rows.num_rows:
-                    yield _of_today(rows, held, target).select(target.names)
+def _gathered(pieces: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    """Small ones together: a lookup has a cost of its own, by the rows that are looked for."""
+    waiting: list[pa.Table] = []
+    size = 0
+    for rows in pieces:
+        waiting.append(rows)
+        size += rows.nbytes
+        if size >= _LOOKUP_BYTES:
+            yield pa.concat_tables(waiting)
+            waiting, size = [], 0
+    if waiting:
+        yield pa.concat_tables(waiting)
 
 
 def _name_in_file(held: HeldRange, target: Target, file: pa.Schema) -> str | None:

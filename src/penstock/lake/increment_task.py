@@ -23,7 +23,11 @@ from penstock.lake.held_rows import HeldRange, HeldRows
 from penstock.lake.increment_letters import KnownLetters
 from penstock.lake.keys import distinct
 from penstock.lake.load_task import LoadTask, load_chunk
+from penstock.lake.portions import InPortions
 from penstock.lake.target import Target
+
+#: Of a chunk's rows that are compared with the table's at a time, and so in memory.
+PORTION_BYTES = 128 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +50,11 @@ class IncrementResult:
 def read_increment(task: IncrementTask) -> IncrementResult:
     target = task.load.target
     letters = KnownLetters(task.letters, target)
-    unseen = _Unseen(target, HeldRows(task.held, target), letters)
-    result = load_chunk(task.load, unseen)
+    held = HeldRows(task.held, target)
+    unseen = _Unseen(target, held, letters)
+    # The table's rows are read once for each block.
+    reading = InPortions(task.load.reading, PORTION_BYTES) if held else task.load.reading
+    result = load_chunk(replace(task.load, reading=reading), unseen)
     outside = _Outside(target, letters)
     if target.condition is not None and target.write == "upsert":
         load_chunk(_outside(task.load), outside)

@@ -13,16 +13,18 @@ Pure, but for what it asks a `ChangeLog`; that one never changes what it once sa
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from penstock.core.errors import ConfigError, PositionGoneError
 from penstock.core.offset import LogOffset
 from penstock.core.position import Lsn
 from penstock.core.stream import StreamId
+from penstock.log.manifest import Manifest
 from penstock.log.reader import ChangeLog, LogFile
 
 PARTITION_BYTES = 32 * 1024 * 1024
+_STEPS_AT_ONCE = 64
 _INTEGER_MAX = 2**63 - 1
 
 
@@ -97,15 +99,20 @@ def gone(stream: StreamId, asked: Place, start: Lsn | None) -> PositionGoneError
 def batch_end(log: ChangeLog, stream: StreamId, first: Place, last: Place, bytes_max: int) -> Place:
     """The end of a batch from `first` on with about `bytes_max` bytes of the stream, at least a step."""
     end, size = first, 0
-    for manifest in log.manifests():
+    for manifest in _steps(log, first.first_transaction):
         table = manifest.table(stream)
-        if Place(manifest.end) <= first:
-            continue
         more = sum(file.bytes for file in table.files) if table is not None else 0
         if size and bytes_max and size + more > bytes_max:
             break
         end, size = Place(manifest.end), size + more
     return max(first, min(end, last))
+
+
+def _steps(log: ChangeLog, after: Lsn) -> Iterator[Manifest]:
+    """Read as they are asked for: a batch may end long before the log."""
+    while steps := log.after(after, most=_STEPS_AT_ONCE):
+        yield from steps
+        after = steps[-1].end
 
 
 def parts(files: Sequence[LogFile], bytes_max: int = PARTITION_BYTES) -> list[Part]:

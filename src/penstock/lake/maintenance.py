@@ -41,7 +41,7 @@ from penstock.core.errors import DestinationError, SparkError
 from penstock.core.report import CompactedStream, ProgressListener, TableHealth
 from penstock.core.stream import StreamId
 from penstock.destinations.iceberg import IcebergDestination, IcebergTable
-from penstock.destinations.iceberg_expiry import prepare_expiry
+from penstock.destinations.iceberg_expiry import Most, prepare_expiry
 from penstock.destinations.iceberg_health import (
     SPARE_MIN,
     Limits,
@@ -205,10 +205,12 @@ class _Turn:
     def expire(self) -> int:
         now_ms = int(time.time() * _MILLISECONDS)
         older_than_ms = now_ms - int(self._limits.snapshot_age_max_s * _MILLISECONDS)
+        unread_ms = now_ms - int(self._limits.readers_grace_s * _MILLISECONDS)
+        most = Most(self._limits.snapshots_max, unread_ms)
         self._give_way_to_a_leader()
         # Refused as an argument: a snapshot that somebody gave a name meanwhile.
         with self._gives_way("letting snapshots expire", IllegalArgumentException):
-            expired = prepare_expiry(self.table, older_than_ms, self._limits.snapshots_min, now_ms)
+            expired = prepare_expiry(self.table, older_than_ms, self._limits.snapshots_min, now_ms, most)
             failpoints.reach("compact.written_down")
             self._give_way_to_a_leader()
             if expired:

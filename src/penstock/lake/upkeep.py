@@ -45,6 +45,8 @@ SHORT_PASS_BYTES = 256 * 1024**2
 #: How long it waits for the end of a round, while others wait for `LOCK`: a turn that loads takes hours.
 ALONE_WAIT_S = 30.0
 _LOOK_EVERY_S = 0.2
+#: Between two tables, so that who waits for `LOCK` has it before the next.
+PAUSE_S = 2 * _LOOK_EVERY_S
 PARQUET_NEEDS_NONE = (
     "Parquet tables need no compaction: a commit writes the files it touches anew, and every sync removes "
     "the versions that no reader can still be reading."
@@ -96,6 +98,8 @@ def limits_of(config: Config) -> Limits:
         snapshot_age_max_s=age_max.total_seconds(),
         snapshots_min=settings.snapshots_min,
         orphan_age_s=settings.orphan_age.total_seconds(),
+        snapshots_max=settings.snapshots_max,
+        readers_grace_s=config.readers.grace.total_seconds(),
     )
 
 
@@ -191,7 +195,7 @@ class Upkeep:
     the time. Where rounds touch the same files all the time even that would lose for ever: so after
     `LOST_MAX` times `rounds`, which each of them holds, is held for one pass of `SHORT_PASS_BYTES`; if a
     round goes on for long, the pass gives way too, and is tried again.
-    When `leads` says no more, or the end has come, no other step is begun, and none that removes anything.
+    When `leads` says no more, or the end has come, no other table is begun, nor a step that removes anything.
     """
 
     def __init__(
@@ -215,7 +219,7 @@ class Upkeep:
         self._ended = threading.Event()
 
     def begin(self, streams: Sequence[StreamId]) -> None:
-        """Look after the next of these that is due, unless one is being looked after. Returns at once."""
+        """Look after those that are due, each once, unless some are being looked after. Returns at once."""
         if not _is_by_schedule(self._config) or (self._thread is not None and self._thread.is_alive()):
             return
         self._thread = threading.Thread(
@@ -227,17 +231,28 @@ class Upkeep:
         """Spark is about to go. What is under way fails, as in a crash, and nobody needs to hear of it."""
         self._ended.set()
 
-    def _turn(self, streams: list[StreamId]) -> None:
+    def _turn(self, streams: Sequence[StreamId]) -> None:
+        left = list(streams)
         try:
-            with looking_after(self._config.state) as alone:
-                if alone:
-                    schedule = _Schedule(self._config, self._spark, self._listener, self._destination)
-                    if due := schedule.due(streams):
-                        # Those that stay due do not keep others waiting.
-                        self._look_after(schedule, min(due, key=lambda each: self._turns.get(each, 0)))
+            while self._goes_on() and (stream := self._look_after_next(left)) is not None:
+                left.remove(stream)  # those that stay due do not keep others waiting
+                self._ended.wait(PAUSE_S if left else 0)
         except Exception as error:  # of Java's side, or a defect: neither is a reason to end the rounds
             if not self._ended.is_set():
                 logs.log_unexpected("looking after tables", error)
+
+    def _look_after_next(self, streams: Sequence[StreamId]) -> StreamId | None:
+        """Which one it was; None if none is due, or somebody else looks after them."""
+        with looking_after(self._config.state) as alone:
+            if not alone:
+                return None
+            schedule = _Schedule(self._config, self._spark, self._listener, self._destination)
+            due = schedule.due(streams)
+            if not due:
+                return None
+            stream = min(due, key=lambda each: self._turns.get(each, 0))
+            self._look_after(schedule, stream)
+            return stream
 
     def _look_after(self, schedule: _Schedule, stream: StreamId) -> None:
         self._turns[stream] = max(self._turns.values(), default=0) + 1

@@ -263,6 +263,15 @@ class StateDocument:
         return tuple(map(_stream_id, self._global_state.get("processing") or ()))
 
     @property
+    def is_under_way(self) -> bool:
+        """Whether a round is open, of the position they share or of a stream by itself, or a chunk."""
+        states = [self._global_state, *(entry.get("state") or {} for entry in self._entries)]
+        names = {name for state in states for name in state}
+        if any(name in _TEMPORARY or name.startswith(CURSOR_PREFIX) for name in names):
+            return True
+        return any(chunk.preparing for state in self.stream_states for chunk in state.chunks or ())
+
+    @property
     def global_streams(self) -> tuple[StreamId, ...]:
         return tuple(map(_stream_id, (self._global or {}).get("streams") or ()))
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,7 +27,9 @@ from penstock.core.position import Lsn
 from penstock.ledger import state_json
 from penstock.ledger.state import StateDocument
 
-VERSIONS_KEPT = 50
+#: The newest versions, and of the newest rounds what each came to: one of many streams has many versions.
+VERSIONS_KEPT = ROUNDS_KEPT = 50
+_ROUNDS_LOOKED_FOR_IN = 4 * ROUNDS_KEPT  # versions, of all that are there the newest
 _PRUNE_EVERY_VERSIONS = 10
 _TEMPORARY_AGE_MAX_S = 3600.0
 
@@ -51,6 +53,7 @@ class StateStore:
         self.directory = directory
         self.path = directory / "state.json"
         self.history_directory = directory / "state.history"
+        self._ends_round: dict[int, bool] = {}
 
     def load(self) -> StateDocument | None:
         """The newest state; None only if this directory never had one. Writes nothing."""
@@ -202,13 +205,14 @@ class StateStore:
         return max(self._versions(), default=0)
 
     def _prune(self) -> None:
-        """Keep the newest versions and the last one of every hour before them."""
-        older = sorted(self._versions(), reverse=True)[VERSIONS_KEPT:]
+        """Keep the newest versions and ends of rounds, and the last version of every hour before them."""
+        versions = sorted(self._versions(), reverse=True)
+        ends = self._round_ends(versions[:_ROUNDS_LOOKED_FOR_IN])
         hours: set[int] = set()
-        for version in older:
+        for version in versions[VERSIONS_KEPT:]:
             path = self._version_path(version)
             hour = int(path.stat().st_mtime // 3600)
-            if hour in hours:
+            if hour in hours and version not in ends:
                 path.unlink(missing_ok=True)
             hours.add(hour)
         # Only our own: capture keeps its checkpoint in the same directory.
@@ -217,6 +221,24 @@ class StateStore:
             with contextlib.suppress(FileNotFoundError):
                 if leftover.stat().st_mtime < time.time() - _TEMPORARY_AGE_MAX_S:
                     leftover.unlink()
+
+    def _round_ends(self, versions: Sequence[int]) -> set[int]:
+        """Of these, newest first, the newest that were saved with nothing under way."""
+        known = self._ends_round
+        self._ends_round = {}
+        ends: set[int] = set()
+        for version in versions:
+            if version not in known:
+                try:
+                    known[version] = not self._read_version(version).is_under_way
+                except StateError:
+                    known[version] = False  # it cannot be read, or is gone
+            self._ends_round[version] = known[version]
+            if known[version]:
+                ends.add(version)
+            if len(ends) == ROUNDS_KEPT:
+                break
+        return ends
 
 
 def _unreadable_reason(content: bytes) -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,13 +85,19 @@ class ChangeLog:
         """All sealed steps in order; an error if one is missing in between."""
         return self.after(Lsn(0))
 
-    def after(self, position: Lsn) -> list[Manifest]:
-        """The sealed steps that end after a position, in order; an error if one is missing in between."""
+    def after(self, position: Lsn, to: Lsn | None = None, most: int | None = None) -> list[Manifest]:
+        """The sealed steps that end after a position, in order; an error if one is missing in between.
+
+        Of them those that begin before `to`, and so many of the first, if that is given.
+        """
         while True:
             try:
                 numbers = self._numbers()
                 first = bisect_right(numbers, position, key=lambda seq: self._manifest(seq).end)
-                return self._without_gap([self._manifest(seq) for seq in numbers[first:]])
+                wanted = numbers[first:] if most is None else numbers[first : first + most]
+                if to is not None:
+                    wanted = wanted[: bisect_left(wanted, to, key=lambda seq: self._manifest(seq).start)]
+                return self._without_gap([self._manifest(seq) for seq in wanted])
             except FileNotFoundError:
                 self._known = range(0)  # retention removed it since we looked
 
@@ -164,14 +170,15 @@ class ChangeLog:
 
         `LogGoneError` if the log begins after `after`: less would pass for all. 0 is wherever it begins.
         """
-        steps = self.after(after)
-        if steps and 0 < after < min(to, steps[0].start):
+        steps = self.after(after, to)
+        begins = steps[0].start if steps else self.start()
+        if begins is not None and 0 < after < min(to, begins):
             raise LogGoneError(
-                f"The change log begins at {steps[0].start}; changes from {after} on are no longer in it.",
+                f"The change log begins at {begins}; changes from {after} on are no longer in it.",
                 stream=str(stream),
                 remedy="`log.retention` says how long changes stay; raise it if they are needed for longer.",
             )
-        tables = (step.table(stream) for step in steps if step.start < to)
+        tables = (step.table(stream) for step in steps)
         return self._range([table for table in tables if table is not None], after, to)
 
     def streams_with_changes(self, after: Lsn, to: Lsn) -> dict[StreamId, LogRange]:
@@ -236,7 +243,7 @@ class ChangeLog:
         return ends if last is None else [*ends, last]
 
     def _overlapping(self, after: Lsn, to: Lsn) -> list[Manifest]:
-        return [manifest for manifest in self.after(after) if manifest.start < to]
+        return self.after(after, to)
 
     def _log_file(self, entry: FileEntry) -> LogFile:
         return LogFile(

@@ -133,14 +133,14 @@ def _key_column(table: SourceTable) -> SourceColumn:
         raise SourceError(
             "The table has no key, so it cannot be read by key ranges.",
             stream=str(table.stream),
-            remedy="Leave `chunks: ctid` (the default) for this stream.",
+            remedy="Set `load.method: ctid` (the default).",
         )
     column = table.schema.column(table.schema.key[0])
     if column.type_name not in KEY_TYPES:
         raise SourceError(
             f"The table cannot be read by ranges of a {column.type_text} key.",
             stream=str(table.stream),
-            remedy=f"Leave `chunks: ctid` (the default); key ranges take {', '.join(sorted(KEY_TYPES))}.",
+            remedy=f"Set `load.method: ctid` (the default); key ranges take {', '.join(sorted(KEY_TYPES))}.",
         )
     return column
 

@@ -1,0 +1,121 @@
+"""Which rows a table holds already: exactly those, in memory that the chunk bounds and not the table."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.core.schema import SourceColumn, TableSchema
+from penstock.core.stream import StreamId
+from penstock.lake import held_rows
+from penstock.lake.held_rows import HeldRange, HeldRows
+from penstock.lake.keys import KeySet
+from penstock.lake.portions import InPortions, joined
+from penstock.lake.target import Target
+from penstock.sources.chunk import Block
+
+COLUMNS = (
+    SourceColumn("id", 20, -1, "int8", "bigint", 1),
+    SourceColumn("n", 20, -1, "int8", "bigint", 2),
+    SourceColumn("v", 25, -1, "text", "text", 3),
+)
+SCHEMA = TableSchema(StreamId("public", "items"), COLUMNS, ("id",))
+TARGET = Target(SCHEMA, "upsert")
+Row = tuple[int, int, str | None]
+
+
+def arrays(rows: Sequence[Row]) -> list[pa.Array]:
+    types = (pa.int64(), pa.int64(), pa.string())
+    return [pa.array([row[place] for row in rows], kind) for place, kind in enumerate(types)]
+
+
+def held(directory: Path, files: Sequence[Sequence[Row]], low: str = "7", high: str = "7") -> HeldRows:
+    paths = []
+    for number, rows in enumerate(files):
+        paths.append(directory / f"{number}.parquet")
+        table = pa.table(arrays(rows), schema=TARGET.arrow_schema())
+        pq.write_table(table, paths[-1], row_group_size=100)
+    return HeldRows(HeldRange(tuple(paths), None, COLUMNS[1], low, high), TARGET)
+
+
+def test_however_many_rows_share_a_value_only_those_that_are_looked_for_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Chunks that are cut inside one value all have the range of that value, which may be the whole table."""
+    sizes: list[int] = []
+
+    class Counted(KeySet):
+        def __init__(self, keys: pa.Table) -> None:
+            sizes.append(keys.num_rows)
+            super().__init__(keys)
+
+    looked_up: list[int] = []
+
+    def index(of: Counted, rows: pa.Table) -> Any:
+        looked_up.append(rows.num_rows)
+        return KeySet.index(of, rows)
+
+    monkeypatch.setattr(Counted, "index", index, raising=False)
+    monkeypatch.setattr(held_rows, "KeySet", Counted)
+    monkeypatch.setattr(held_rows, "_LOOKUP_BYTES", 4096)
+    there = held(tmp_path, [[(number, 7, f"v{number}") for number in range(5000)]])
+    found = there.contain(arrays([(number, 7, f"v{number}") for number in range(4900, 5100)]))
+    assert found is not None
+    assert found.tolist() == [True] * 100 + [False] * 100
+    assert sizes == [200]
+    assert sum(looked_up) == 5000
+    assert max(looked_up) <= 300, "row group by row group, small ones together"
+
+
+ROWS = st.lists(
+    st.tuples(st.integers(0, 3), st.integers(5, 9), st.sampled_from(["", "a", None])), max_size=12
+)
+
+
+@given(table=st.lists(ROWS, max_size=3), chunk=ROWS)
+def test_exactly_the_rows_that_are_held_inside_the_range_are_found(
+    tmp_path_factory: pytest.TempPathFactory, table: list[list[Row]], chunk: list[Row]
+) -> None:
+    there = held(tmp_path_factory.mktemp("held"), table, "6", "8")
+    found = there.contain(arrays(chunk))
+    inside = {row for rows in table for row in rows if 6 <= row[1] <= 8}
+    expected = [row in inside for row in chunk]
+    assert (found.tolist() if found is not None else [False] * len(chunk)) == expected
+    if not there:
+        assert found is None
+        assert not inside
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Ten blocks of two rows, of which the second has a bad value, every third time."""
+
+    def blocks(self, schema: TableSchema, *_: Any, as_text: bool = False, **__: Any) -> Generator[Block]:
+        for number in range(10):
+            rows: list[Row] = [(2 * number, 7, "v"), (2 * number + 1, 7, "w")]
+            printed = pa.record_batch(arrays(rows), names=["id", "n", "v"])
+            bad = {"v": np.array([False, True])} if number % 3 == 0 else None
+            yield Block(2, arrays(rows), bad, (lambda it=printed: it) if as_text else None)
+
+
+def test_blocks_that_are_joined_are_the_same_rows_and_words() -> None:
+    one = sum(array.nbytes for array in arrays([(0, 7, "v"), (1, 7, "w")]))
+    portions = list(InPortions(Reading(), 4 * one).blocks(SCHEMA, as_text=True))
+    assert [each.rows for each in portions] == [8, 8, 4]
+    whole = joined(portions)
+    assert whole.values == joined(list(Reading().blocks(SCHEMA))).values
+    assert whole.values[0].to_pylist() == list(range(20))
+    assert whole.bad is not None
+    assert np.flatnonzero(whole.bad["v"]).tolist() == [1, 7, 13, 19]
+    assert whole.printed is not None
+    assert whole.printed().column(0).to_pylist() == list(range(20))
+    assert [each.printed for each in InPortions(Reading(), 1).blocks(SCHEMA)] == [None] * 10
