@@ -251,7 +251,10 @@ class Term:
         self._log_bytes = retention.size(log)
 
     def _registry(self) -> LaneRegistry:
-        return self.server.lanes or LaneRegistry(self._lanes_path)
+        """Before a lane has joined, too, nobody writes it who does not lead any more."""
+        leadership = self.server.leadership
+        require = None if leadership is None else leadership.require
+        return self.server.lanes or LaneRegistry(self._lanes_path, require)
 
     def _lane_samples(self, reading: Reading[Any]) -> list[Sample]:
         found: list[Sample] = []
