@@ -51,7 +51,7 @@ MEMORY_BYTES_MAX: Mapping[str, int] = {
     "capture": 512 * _MIB,
     "supervisor": 200 * _MIB,
     "lake": 1024 * _MIB,
-    "stream": 512 * _MIB,
+    "stream": 768 * _MIB,
     "worker": 1024 * _MIB,
     "jvm": 2048 * _MIB,
 }
