@@ -31,7 +31,7 @@ from tests.conftest import wait_until
 from tests.pipelines import PipelineUnderTest
 from tests.ports import free_port
 
-Role = Literal["supervisor", "capture", "lake", "shapes", "jvm", "worker"]
+Role = Literal["supervisor", "capture", "lake", "shapes", "stream", "jvm", "worker"]
 ROLES: tuple[Role, ...] = ("supervisor", "capture", "lake", "jvm", "worker")
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 90.0
@@ -45,6 +45,7 @@ _TRACES: Mapping[str, Role] = {
     "penstock.capture": "capture",
     "penstock.lake_process": "lake",
     "penstock.shapes": "shapes",
+    "penstock.streams": "stream",
     "org.apache.spark.deploy.SparkSubmit": "jvm",
     "pyspark.daemon": "worker",
 }

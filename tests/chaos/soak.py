@@ -4,9 +4,9 @@ What breaks is drawn from the seed alone, which is printed: a run is repeated by
 for what depends on the moment. Every kind comes once, then any; what found nobody to strike does not count.
 At the end nothing breaks any more, the writers stop, and the source is told that it may forget everything:
 then every value of every table is compared, and append tables with the history that the source kept by
-itself. No change may be lost or doubled, no process may have outgrown its memory, and both instances must end
-in order. And it must have been that much: the rate is of changes that were committed, over the seconds in
-which the source was there.
+itself; so is the file of a stream lane that follows some of those. No change may be lost or doubled, no
+process may have outgrown its memory, and both instances must end in order. And it must have been that much:
+the rate is of changes that were committed, over the seconds in which the source was there.
 
 The pipeline's directory lies on a file system of its own where one can be mounted, so that it can run full.
 """
@@ -42,6 +42,7 @@ from tests.running import (
     is_acknowledged,
     terminate_backends,
 )
+from tests.stream_reader import assert_told, read_file
 
 _MIB = 1024 * 1024
 #: Of one process, at its highest: capture's promise, what a process that only watches may need, and what
@@ -50,9 +51,12 @@ MEMORY_BYTES_MAX: Mapping[str, int] = {
     "capture": 512 * _MIB,
     "supervisor": 200 * _MIB,
     "lake": 1024 * _MIB,
+    "stream": 768 * _MIB,
     "worker": 1024 * _MIB,
     "jvm": 2048 * _MIB,
 }
+#: Whose changes the stream lane sends: a tenth of all, so that the judge can keep them in memory.
+_TOLD = APPEND[:3]
 CHANGES_PER_S = 2000.0
 _CHANGES_PER_S_MIN = 0.8 * CHANGES_PER_S
 _DISK = "4g"
@@ -124,8 +128,16 @@ class Soak:
 
     def _pipeline(self) -> PipelineUnderTest:
         destination = {"destination": DESTINATIONS[self._destination]}
+        file = {"path": str(self._file), "streams": list(_TOLD), "execution": "inline"}
+        lanes = {"lanes": {**_SETTINGS["lanes"], "file": file}}
         streams = streams_of(UPSERT, APPEND)
-        return PipelineUnderTest(self.directory, self.server.url(), streams, {**_SETTINGS, **destination})
+        return PipelineUnderTest(
+            self.directory, self.server.url(), streams, {**_SETTINGS, **destination, **lanes}
+        )
+
+    @property
+    def _file(self) -> Path:
+        return self.directory / "told.ndjson"
 
     def _of_the_other(self) -> dict[str, Any]:
         """A state directory of its own, with every other seed, and Spark kept ready."""
@@ -137,6 +149,10 @@ class Soak:
         self.writers.start()
         self.pair[0].start()
         self.pair[0].wait_until(lambda: self.pair[0].leading, "the first instance to lead")
+        # It compiles what it needs first, where nobody has: nothing would break in the midst of its work.
+        self.pair[0].wait_until(
+            lambda: self.pair[0].state_of("file") == "running", "the stream lane to follow", _LEVEL_TIMEOUT_S
+        )
         self.pair[1].start()
         end = time.monotonic() + seconds
         try:
@@ -169,19 +185,26 @@ class Soak:
         target = flushed_position(self.server.url())
         began = time.monotonic()
 
-        def told() -> bool:
+        def is_told() -> bool:
             self.watch(0.2)
             return is_acknowledged(self.server.url(), self.pipeline.name, target)
 
         wait_until(
-            told,
+            is_told,
             f"the source to be told that {target} is in the tables",
             _LEVEL_TIMEOUT_S,
         )
         self.say(f"level with the source {time.monotonic() - began:.1f} s after the last write")
         self.pipeline.assert_same(*UPSERT)
         self.pipeline.assert_history(*APPEND, one_moment=False)
-        self.say("every value is equal, every change is there once")
+        told = read_file(self._file)
+        # A lane that is killed while it loads may begin its load again.
+        judged = [assert_told(self.server.url(), table, told, resumed=True) for table in _TOLD]
+        changes = sum(each.changes for each in judged)
+        assert changes, "the stream lane was told of nothing"
+        self.say(
+            f"every value is equal, every change is there once, {changes} of them in the stream's file too"
+        )
 
     def _end(self, memory: _Memory) -> None:
         # The standby goes first: it must not take over from a leader that ends.
@@ -216,7 +239,8 @@ class Soak:
 
 def _kill(soak: Soak, chance: random.Random) -> Struck:
     """One process, of the leader more often than not."""
-    role, of_leader, either = chance.choice(ROLES), chance.random() < 0.7, chance.choice(soak.pair)
+    roles = (*ROLES, "stream")
+    role, of_leader, either = chance.choice(roles), chance.random() < 0.7, chance.choice(soak.pair)
     instance = (soak.leader() if of_leader else None) or either
     found = [process for process, its_role in instance.processes() if its_role == role]
     if not found:
@@ -253,13 +277,24 @@ def _cut_connections(soak: Soak, chance: random.Random) -> Struck:
 
 
 def _slow_lake(soak: Soak, chance: random.Random) -> Struck:
+    """Its process and Spark's JVM, where there is one: small rounds need none."""
     leader = soak.leader()
     if leader is None:
         return Struck("nobody leads", hit=False)
-    leader.send(signal.SIGSTOP, "jvm")
+    stopped = leader.send(signal.SIGSTOP, "lake") + leader.send(signal.SIGSTOP, "jvm")
     soak.watch(chance.choice((3, 6)))
+    stood_still = [pid for pid in stopped if _stands_still(pid)]
+    leader.send(signal.SIGCONT, "lake")
     leader.send(signal.SIGCONT, "jvm")
-    return Struck(f"the JVM of {leader.name} for some seconds")
+    what = f"{len(stood_still)} of {len(stopped)} processes of the lake of {leader.name}"
+    return Struck(f"{what} for some seconds", hit=bool(stood_still))
+
+
+def _stands_still(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_STOPPED
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _full_disk(soak: Soak, chance: random.Random) -> Struck:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
+import signal
 import subprocess
 import sys
 import time
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
+from typing import cast
 
 import psutil
 import psycopg
@@ -44,6 +47,31 @@ def test_what_breaks_is_told_by_the_seed() -> None:
     assert first(7) == first(7)
     assert first(7) != first(8)
     assert len({kind for _, kind, _ in first(7)[:6]}) == 6, "each kind once"
+
+
+def test_a_lake_is_slow_only_if_somebody_stood_still() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE
+    ) as lake:
+        there = {"lake": [lake], "jvm": list[subprocess.Popen[bytes]]()}
+
+        def send(number: signal.Signals, role: str) -> list[int]:
+            for process in there[role]:
+                process.send_signal(number)
+            return [process.pid for process in there[role]]
+
+        leader = SimpleNamespace(name="a", send=send)
+
+        def watch(_seconds: float) -> None:
+            wait_until(
+                lambda: all(map(soak._stands_still, [each.pid for each in there["lake"]])), "it to stop"
+            )
+
+        under = cast("Soak", SimpleNamespace(leader=lambda: leader, watch=watch))
+        assert soak._slow_lake(under, random.Random(1)).hit, "without a JVM too"
+        wait_until(lambda: not soak._stands_still(lake.pid), "it to go on")
+        there["lake"] = []
+        assert not soak._slow_lake(under, random.Random(1)).hit
 
 
 def give_up(transaction: psycopg.Transaction) -> None:
