@@ -6,6 +6,10 @@ tail     an always-on capture with one and with three readers of its tail agains
 load     a full load to Parquet against `COPY … (FORMAT binary)` to /dev/null on one connection
 verify   a comparison of a table with its source against a full load of it, and its memory by table size
 changes  inserted rows from the slot to the committed table against `pg_recvlogical` on the same log
+mysql-load
+         a full load of a MySQL table to Parquet against PyMySQL's server-side cursor
+mongodb  a collection as loads read it, as columns and as JSON, against pymongoarrow and `bson.json_util`; a
+         change stream against a bare `watch()` loop
 binlog   1 M rows of a MySQL binary log to Arrow columns against its packets, read and not decoded, and into
          the change log; 100,000 transactions of one row; compressed logs of both servers, in which none
          may be missing
@@ -27,7 +31,8 @@ streams-kinesis  rows to a Kinesis emulator against a bare PutRecords loop; CPU 
 iceberg-load, iceberg-changes, iceberg-tables: the same into Iceberg tables, the first two against Parquet's.
 iceberg-verify: of an Iceberg table, against a load to Parquet.
 
-Method. One embedded Postgres, fsync off, on the machine that also runs Penstock, so both share its cores.
+Method. One embedded Postgres, fsync off, on the machine that also runs Penstock, so both share its cores;
+where it is named, a MySQL or a MongoDB there.
 Each comparison has a warm-up that is not counted, then rounds: the reference and Penstock one after the
 other. The ratio is the median of the rounds' quotients. A Spark start is excluded: the session is there
 before a clock starts. CPU seconds and peak memory are those of the whole process tree (driver, Java, Python
@@ -52,6 +57,8 @@ from bench import (
     capturing,
     changes,
     load,
+    mongodb,
+    mysql_load,
     shapes_fanout,
     shapes_latency,
     shapes_memory,
@@ -72,7 +79,7 @@ from bench.references import BinaryCopy, ReceiveLogical
 from penstock.sources.postgres.embedded import EmbeddedPostgres
 
 NAMES = (
-    "capture", "tail", "load", "verify", "changes", "tables", "binlog",
+    "capture", "tail", "load", "verify", "changes", "tables", "binlog", "mysql-load", "mongodb",
     "iceberg-load", "iceberg-verify", "iceberg-changes", "iceberg-tables", "upserts",
     "shapes-router", "shapes-latency", "shapes-sync", "shapes-fanout", "shapes-memory",
     "streams-kafka", "streams-kinesis",
@@ -82,6 +89,7 @@ WITHOUT_SPARK = {
     "capture",
     "tail",
     "binlog",
+    "mongodb",
     *(name for name in NAMES if name.startswith(("shapes-", "streams-"))),
 }
 _SHAPES = {
@@ -142,10 +150,7 @@ class Benchmarks:
             )
             self.comparisons += compared
             self.figures += found
-        if "binlog" in names:
-            compared, found = binlog.compare(self._change_rows, self._rounds, self._directory, self._console)
-            self.comparisons += compared
-            self.figures += found
+        self._other_sources(names)
         if {"load", "iceberg-load", "verify", "iceberg-verify"} & set(names):
             self._load(names)
         if {"changes", "iceberg-changes"} & set(names):
@@ -168,6 +173,19 @@ class Benchmarks:
                 )
                 self.comparisons.append(comparison)
                 self.figures += found
+
+    def _other_sources(self, names: Sequence[str]) -> None:
+        place = (self._rounds, self._directory, self._console)
+        if "binlog" in names:
+            compared, found = binlog.compare(self._change_rows, *place)
+            self.comparisons += compared
+            self.figures += found
+        if "mysql-load" in names:
+            self.comparisons.append(mysql_load.compare(self._rows, *place))
+        if "mongodb" in names:
+            compared, found = mongodb.compare(*place)
+            self.comparisons += compared
+            self.figures += found
 
     def _shapes(self, names: Sequence[str]) -> None:
         place = (self._directory, self._console)

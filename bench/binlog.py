@@ -104,29 +104,38 @@ def new_log(
 ) -> Iterator[MeasuredLog]:
     settings = ["--max-binlog-size=1G", *(_COMPRESSION[kind] if compressed else ())]
     with MysqlServer(directory, kind, settings) as server:
-        server.execute("CREATE DATABASE bench")
-        with server.connect("bench") as connection, connection.cursor() as cursor:
-            cursor.execute(_TABLE)
-            cursor.execute(_ONE_BY_ONE)
-            cursor.execute("CREATE TABLE series (n INT PRIMARY KEY)")
-            numbers = ",".join(f"({number})" for number in range(_ROWS_PER_TRANSACTION))
-            cursor.execute(f"INSERT INTO series VALUES {numbers}")
-            if not single:
-                with CaptureProcess(_capture_spec(server, directory / "capture")) as begun:
-                    begun.start()
-                    _read_all(begun)
-            start = FilePosition(*server.position())
-            if single:
-                cursor.execute(f"CALL one_by_one(0, {rows})")
-            else:
-                for first in range(0, rows, _ROWS_PER_TRANSACTION):
-                    cursor.execute(
-                        f"INSERT INTO measured SELECT {_VALUES} "
-                        f"FROM (SELECT n + {first} AS i FROM series) AS s"
-                    )
+        new_table(server, 0)
+        if not single:
+            with CaptureProcess(_capture_spec(server, directory / "capture")) as begun:
+                begun.start()
+                _read_all(begun)
+        start = FilePosition(*server.position())
+        if single:
+            server.execute(f"CALL bench.one_by_one(0, {rows})")
+        else:
+            _insert(server, rows)
         file, end = server.position()
         assert file == start.file
         yield MeasuredLog(server, rows, start, end)
+
+
+def new_table(server: MysqlServer, rows: int) -> None:
+    numbers = ",".join(f"({number})" for number in range(_ROWS_PER_TRANSACTION))
+    server.execute("CREATE DATABASE bench")
+    with server.connect("bench") as connection, connection.cursor() as cursor:
+        cursor.execute(_TABLE)
+        cursor.execute(_ONE_BY_ONE)
+        cursor.execute("CREATE TABLE series (n INT PRIMARY KEY)")
+        cursor.execute(f"INSERT INTO series VALUES {numbers}")
+    _insert(server, rows)
+
+
+def _insert(server: MysqlServer, rows: int) -> None:
+    with server.connect("bench") as connection, connection.cursor() as cursor:
+        for first in range(0, rows, _ROWS_PER_TRANSACTION):
+            cursor.execute(
+                f"INSERT INTO measured SELECT {_VALUES} FROM (SELECT n + {first} AS i FROM series) AS s"
+            )
 
 
 def read_raw(log: MeasuredLog, *, tls: bool = False) -> Run:

@@ -1,27 +1,28 @@
-"""`python -m bench.mongodb`: raw BSON into Arrow and JSON, and change streams, beside what pymongo reaches.
+"""A collection as loads read it, and its changes, beside what pymongo and pymongoarrow reach.
 
 One mongod, a replica set of one, on the machine that also runs Penstock; documents of 11 fields, two of them
 nested. Each comparison has a warm-up that is not counted, then rounds: the reference and Penstock in turn, on
-the same documents from the same server. The ratio is the median of the rounds' quotients.
+the same documents from the same server, each on one connection. The ratio is the median of the rounds'
+quotients.
 
-columns  a collection as Arrow columns, types found on the way, against pymongoarrow that is given them
-json     a collection as one column of canonical Extended JSON against `bson.json_util.dumps` of each document
-changes  inserts from a place in the oplog to keys, operations, times and documents as JSON, against a bare
-         `watch()` loop that only takes the decoded events
+columns  the chunks of a load in `layout: fields`, to the Arrow columns that are written to the table, against
+         pymongoarrow, which is told the types
+json     the same in `layout: document`, to `_id` and canonical Extended JSON, against a pymongo loop with
+         `bson.json_util.dumps` of each document
+changes  inserts from a place in the oplog to keys, operations, times and the texts of the change log's rows,
+         against a bare `watch()` loop that only takes the decoded events
 
-Printed beside them: the same collection read as raw batches of which nothing is decoded.
+Told beside them: how fast loads are against a scan whose batches are not decoded.
 """
 
 from __future__ import annotations
 
 import random
-import sys
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import pyarrow as pa
@@ -31,17 +32,19 @@ from pymongoarrow.api import Schema, find_arrow_all
 from pymongoarrow.types import Decimal128Type, ObjectIdType
 from rich.console import Console
 
-from bench.command import finish, new_console, parse_arguments, warn_if_busy
-from bench.comparison import Bars, Comparison, Run
+from bench.comparison import Bars, Comparison, Figure, Run
 from bench.resources import measured
+from penstock.core.stream import StreamId
+from penstock.sources.mongodb.catalog import CollectionInfo, discover
 from penstock.sources.mongodb.change_stream import ChangeStream, Place, StreamOptions
-from penstock.sources.mongodb.documents import json_texts
-from penstock.sources.mongodb.fields import Fields
+from penstock.sources.mongodb.chunk_reading import MongoChunk
+from penstock.sources.mongodb.chunks import BYTES_PER_CHUNK_MAX, plan_chunks
 from penstock.sources.mongodb.ids import Chunk, read_chunk
 from penstock.sources.mongodb.replies import Source
+from penstock.sources.mongodb.rows import RowReader
+from penstock.sources.mongodb.types import Layout
 from tests.mongo_server import MongoServer
 
-NAMES = ("columns", "json", "changes")
 ROWS = 200_000
 CHANGES = 50_000
 _CANONICAL = json_util.JSONOptions(json_mode=json_util.JSONMode.CANONICAL)
@@ -57,32 +60,40 @@ _SCHEMA = Schema(
 Work = Callable[[], int]
 
 
-def main() -> int:
-    arguments = parse_arguments("python -m bench.mongodb", __doc__ or "", NAMES)
-    rows, changes = min(arguments.rows, ROWS), min(arguments.changes, CHANGES)
-    console = new_console()
-    warn_if_busy(console)
-    comparisons: list[Comparison] = []
-    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name, MongoServer(Path(name)) as server:
+def compare(rounds: int, directory: Path, console: Console) -> tuple[list[Comparison], list[Figure]]:
+    with MongoServer(directory / "mongodb") as server:
         database = server.client["bench"]
-        _insert(database, "rows", rows)
-        if {"columns", "json"} & set(arguments.names):
-            _tell_raw(database, rows, arguments.rounds, console)
-        if "columns" in arguments.names:
-            comparison = Comparison(
-                "columns", f"{rows:,} documents → Arrow", "pymongoarrow", Bars(ratio_min=1.0)
-            )
-            work = (lambda: _pymongoarrow(database), lambda: _columns(database))
-            comparisons.append(_compare(comparison, *work, arguments.rounds, console))
-        if "json" in arguments.names:
-            comparison = Comparison(
-                "json", f"{rows:,} documents → JSON", "bson.json_util", Bars(ratio_min=5.0)
-            )
-            work = (lambda: _json_util(database), lambda: _json(database))
-            comparisons.append(_compare(comparison, *work, arguments.rounds, console))
-        if "changes" in arguments.names:
-            comparisons.append(_compare_changes(database, changes, arguments.rounds, console))
-    return finish(console, comparisons, arguments)
+        console.log(f"making a collection of {ROWS:,} documents")
+        _insert(database, "rows", ROWS)
+        columns = partial(_load, server, "fields")
+        texts = partial(_load, server, "document")
+        raw = partial(_raw, database)
+        comparisons = [
+            _compare(
+                Comparison("mongodb-columns", _title("columns"), "pymongoarrow", Bars(ratio_min=1.0)),
+                partial(_pymongoarrow, database),
+                columns,
+                rounds,
+                console,
+            ),
+            _compare(
+                Comparison("mongodb-json", _title("JSON"), "bson.json_util", Bars(ratio_min=5.0)),
+                partial(_json_util, database),
+                texts,
+                rounds,
+                console,
+            ),
+            _compare_changes(database, rounds, console),
+        ]
+        figures = [
+            _against_raw("columns", raw, columns, rounds, console),
+            _against_raw("JSON", raw, texts, rounds, console),
+        ]
+    return comparisons, figures
+
+
+def _title(what: str) -> str:
+    return f"{ROWS:,} documents as a load reads them, to {what}"
 
 
 def _insert(database: Source, collection: str, rows: int) -> None:
@@ -118,35 +129,40 @@ def _measure(work: Work) -> Run:
     return Run(rows, meter.usage)
 
 
-def _tell_raw(database: Source, rows: int, rounds: int, console: Console) -> None:
+def _against_raw(what: str, raw: Work, ours: Work, rounds: int, console: Console) -> Figure:
     """What no reader can be faster than: the server's batches, with nothing done to them."""
-    seconds = median(_measure(lambda: _raw(database)).usage.seconds for _ in range(rounds))
-    console.log(f"raw batches: {rows / seconds:,.0f} documents/s; columns and JSON are told against it too")
-    for name, work in (("columns", _columns), ("json", _json)):
-        work(database)
-        took = median(_measure(lambda work=work: work(database)).usage.seconds for _ in range(rounds))  # type: ignore[misc]
-        console.log(f"{name}: {seconds / took:.2f} of a raw scan")
+    comparison = Comparison(f"mongodb-{what}", what, "raw batches", Bars(ratio_min=0.0))
+    return Figure(
+        f"{_title(what)}, against raw batches", _compare(comparison, raw, ours, rounds, console).ratio, None
+    )
 
 
 def _raw(database: Source) -> int:
-    return sum(documents.rows for documents in _batches(database))
+    return sum(documents.rows for documents in read_chunk(database, "rows", Chunk()))
 
 
-def _batches(database: Source) -> Iterator[Any]:
-    return read_chunk(database, "rows", Chunk())
+def _load(server: MongoServer, layout: Layout) -> int:
+    """Planned and read as a load does it, chunk after chunk; what is made of it would go to Parquet."""
+    table = _table(server.client["bench"], layout)
+    planned = plan_chunks(
+        server.client["bench"], table, rows_per_chunk=ROWS, bytes_per_chunk_max=BYTES_PER_CHUNK_MAX
+    )
+    rows = 0
+    for each in planned:
+        chunk = MongoChunk(server.url, "penstock bench", "", each, table.leaves[0].columns)
+        for block in chunk.blocks(table.schema):
+            assert not block.bad
+            rows += len(block.values[-1])
+    return rows
 
 
-def _columns(database: Source) -> int:
-    known = Fields()
-    return sum(batch.num_rows for documents in _batches(database) for batch in known.read(documents))
+def _table(database: Source, layout: Layout) -> CollectionInfo:
+    [table] = discover(database.client, [StreamId("bench", "rows")], layout=layout)
+    return table
 
 
 def _pymongoarrow(database: Source) -> int:
     return int(find_arrow_all(database["rows"], {}, schema=_SCHEMA).num_rows)
-
-
-def _json(database: Source) -> int:
-    return sum(len(json_texts(documents)) for documents in _batches(database))
 
 
 def _json_util(database: Source) -> int:
@@ -157,42 +173,36 @@ def _json_util(database: Source) -> int:
     return count
 
 
-def _compare_changes(database: Source, rows: int, rounds: int, console: Console) -> Comparison:
+def _compare_changes(database: Source, rounds: int, console: Console) -> Comparison:
     comparison = Comparison(
-        "changes", f"{rows:,} inserts of a change stream", "bare watch() loop", Bars(ratio_min=1.0)
+        "mongodb-changes", f"{CHANGES:,} inserts of a change stream", "bare watch() loop", Bars(ratio_min=1.0)
     )
     with closing(ChangeStream(database, StreamOptions())) as stream:
         stream.read(wait_ms=1)
         place = stream.place
-    _insert(database, "changed", rows)
-    return _compare(
-        comparison,
-        lambda: _watch(database, place, rows),
-        lambda: _changes(database, place, rows),
-        rounds,
-        console,
-    )
+    _insert(database, "changed", CHANGES)
+    reader = RowReader(_table(database, "document").schema.columns)
+    watch, ours = partial(_watch, database, place), partial(_changes, database, place, reader)
+    return _compare(comparison, watch, ours, rounds, console)
 
 
-def _watch(database: Source, place: Place, rows: int) -> int:
+def _watch(database: Source, place: Place) -> int:
     count = 0
     with database.watch(full_document="updateLookup", start_after=place.options()["startAfter"]) as stream:
         for _ in stream:
             count += 1
-            if count == rows:
+            if count == CHANGES:
                 break
     return count
 
 
-def _changes(database: Source, place: Place, rows: int) -> int:
+def _changes(database: Source, place: Place, reader: RowReader) -> int:
     count = 0
     with closing(ChangeStream(database, StreamOptions(), place)) as stream:
-        while count < rows:
+        while count < CHANGES:
             for part in stream.read().parts:
                 _ = part.operations, part.times, part.keys, part.namespaces
-                count += len(json_texts(part.after.documents))
+                for rows in reader.read(part.after.documents):
+                    texts = [rows.text(column) for column in reader.columns]
+                    count += len(texts[-1])
     return count
-
-
-if __name__ == "__main__":
-    sys.exit(main())

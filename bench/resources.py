@@ -2,7 +2,7 @@
 
 CPU is read from /proc/<pid>/stat: user and system time of every living process of the tree plus that of
 children its processes have already waited for, after minus before. A process that ends in between is
-therefore still counted, by its parent. Everything named `postgres` or `mongod` is left out together with its
+therefore still counted, by its parent. Everything named as a database is (`_DATABASES`) is left out with its
 children, so that what remains is the cost *outside* the database, whoever started the server.
 
 Memory is the sum of the proportional set sizes (PSS) of the tree, sampled while the work runs: pages that
@@ -27,7 +27,7 @@ SAMPLE_INTERVAL_S = 0.5
 DRIVER_INTERVAL_S = 0.1
 _PROC = Path("/proc")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-_DATABASES = ("postgres", "mongod")
+_DATABASES = ("postgres", "mongod", "ld-linux-x86-64")  # MySQL is started by a loader of its own
 
 
 @dataclass(frozen=True, slots=True)

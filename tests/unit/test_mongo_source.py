@@ -8,6 +8,8 @@ import pickle
 from datetime import timedelta
 from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from bson import ObjectId
@@ -20,6 +22,7 @@ from penstock.core.stream import StreamId
 from penstock.sources.cursor import Cursor, Noted, Window
 from penstock.sources.mongodb import cursor_windows
 from penstock.sources.mongodb.catalog import CollectionInfo, CollectionKind
+from penstock.sources.mongodb.check import _check_replica_set
 from penstock.sources.mongodb.fields import Column, Form
 from penstock.sources.mongodb.remembered import RememberedFields
 from penstock.sources.mongodb.source import MongoSource
@@ -167,3 +170,10 @@ def test_only_collections_that_the_server_has_states_of_are_read_as_of_one_momen
 def test_bounds_of_chunks_are_in_no_order_that_the_held_ids_have() -> None:
     """They are BSON: a change is not compared with them to find the chunk that it belongs to."""
     assert not any(TYPES.orders_as_held(column(form)) for form in Form if form is not Form.NOTHING)
+
+
+def test_who_reads_a_sharded_cluster_is_told_that_no_test_does() -> None:
+    asked: Any = SimpleNamespace(is_sharded=True)
+    [finding] = _check_replica_set(asked)
+    assert finding.level == "warning"
+    assert "penstock verify" in finding.remedy

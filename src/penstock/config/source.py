@@ -37,7 +37,7 @@ class PostgresSourceConfig(Section):
 
 
 class MysqlSourceConfig(Section):
-    """A MySQL or MariaDB server. Its tables are synced to Parquet; see [what is not there
+    """A MySQL or MariaDB server, for Parquet and Iceberg tables and stream lanes. See [what is not there
     yet](#not-there-yet)."""
 
     type: Literal["mysql"]

@@ -123,7 +123,13 @@ def _check_version(asked: _Asked) -> Iterator[Finding]:
 
 def _check_replica_set(asked: _Asked) -> Iterator[Finding]:
     if asked.is_sharded:
-        yield Finding("replica set", "ok", "A sharded cluster; changes come from all shards, in order.")
+        yield Finding(
+            "replica set",
+            "warning",
+            "A sharded cluster: by what MongoDB promises, changes come from all shards, in order. Penstock's "
+            "tests have not been run with one.",
+            "Compare the tables with the cluster before you rely on them: `penstock verify`.",
+        )
     elif asked.has_oplog:
         yield Finding("replica set", "ok", f"The server is of the replica set {asked.hello['setName']}.")
     else:
