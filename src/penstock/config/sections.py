@@ -258,5 +258,5 @@ class MaintenanceConfig(Section):
     snapshots_min: PositiveInt = 10
     """So many of the newest snapshots stay, however old they are."""
     orphan_age: Annotated[Duration, Field(ge=timedelta(days=1))] = timedelta(days=3)
-    """Files in a table's directory that no snapshot has and that are older go. Work that lasts longer than
-    that between writing a file and committing it would lose it."""
+    """Files in a table's directory, and of its dead letters, that no snapshot has and that are older go. Work
+    that lasts longer than that between writing a file and committing it would lose it."""

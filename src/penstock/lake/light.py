@@ -120,6 +120,11 @@ def _reading_is_light(files: Iterable[tuple[int, int]]) -> bool:
     return rows <= ROWS_TO_READ_MAX and size <= BYTES_TO_READ_MAX
 
 
+def letters_are_light(sizes: Sequence[int]) -> bool:
+    """Of dead letters that are merged: the bytes of each stream's."""
+    return len(sizes) <= TASKS_MAX and sum(sizes) <= BYTES_TO_READ_MAX
+
+
 def completing_is_light(tasks: Sequence[CompleteTask]) -> bool:
     paths: Iterable[Path] = (path for task in tasks for path in (task.pending, *task.picked))
     return len(tasks) <= TASKS_MAX and sum(path.stat().st_size for path in paths) <= PENDING_BYTES_MAX
