@@ -18,6 +18,7 @@ from penstock.core.stream import StreamId
 from penstock.destinations.records import Marker
 from penstock.lake.apply import ROUND_BYTES_MAX, Outcome, StreamWork, apply, fold, merge
 from penstock.lake.backfill import Backfill
+from penstock.lake.file_merging import merge_small_files
 from penstock.lake.fold_task import FoldResult
 from penstock.lake.lane_state import LaneState
 from penstock.lake.leaves import known_leaves
@@ -405,6 +406,7 @@ class Following:
         outcomes = merge(
             self._stages, works, lambda staging: self._told(works, fold(self._stages, works, staging))
         )
+        merge_small_files(self._stages, works, outcomes)
         merge_letters(self._stages, works, outcomes)
         for stream, outcome in outcomes.items():
             self._lane.totals[stream].add(outcome)

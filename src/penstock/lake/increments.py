@@ -25,6 +25,7 @@ from penstock.destinations.records import DataFile, Marker, TableRecord
 from penstock.lake.apply import Outcome, StreamWork, merge
 from penstock.lake.column_ids import dropped_partition, evolved_columns
 from penstock.lake.evolve import plan_evolution
+from penstock.lake.file_merging import merge_small_files
 from penstock.lake.fold_task import FoldResult
 from penstock.lake.held_rows import HeldRange
 from penstock.lake.increment_task import IncrementTask, read_increment
@@ -200,6 +201,7 @@ class Increments:
             works = [each.work for each in rounds]
             stages = Stages(self._lane.spark)
             outcomes = merge(stages, works, read)
+            merge_small_files(stages, works, outcomes)
             merge_letters(stages, works, outcomes)
         for each in rounds:
             outcomes[each.stream].settled += settled[each.stream]

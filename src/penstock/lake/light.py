@@ -112,6 +112,11 @@ def rewriting_is_light(files: Sequence[DataFile]) -> bool:
     return len(files) <= TABLE_FILES_MAX and _reading_is_light((file.rows, file.bytes) for file in files)
 
 
+def merging_is_light(files: Sequence[DataFile]) -> bool:
+    """Of files that are read one after the other, so that it does not matter how many they are."""
+    return _reading_is_light((file.rows, file.bytes) for file in files)
+
+
 def _reading_is_light(files: Iterable[tuple[int, int]]) -> bool:
     """`files`: rows and bytes of each."""
     rows = size = 0

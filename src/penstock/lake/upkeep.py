@@ -46,8 +46,8 @@ SHORT_PASS_BYTES = 256 * 1024**2
 ALONE_WAIT_S = 30.0
 _LOOK_EVERY_S = 0.2
 PARQUET_NEEDS_NONE = (
-    "Parquet tables need no compaction: a commit writes the files it touches anew, and every sync removes "
-    "the versions that no reader can still be reading."
+    "Parquet tables need no compaction: a commit writes the files it touches anew and merges small ones, and "
+    "every sync removes the versions that no reader can still be reading."
 )
 
 
