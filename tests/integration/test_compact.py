@@ -6,7 +6,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from penstock.destinations.iceberg import IcebergTable
 from penstock.destinations.iceberg_health import Limits
 from penstock.destinations.iceberg_java import Attempt
 from penstock.destinations.iceberg_record import Known
+from penstock.destinations.records import DataFile
 from penstock.failpoints import FAILPOINTS
 from penstock.lake import maintenance
 from penstock.lake.maintenance import Maintenance
@@ -72,7 +73,9 @@ class Worn:
         self.columns, self.file = loaded(self.table, list(range(100)))
         self.rows = dict.fromkeys(range(100), "loaded")
 
-    def round(self, deleted: int | None = None, generation: str = "g1") -> None:
+    def round(
+        self, deleted: int | None = None, generation: str = "g1", letters: Sequence[DataFile] = ()
+    ) -> None:
         """One more row; `deleted` is the position, and the id, of a row of the loaded file."""
         record = self.table.record()
         assert record is not None
@@ -86,6 +89,7 @@ class Worn:
             deletes=deletes,
             columns=self.columns,
             read_from=record.snapshot_id,
+            dead_letter_files=letters,
         )
         self.rows.pop(-1 if deleted is None else deleted, None)
         self.rows[self.at] = "round"
@@ -231,16 +235,18 @@ def test_a_table_that_waits_to_be_shown_keeps_its_rows_and_its_position(worn: Wo
 @pytest.mark.slow
 def test_files_that_nobody_committed_go_when_they_are_old_and_no_others(worn: Worn) -> None:
     young, old = (write(worn.table, worn.columns, [900 + n], "uncommitted") for n in range(2))
-    letters = worn.table.dead_letters_directory / "kept.parquet"
-    letters.parent.mkdir(parents=True, exist_ok=True)
-    letters.write_bytes(b"")
-    for path in (worn.table.path(old), letters, *live_files(worn.table)):
+    named, unnamed, begun = (worn.table.dead_letters_directory / f"{name}.parquet" for name in "abc")
+    named.parent.mkdir(parents=True, exist_ok=True)
+    for path in (named, unnamed, begun):
+        path.write_bytes(b"")
+    worn.round(letters=[DataFile(named.name, 1, 0)])
+    for path in (worn.table.path(old), named, unnamed, *live_files(worn.table)):
         age(path)
     done = worn.compact(replace(KEPT, small_file_ratio=1.0, delete_ratio=1.0))
-    assert done.orphans_removed == 1
+    assert done.orphans_removed == 2
     assert worn.table.path(young).exists()
     assert not worn.table.path(old).exists()
-    assert letters.exists()
+    assert [path.exists() for path in (named, unnamed, begun)] == [True, False, True]
     worn.assert_whole()
 
 

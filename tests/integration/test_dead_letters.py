@@ -10,6 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from penstock import Pipeline
+from penstock.core.stream import StreamId
+from penstock.lake import file_merging, letter_merging
+from penstock.lake.destination import destination_of
 from tests.conftest import Database
 from tests.pipelines import PipelineUnderTest
 from tests.traps import IN_A_COMMIT, MakePipeline
@@ -140,6 +143,42 @@ def test_any_tool_reads_the_directory_of_dead_letters(database: Database, offers
     assert duckdb.connect().execute(f"SELECT count(*) FROM read_parquet('{newer}/*.parquet')").fetchall() == [
         (3,)
     ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", ["parquet", "iceberg"], indirect=True)
+def test_letters_and_rows_of_many_rounds_are_in_few_files_and_are_what_they_were(
+    database: Database, make: MakePipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(letter_merging, "FILES_MAX", 2)
+    monkeypatch.setattr(file_merging, "SMALL_FILES_MAX", 2)
+    database.execute("CREATE TABLE offers (id int PRIMARY KEY, until date, v text)")
+    database.execute("INSERT INTO offers VALUES (1, 'infinity', 'v 0'), (2, 'infinity', 'v 0')")
+    pipeline = make(["public.offers"])
+    pipeline.sync()
+    shown = {"v 0"}
+    for number in range(1, 7):
+        database.execute(f"INSERT INTO offers VALUES ({10 + number}, '2024-01-01', 'v {number}')")
+        database.execute(f"UPDATE offers SET v = 'v {number}' WHERE id = 1")
+        if number == 2:
+            database.execute("UPDATE offers SET until = '2024-01-01' WHERE id = 2")
+        pipeline.sync()
+        shown.add(f"v {number}")
+    words = [dict(each.values() for each in letter["_row"])["v"] for letter in letters(pipeline)]
+    assert words == ["v 0", *sorted(shown)]
+    assert dead_keys(pipeline) == ["1"]
+    assert held(pipeline) == {2, *range(11, 17)}
+    path = Pipeline.from_yaml(pipeline.file).dead_letters("public.offers").path
+    assert pq.read_table(path).num_rows == len(words)
+    assert len(list(path.iterdir())) <= 4
+    config = Pipeline.from_yaml(pipeline.file).config
+    record = destination_of(config).table(StreamId("public", "offers")).record()
+    assert record is not None
+    assert any(name.startswith("history-") for name in record.dead_letters.files)
+    assert len(record.dead_letters.names) <= 5
+    if path.parent.name == "offers":
+        assert len(record.files) <= 4
+        assert any(file.name.startswith("merged-") for file in record.files)
 
 
 @pytest.mark.slow

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from penstock.core.position import Lsn
 from penstock.core.schema import TableSchema
 from penstock.core.stream import StreamId
 from penstock.destinations.iceberg_own_directory import ABANDONED_AFTER_S, OwnDirectory
+from penstock.destinations.iceberg_record import letter_names
 from penstock.destinations.records import DeadLetters, TableRecord
 
 pytestmark = pytest.mark.unit
@@ -82,3 +85,56 @@ def test_readers_are_given_dead_letters_and_not_settled_keys(own: OwnDirectory) 
     assert sorted(path.name for path in shown.iterdir()) == ["a.parquet", "b.parquet"]
     assert [path.name for path in own.letter_paths(RECORD)] == [*LETTERS.files, *LETTERS.settled]
     assert own.letters_for_readers(None) is None
+
+
+def test_letters_that_no_commit_names_go_when_they_are_old(own: OwnDirectory) -> None:
+    merged = replace(LETTERS, files=("history-a.parquet",), settled=(), open=("open-a.parquet",))
+    metadata = {
+        "snapshots": [
+            {"summary": {"penstock": commit(LETTERS)}},
+            {"summary": {"operation": "replace"}},
+            {"summary": {"penstock": commit(merged)}},
+        ],
+        "properties": {
+            "penstock.commits": json.dumps({"7": commit(DeadLetters(1, ("of a late one.parquet",)))}),
+            "penstock.cut_off.8": commit(DeadLetters(1, ("cut off.parquet",))),
+            "penstock.cut_off.9": "null",
+            "penstock.load": commit(DeadLetters(1, ("loaded.parquet",))),
+        },
+    }
+    others = ("of a late one.parquet", "cut off.parquet", "loaded.parquet")
+    named = {*LETTERS.names, *merged.names, *others}
+    own.dead_letters.mkdir(parents=True)
+    for name in (*named, "orphan.parquet"):
+        (own.dead_letters / name).write_text(name)
+        aged(own.dead_letters / name, 100)
+    (own.dead_letters / "of a round under way.parquet").write_text("young")
+
+    removed = own.sweep_letters(letter_names(metadata), time.time() - 50)
+
+    assert removed == 1
+    left = {path.name for path in own.dead_letters.iterdir()}
+    assert left == {*named, "of a round under way.parquet"}
+
+
+def commit(letters: DeadLetters) -> str:
+    return json.dumps({"kind": "changes", "dead_letters": letters.to_json()})
+
+
+def test_readers_are_given_merged_letters_and_not_the_places_of_open_ones(own: OwnDirectory) -> None:
+    letters = DeadLetters(2, ("history-a.parquet", "b.parquet"), ("settled-a.parquet",), ("open-a.parquet",))
+    record = replace(RECORD, dead_letters=letters)
+    own.dead_letters.mkdir(parents=True)
+    for path in own.letter_paths(record):
+        path.write_text(path.name)
+
+    shown = own.letters_for_readers(record)
+
+    assert shown is not None
+    assert sorted(path.name for path in shown.iterdir()) == ["b.parquet", "history-a.parquet"]
+    assert [path.name for path in own.letter_paths(record)] == [
+        *letters.files,
+        *letters.open,
+        *letters.settled,
+    ]
+    assert DeadLetters.from_json(json.loads(json.dumps(letters.to_json()))) == letters

@@ -262,5 +262,5 @@ class MaintenanceConfig(Section):
     """Of more than that the oldest go, however young they are; not before `readers.grace`. Every commit
     writes all of them down again: 50,000 are about 90 MB."""
     orphan_age: Annotated[Duration, Field(ge=timedelta(days=1))] = timedelta(days=3)
-    """Files in a table's directory that no snapshot has and that are older go. Work that lasts longer than
-    that between writing a file and committing it would lose it."""
+    """Files in a table's directory, and of its dead letters, that no snapshot has and that are older go. Work
+    that lasts longer than that between writing a file and committing it would lose it."""

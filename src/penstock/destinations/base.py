@@ -18,7 +18,14 @@ from penstock.core.position import Lsn
 from penstock.core.schema import TableSchema
 from penstock.core.stream import StreamId
 from penstock.core.table_options import NO_OPTIONS, TableOptions
-from penstock.destinations.records import DataFile, Marker, PositionDeletes, TableRecord, WriteMode
+from penstock.destinations.records import (
+    DataFile,
+    Marker,
+    MergedLetters,
+    PositionDeletes,
+    TableRecord,
+    WriteMode,
+)
 
 
 class DestinationTable(Protocol):
@@ -45,7 +52,8 @@ class DestinationTable(Protocol):
         ...
 
     def dead_letter_paths(self) -> tuple[Path, ...]:
-        """The committed files of dead letters and of settled keys, in the order of their commits."""
+        """The committed files of dead letters, in the order of their commits, then those that say which of
+        them are open: of open letters and of settled keys."""
         ...
 
     @property
@@ -179,6 +187,7 @@ class DestinationTable(Protocol):
         read_from: int | None = None,
         expected_cursor: Cursors | None = None,
         rewinds: str | None = None,
+        merged_letters: MergedLetters | None = None,
     ) -> TableRecord:
         """Take a batch if the table is at `expected_to`, of the same generation, under no newer epoch.
 
@@ -190,6 +199,8 @@ class DestinationTable(Protocol):
 
         `read_from`: the snapshot in which the rows to replace were looked up. `StaleLookupError`: somebody
         changed the table's files since, so that they must be looked up again.
+
+        `merged_letters`: what takes the place of the table's dead letters, before the batch's come to them.
         """
         ...
 

@@ -11,6 +11,7 @@ position become visible together, and a rollback takes both back (`iceberg_histo
 from __future__ import annotations
 
 import hashlib
+import json
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,7 +21,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from penstock.core.cursor import Cursors
-from penstock.core.errors import CommitConflictError, DestinationError
+from penstock.core.errors import CommitConflictError, DestinationError, HistoryUnknownError
 from penstock.core.position import Lsn
 from penstock.core.schema import TableSchema
 from penstock.core.stream import StreamId
@@ -44,6 +45,7 @@ from penstock.destinations.iceberg_staging import LOAD_BRANCH, MAIN, Staging, br
 from penstock.destinations.records import (
     DataFile,
     Marker,
+    MergedLetters,
     PendingLoad,
     PositionDeletes,
     TableRecord,
@@ -370,13 +372,22 @@ class IcebergTable:
         read_from: int | None = None,
         expected_cursor: Cursors | None = None,
         rewinds: str | None = None,
+        merged_letters: MergedLetters | None = None,
     ) -> TableRecord:
         assert columns is not None, "a table of Iceberg knows its columns by ids"
         change = RowChange(added, removed, deletes, read_from)
 
         def prepare(attempt: Attempt, stage: Staging, base: TableRecord | None) -> TableRecord | None:
             base, record = moves.changed(
-                self.stream, base, expected_to, expected_cursor, marker, schema, dead_letter_files, rewinds
+                self.stream,
+                base,
+                expected_to,
+                expected_cursor,
+                marker,
+                schema,
+                dead_letter_files,
+                rewinds,
+                merged_letters,
             )
             return change.stage(self.handle, attempt, stage, base, replace(record, columns=columns))
 
@@ -425,6 +436,21 @@ class IcebergTable:
         record = self.record()
         if record is not None:
             self._own.sweep(record, lambda: map(self.index_path, self.files(record)), grace_s)
+
+    def remove_orphan_letters(self, modified_before: float) -> int:
+        """Remove files of dead letters that no commit names which is kept; how many they were."""
+        metadata = self.handle.metadata()
+        try:
+            record = self.record()
+        except HistoryUnknownError:
+            return 0  # nobody can tell which letters are the table's
+        if metadata is None or record is None:
+            return 0
+        with iceberg_errors("reading the table", self.stream):
+            parser = self.catalog.java.iceberg("TableMetadataParser")
+            document = json.loads(str(parser.toJson(metadata.java)))
+        named = text.letter_names(document) | set(record.dead_letters.names)
+        return self._own.sweep_letters(named, modified_before)
 
     def _check_load_branch(self, attempt: Attempt, load: PendingLoad) -> None:
         """The branch must hold what the load committed: a new one would hold the table's rows instead."""

@@ -1,7 +1,8 @@
 """What Penstock keeps beside an Iceberg table, in a directory of its own.
 
     _penstock/<schema>/<table>/
-      dead_letters/     rows the table could not hold; which files count is said by the table's newest commit
+      dead_letters/     rows the table could not hold; which files count is said by the table's newest commit,
+                        others go with the table's orphans
       letters/          directories of links to those, for readers (`iceberg_letters`)
       index/            what tasks know of data files; a cache, and safe to delete
       staging/          what tasks of a round hand to each other; empty between rounds
@@ -17,7 +18,7 @@ import hashlib
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from pathlib import Path
 
 from penstock.destinations import iceberg_letters
@@ -45,11 +46,9 @@ class OwnDirectory:
         return directory
 
     def letter_paths(self, record: TableRecord | None) -> tuple[Path, ...]:
-        """Of dead letters and of settled keys, in the order of their commits."""
-        if record is None:
-            return ()
-        letters = record.dead_letters
-        return tuple(self.dead_letters / name for name in (*letters.files, *letters.settled))
+        """Of dead letters, in the order of their commits, and of what says which of them are open."""
+        names = () if record is None else record.dead_letters.names
+        return tuple(self.dead_letters / name for name in names)
 
     def letters_for_readers(self, record: TableRecord | None) -> Path | None:
         """A directory with the dead letters and nothing else; None if there are none."""
@@ -73,6 +72,14 @@ class OwnDirectory:
             for path in indexes:
                 if path not in kept:
                     path.unlink(missing_ok=True)
+
+    def sweep_letters(self, named: Container[str], modified_before: float) -> int:
+        """Remove older files of dead letters that are not named: how many they were."""
+        old = [path for path in self.dead_letters.glob("*") if path.stat().st_mtime < modified_before]
+        orphans = [path for path in old if path.name not in named]
+        for path in orphans:
+            path.unlink(missing_ok=True)
+        return len(orphans)
 
     def remove(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)

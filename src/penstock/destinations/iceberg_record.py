@@ -16,6 +16,7 @@ import hashlib
 import json
 from collections.abc import Callable, Container, Mapping
 from dataclasses import replace
+from typing import Any
 
 import pyarrow as pa
 
@@ -120,6 +121,19 @@ def read_load(properties: Properties) -> PendingLoad | None:
 def read_mirror(properties: Properties) -> dict[int, str]:
     """Our latest commits by snapshot id, the oldest first."""
     return {int(snapshot): text for snapshot, text in json.loads(properties(COMMITS) or "{}").items()}
+
+
+def letter_names(metadata: Mapping[str, Any]) -> set[str]:
+    """The files of dead letters that any commit of ours names which the table may still come to hold, or the
+    pending load. `metadata`: as a metadata file has it."""
+    properties = metadata.get("properties", {})
+    summaries = (each.get("summary", {}).get(SUMMARY) for each in metadata.get("snapshots", ()))
+    cut_off = (text for name, text in properties.items() if name.startswith(CUT_OFF))
+    together = _cut_off_together(properties.get).values()
+    latest = read_mirror(properties.get).values()
+    texts = {*summaries, *cut_off, *together, *latest, properties.get(LOAD)} - {None, _HOLDS_NONE}
+    letters = (DeadLetters.from_json(json.loads(text)["dead_letters"]) for text in texts)
+    return {name for each in letters for name in each.names}
 
 
 class Known:

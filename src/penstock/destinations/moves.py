@@ -23,6 +23,7 @@ from penstock.destinations.records import (
     DataFile,
     DeadLetters,
     Marker,
+    MergedLetters,
     PendingLoad,
     TableRecord,
     WriteMode,
@@ -135,6 +136,7 @@ def changed(
     schema: TableSchema,
     dead_letter_files: Sequence[DataFile],
     rewinds: str | None = None,
+    merged_letters: MergedLetters | None = None,
 ) -> tuple[TableRecord, TableRecord]:
     """The table that takes the batch, and what it is then, but for its files.
 
@@ -152,6 +154,9 @@ def changed(
         raise ValueError("what is applied again ends where the table is")
     if rewinds is None and not follows(marker, expected_to):
         raise ValueError("a batch goes on from where the table is, or later, and advances")
+    if merged_letters is not None and merged_letters.before != base.dead_letters:
+        raise conflict(stream, "its dead letters are not those that were merged")
+    letters = base.dead_letters if merged_letters is None else merged_letters.after
     reached = base.readable_from is not None and marker.to is not None and marker.to >= base.readable_from
     return base, following(
         base,
@@ -159,7 +164,7 @@ def changed(
         kind="changes",
         schema=schema,
         marker=marker,
-        dead_letters=base.dead_letters.with_files(dead_letter_files),
+        dead_letters=letters.with_files(dead_letter_files),
         readable_from=None if reached else base.readable_from,
     )
 

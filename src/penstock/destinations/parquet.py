@@ -30,6 +30,7 @@ from penstock.destinations.parquet_sweep import RECORDS_KEPT, Swept, drop, sweep
 from penstock.destinations.records import (
     DataFile,
     Marker,
+    MergedLetters,
     PendingLoad,
     PositionDeletes,
     TableRecord,
@@ -76,8 +77,7 @@ class ParquetTable:
         record = self.record()
         if record is None:
             return ()
-        letters = record.dead_letters
-        return tuple(self.layout.dead_letters / name for name in (*letters.files, *letters.settled))
+        return tuple(self.layout.dead_letters / name for name in record.dead_letters.names)
 
     def dead_letters_path(self) -> Path | None:
         """The directory of the dead letters that readers see now; None: there are none."""
@@ -236,6 +236,7 @@ class ParquetTable:
         read_from: int | None = None,
         expected_cursor: Cursors | None = None,
         rewinds: str | None = None,
+        merged_letters: MergedLetters | None = None,
     ) -> TableRecord:
         assert not deletes, "rows of these tables go by rewriting their files"
         base, record = moves.changed(
@@ -247,6 +248,7 @@ class ParquetTable:
             schema,
             dead_letter_files,
             rewinds,
+            merged_letters,
         )
         return self._commit(replace(record, files=self._files_after(base, added, removed)), base)
 

@@ -90,7 +90,7 @@ def _sweep_files(layout: TableLayout, in_use: list[TableRecord], modified_before
     named: set[str] = set()
     for record in in_use:
         named.update(file.name for file in record.files)
-        named.update(record.dead_letters.files, record.dead_letters.settled)
+        named.update(record.dead_letters.names)
         if record.load is not None:
             named.update(file.name for file in record.load.files)
             named.update(record.load.dead_letters.files)

@@ -7,7 +7,7 @@ table say so?" cannot differ.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -23,6 +23,8 @@ WriteMode = Literal["upsert", "append"]
 RecordKind = Literal["load", "chunks", "swap", "publish", "changes", "fence"]
 KeyBound = int | float | str | None
 SETTLED = "settled-"
+HISTORY = "history-"
+OPEN = "open-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,33 +146,51 @@ class DeadLetters:
     """Rows the destination cannot hold, kept beside the table.
 
     `settled` are files of keys whose dead letter a later change has made history; they are told from files
-    of dead letters by their names, which begin with `SETTLED`.
+    of dead letters by their names, which begin with `SETTLED`. Files that were merged (`lake.letter_merging`)
+    begin with `HISTORY`: which of their letters are still open is said by a file in `open`, of `OPEN`.
     """
 
     count: int = 0
     files: tuple[str, ...] = ()
     settled: tuple[str, ...] = ()
+    open: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of all files, letters first."""
+        return (*self.files, *self.open, *self.settled)
 
     def with_files(self, files: Sequence[DataFile]) -> DeadLetters:
         letters = [file for file in files if not file.name.startswith(SETTLED)]
         settled = [file.name for file in files if file.name.startswith(SETTLED)]
-        return DeadLetters(
-            self.count + sum(file.rows for file in letters),
-            (*self.files, *(file.name for file in letters)),
-            (*self.settled, *settled),
+        return replace(
+            self,
+            count=self.count + sum(file.rows for file in letters),
+            files=(*self.files, *(file.name for file in letters)),
+            settled=(*self.settled, *settled),
         )
 
     def and_of(self, load: PendingLoad) -> DeadLetters:
         letters = load.dead_letters
-        return DeadLetters(self.count + letters.count, (*self.files, *letters.files), self.settled)
+        return replace(self, count=self.count + letters.count, files=(*self.files, *letters.files))
 
     def to_json(self) -> dict[str, Any]:
-        settled = {"settled": list(self.settled)} if self.settled else {}
-        return {"count": self.count, "files": list(self.files), **settled}
+        others = {"settled": list(self.settled), "open": list(self.open)}
+        present = {name: files for name, files in others.items() if files}
+        return {"count": self.count, "files": list(self.files), **present}
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> DeadLetters:
-        return cls(fields["count"], tuple(fields["files"]), tuple(fields.get("settled", ())))
+        others = tuple(fields.get("settled", ())), tuple(fields.get("open", ()))
+        return cls(fields["count"], tuple(fields["files"]), *others)
+
+
+@dataclass(frozen=True, slots=True)
+class MergedLetters:
+    """The dead letters of a table, and what they are in fewer files."""
+
+    before: DeadLetters
+    after: DeadLetters
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,14 @@ from penstock.core.position import Lsn
 from penstock.core.stream import StreamId
 from penstock.destinations.base import DestinationTable
 from penstock.destinations.parquet_files import new_file_name
-from penstock.destinations.records import DataFile, Marker, PositionDeletes, TableRecord
+from penstock.destinations.records import (
+    DataFile,
+    DeadLetters,
+    Marker,
+    MergedLetters,
+    PositionDeletes,
+    TableRecord,
+)
 from penstock.lake.buckets import WHOLE, Bucket, IndivisibleError
 from penstock.lake.complete_task import CompleteTask, complete_rows
 from penstock.lake.dead_letters import DEAD_LETTERS, unknown_letters
@@ -62,6 +69,7 @@ class StreamWork:
     skip: SkipRule | None = None
     read_from: int | None = None  # the snapshot whose files these are
     again: bool = False  # the table holds the changes already, to the last (`rewinding`)
+    letters: DeadLetters = field(default_factory=DeadLetters)  # the table's
 
     @property
     def change_bytes(self) -> int:
@@ -89,6 +97,7 @@ class StreamWork:
             read_from=self.read_from,
             expected_cursor=expected_cursor,
             rewinds=rewinds,
+            merged_letters=outcome.merged_letters,
         )
 
 
@@ -105,6 +114,7 @@ class Outcome:
     deletes: list[PositionDeletes] = field(default_factory=list)
     dead_letters: list[DataFile] = field(default_factory=list)
     settled: list[DataFile] = field(default_factory=list)  # keys whose dead letters are history now
+    merged_letters: MergedLetters | None = None  # of those that the table has
     operations: dict[str, int] = field(default_factory=dict)
     unresolved: int = 0
 

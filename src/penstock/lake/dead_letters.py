@@ -10,11 +10,12 @@ was loaded is 0, and of a row for which a value was nowhere to be found the end 
 
 A letter is *open* while it is the newest version of its key. A change that comes after it settles it, and
 is written down by key and offset (`settle_task`), so that open letters can be told from the files here alone.
+Of files that were merged, the open ones stand in a file of their own (`letter_merging`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -24,7 +25,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from penstock.core.position import Lsn
-from penstock.destinations.records import SETTLED
+from penstock.destinations.records import HISTORY, OPEN, SETTLED
 from penstock.lake.change_set import Flags, Numbers
 from penstock.lake.keys import KeySet
 from penstock.lake.target import Target
@@ -52,6 +53,8 @@ DEAD_LETTERS = pa.schema(
 )
 #: Keys that are no longer dead letters, and the change that made them so.
 SETTLED_KEYS = pa.schema([DEAD_LETTERS.field(name) for name in ("_op", "_tx", "_op_index", "_key")])
+#: Of open letters among those that were merged.
+OPEN_LETTERS = pa.schema([DEAD_LETTERS.field(name) for name in ("_tx", "_op_index", "_key")])
 
 
 def any_bad(bad: Mapping[str, Flags]) -> Flags:
@@ -144,10 +147,10 @@ def _offsets(rows: int, width: int) -> pa.Array:
 
 
 def read_dead_letters(paths: Sequence[Path], columns: Sequence[str] | None = None) -> pa.Table:
-    """The letters in these files, in their order; files of settled keys are passed over."""
+    """The letters in these files, in their order; files that say which are open are passed over."""
     names = list(columns or DEAD_LETTERS.names)
     schema = pa.schema([DEAD_LETTERS.field(name) for name in names])
-    tables = [_read(path, schema) for path in paths if not is_settled(path)]
+    tables = [_read(path, schema) for path in letter_files(paths)]
     return pa.concat_tables(tables) if tables else schema.empty_table()
 
 
@@ -156,20 +159,28 @@ def open_letters(paths: Sequence[Path], width: int) -> pa.Table:
 
     `width` is that of the key. A letter without a key of that width is left out: nothing can settle it.
     """
-    names = list(SETTLED_KEYS.names)[1:]
-    parts = [_read(path, pa.schema([SETTLED_KEYS.field(name) for name in names])) for path in paths]
+    telling = [path for path in paths if not is_history(path)]
+    parts = [_read(path, OPEN_LETTERS) for path in telling]
     if not parts or not width:
-        return pa.table({name: pa.array([], SETTLED_KEYS.field(name).type) for name in names})
+        return OPEN_LETTERS.empty_table()
     settles = np.concatenate(
-        [np.full(part.num_rows, is_settled(path)) for path, part in zip(paths, parts, strict=True)]
+        [np.full(part.num_rows, is_settled(path)) for path, part in zip(telling, parts, strict=True)]
     )
     whole = pa.concat_tables(parts).combine_chunks()
-    newest = newest_of_each(
-        KeySet(keys := key_columns(_flat(whole.column("_key")), width)).index(keys),
-        whole.column("_tx").to_numpy(),
-        whole.column("_op_index").to_numpy(),
-    )
+    newest = _newest_of_each_key(whole, width)
     return whole.take(pa.array(newest[~settles[newest]]))
+
+
+def newest_settled(paths: Sequence[Path], width: int) -> pa.Table:
+    """What these files of settled keys say, once for each key."""
+    whole = pa.concat_tables([_read(path, SETTLED_KEYS) for path in paths]).combine_chunks()
+    return whole.take(pa.array(_newest_of_each_key(whole, width)))
+
+
+def _newest_of_each_key(rows: pa.Table, width: int) -> Numbers:
+    keys = key_columns(_flat(rows.column("_key")), width)
+    offset = (rows.column(name).to_numpy() for name in _OFFSET)
+    return newest_of_each(KeySet(keys).index(keys), *offset)
 
 
 def unknown_letters(
@@ -192,21 +203,29 @@ def unknown_letters(
             key_columns(_flat(each.column("_key")), width) for each in (lacking, open_letters(before, width))
         )
         known[lacks] = KeySet(open_keys).contains(keys)
-    return _letters_at(written, ~known), int((lacks & ~known).sum())
+    return letters_at(written, ~known), int((lacks & ~known).sum())
 
 
-def _letters_at(paths: Sequence[Path], wanted: Flags) -> pa.Table:
+def letter_batches(path: Path) -> Iterator[pa.RecordBatch]:
+    """The letters in a file, a batch at a time."""
+    with pq.ParquetFile(path) as file:
+        if "_key" not in file.schema_arrow.names:
+            yield from _of_first_format(file.read()).to_batches()
+            return
+        for batch in file.iter_batches(_BATCH_ROWS):
+            yield batch.select(DEAD_LETTERS.names).cast(DEAD_LETTERS)
+
+
+def letters_at(paths: Sequence[Path], wanted: Flags) -> pa.Table:
     """Those of the letters in these files that are wanted; of the others no more than a batch is held."""
     found, start = [], 0
     for path in paths:
-        with pq.ParquetFile(path) as file:
-            end = start + file.metadata.num_rows
-            batches = file.iter_batches(_BATCH_ROWS) if wanted[start:end].any() else ()
-            for batch in batches:
-                found.append(batch.filter(pa.array(wanted[start : start + batch.num_rows])))
-                start += batch.num_rows
-            start = end
-    return pa.Table.from_batches(found).cast(DEAD_LETTERS) if found else DEAD_LETTERS.empty_table()
+        end = start + pq.read_metadata(path).num_rows
+        for batch in letter_batches(path) if wanted[start:end].any() else ():
+            found.append(batch.filter(pa.array(wanted[start : start + batch.num_rows])))
+            start += batch.num_rows
+        start = end
+    return pa.Table.from_batches(found, DEAD_LETTERS)
 
 
 def newest_of_each(number: Numbers, tx: Numbers, op_index: Numbers) -> Numbers:
@@ -217,8 +236,18 @@ def newest_of_each(number: Numbers, tx: Numbers, op_index: Numbers) -> Numbers:
     return order[last & (ordered >= 0)]
 
 
+def letter_files(paths: Sequence[Path]) -> list[Path]:
+    """Those that hold letters, and not only which of them are open."""
+    return [path for path in paths if not path.name.startswith((SETTLED, OPEN))]
+
+
 def is_settled(path: Path) -> bool:
     return path.name.startswith(SETTLED)
+
+
+def is_history(path: Path) -> bool:
+    """Whether its letters are no open ones, as far as it says."""
+    return path.name.startswith(HISTORY)
 
 
 def _read(path: Path, schema: pa.Schema) -> pa.Table:

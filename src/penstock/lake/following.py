@@ -18,9 +18,11 @@ from penstock.core.stream import StreamId
 from penstock.destinations.records import Marker
 from penstock.lake.apply import ROUND_BYTES_MAX, Outcome, StreamWork, apply, fold, merge
 from penstock.lake.backfill import Backfill
+from penstock.lake.file_merging import merge_small_files
 from penstock.lake.fold_task import FoldResult
 from penstock.lake.lane_state import LaneState
 from penstock.lake.leaves import known_leaves
+from penstock.lake.letter_merging import merge_letters
 from penstock.lake.light import Stages, rewriting_is_light
 from penstock.lake.repair import Repairs, just_before, repaired
 from penstock.lake.rewinding import Rewinds
@@ -404,6 +406,8 @@ class Following:
         outcomes = merge(
             self._stages, works, lambda staging: self._told(works, fold(self._stages, works, staging))
         )
+        merge_small_files(self._stages, works, outcomes)
+        merge_letters(self._stages, works, outcomes)
         for stream, outcome in outcomes.items():
             self._lane.totals[stream].add(outcome)
             self._lane.listener.stream_finished(str(stream), "apply", sum(outcome.operations.values()))

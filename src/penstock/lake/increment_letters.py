@@ -20,8 +20,11 @@ import pyarrow.compute as pc
 from penstock.destinations.records import DataFile
 from penstock.lake.change_set import Flags
 from penstock.lake.dead_letters import (
+    DEAD_LETTERS,
     SETTLED_KEYS,
     key_columns,
+    letter_files,
+    letters_at,
     open_letters,
     read_dead_letters,
 )
@@ -41,12 +44,11 @@ class KnownLetters:
 
     def fresh(self, letters: pa.RecordBatch) -> pa.RecordBatch:
         """Those of `letters` that are not there yet. Few rows come here: Python compares them."""
-        known = read_dead_letters(self._paths, [*_PLACE, "_row"])
-        if self._target.schema.key:
-            known = _of_keys(known, letters)
-            if self._target.write == "upsert":
-                still_open = set(_places(_of_keys(self._open, letters)))
-                known = known.filter(pa.array([place in still_open for place in _places(known)], pa.bool_()))
+        if self._target.write == "upsert":
+            known = self._letters_of(_of_keys(self._open, letters))
+        else:
+            known = read_dead_letters(self._paths, [*_PLACE, "_row"])
+            known = _of_keys(known, letters) if self._target.schema.key else known
         words = set(map(repr, known.column("_row").to_pylist()))
         is_new = [repr(row) not in words for row in letters.column("_row").to_pylist()]
         return letters.filter(pa.array(is_new, pa.bool_()))
@@ -72,6 +74,15 @@ class KnownLetters:
             output.write_table(pa.table([*marks, keys], schema=SETTLED_KEYS))
         return output.data_file
 
+    def _letters_of(self, places: pa.Table) -> pa.Table:
+        """The letters at these places; of all others no row is read."""
+        if not places.num_rows:
+            return DEAD_LETTERS.empty_table()
+        paths, wanted = letter_files(self._paths), set(_places(places))
+        offsets = KeySet(places.select(_OFFSET)).contains(read_dead_letters(paths, _OFFSET))
+        found = _of_keys(letters_at(paths, offsets), places)
+        return found.filter(pa.array([place in wanted for place in _places(found)], pa.bool_()))
+
     @cached_property
     def _open(self) -> pa.Table:
         return open_letters(self._paths, len(self._target.schema.key)).combine_chunks()
@@ -90,14 +101,15 @@ class KnownLetters:
         return KeySet(pa.table(typed, names=self._target.key))
 
 
-_PLACE = ["_key", "_tx", "_op_index"]
+_OFFSET = ["_tx", "_op_index"]
+_PLACE = ["_key", *_OFFSET]
 
 
 def _places(letters: pa.Table) -> list[str]:
     return [repr(place) for place in letters.select(_PLACE).to_pylist()]
 
 
-def _of_keys(known: pa.Table, letters: pa.RecordBatch) -> pa.Table:
+def _of_keys(known: pa.Table, letters: pa.RecordBatch | pa.Table) -> pa.Table:
     """Those with the first part of a key in common with these."""
     first = pc.list_element(letters.column("_key"), 0)
     return known.filter(pc.is_in(pc.list_element(known.column("_key"), 0), value_set=first))

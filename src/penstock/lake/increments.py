@@ -25,10 +25,12 @@ from penstock.destinations.records import DataFile, Marker, TableRecord
 from penstock.lake.apply import Outcome, StreamWork, merge
 from penstock.lake.column_ids import dropped_partition, evolved_columns
 from penstock.lake.evolve import plan_evolution
+from penstock.lake.file_merging import merge_small_files
 from penstock.lake.fold_task import FoldResult
 from penstock.lake.held_rows import HeldRange
 from penstock.lake.increment_task import IncrementTask, read_increment
 from penstock.lake.lane_state import LaneState, LaneStream
+from penstock.lake.letter_merging import merge_letters
 from penstock.lake.light import Stages
 from penstock.lake.load import columns_of
 from penstock.lake.load_progress import LoadProgress
@@ -134,6 +136,7 @@ class Increments:
             to=Lsn(0),
             columns={},
             rewrite=rewrite,
+            letters=record.dead_letters,
         )
         return _Round(work, record, start, noted.advanced, chunks)
 
@@ -195,7 +198,11 @@ class Increments:
         for each in rounds:
             self._lane.listener.stream_started(str(each.stream), "load", None)
         with LoadProgress(self._lane.settings.reading, self._lane.listener) as progress:
-            outcomes = merge(Stages(self._lane.spark), [each.work for each in rounds], read)
+            works = [each.work for each in rounds]
+            stages = Stages(self._lane.spark)
+            outcomes = merge(stages, works, read)
+            merge_small_files(stages, works, outcomes)
+            merge_letters(stages, works, outcomes)
         for each in rounds:
             outcomes[each.stream].settled += settled[each.stream]
             totals[each.stream].rows_loaded += rows[each.stream]
@@ -251,7 +258,7 @@ class Increments:
 
     def _commit(self, each: _Round, outcome: Outcome) -> None:
         """Steps (3) and (4)."""
-        letters = [*outcome.dead_letters, *outcome.settled]
+        letters = outcome.dead_letters or outcome.settled or outcome.merged_letters
         files = outcome.added or outcome.removed or outcome.deletes or letters
         if each.advanced or files or each.work.rewrite is not None:
             try:

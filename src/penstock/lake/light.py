@@ -112,12 +112,22 @@ def rewriting_is_light(files: Sequence[DataFile]) -> bool:
     return len(files) <= TABLE_FILES_MAX and _reading_is_light((file.rows, file.bytes) for file in files)
 
 
+def merging_is_light(files: Sequence[DataFile]) -> bool:
+    """Of files that are read one after the other, so that it does not matter how many they are."""
+    return _reading_is_light((file.rows, file.bytes) for file in files)
+
+
 def _reading_is_light(files: Iterable[tuple[int, int]]) -> bool:
     """`files`: rows and bytes of each."""
     rows = size = 0
     for rows_here, bytes_here in files:
         rows, size = rows + rows_here, size + bytes_here
     return rows <= ROWS_TO_READ_MAX and size <= BYTES_TO_READ_MAX
+
+
+def letters_are_light(sizes: Sequence[int]) -> bool:
+    """Of dead letters that are merged: the bytes of each stream's."""
+    return len(sizes) <= TASKS_MAX and sum(sizes) <= BYTES_TO_READ_MAX
 
 
 def completing_is_light(tasks: Sequence[CompleteTask]) -> bool:

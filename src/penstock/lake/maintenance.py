@@ -16,7 +16,8 @@ In order, and why a crash between any two steps leaves a right table with work t
 3. manifests;
 4. snapshots: what the kept ones hold is written down first (`iceberg_expiry`), then the others expire and
    the files that only they have are removed. Killed in between, files are left that belong to nobody;
-5. orphans: such files, and those of work that was cut short, once they are older than `orphan_age`.
+5. orphans: such files, those of work that was cut short, and of dead letters that no kept commit names, once
+   they are older than `orphan_age`.
 
 Rows go from file to file inside Spark. A task holds one row group of Parquet, about `TASK_MEMORY_BYTES` with
 what it reads; a group of files has no more tasks than the memory of the JVM allows, and one group is written
@@ -223,11 +224,13 @@ class _Turn:
         return len(expired)
 
     def remove_orphans(self) -> int:
-        before_ms = int((time.time() - self._limits.orphan_age_s) * _MILLISECONDS)
+        before = time.time() - self._limits.orphan_age_s
         self._give_way_to_a_leader()
         with self._gives_way("removing orphans"):
-            action = self._actions.deleteOrphanFiles(self._opened()).olderThan(before_ms)
+            action = self._actions.deleteOrphanFiles(self._opened()).olderThan(int(before * _MILLISECONDS))
             removed = int(self._with(action, {"stream-results": "true"}).execute().orphanFilesCount())
+        self._give_way_to_a_leader()
+        removed += self.table.remove_orphan_letters(before)
         failpoints.reach("compact.orphans_removed")
         return removed
 

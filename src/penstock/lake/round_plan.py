@@ -91,6 +91,7 @@ def plan_round(
         columns=plan.columns,
         rewrite=plan.rewrite,
         skip=skip,
+        letters=record.dead_letters,
     )
 
 

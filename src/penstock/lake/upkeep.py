@@ -48,8 +48,8 @@ _LOOK_EVERY_S = 0.2
 #: Between two tables, so that who waits for `LOCK` has it before the next.
 PAUSE_S = 2 * _LOOK_EVERY_S
 PARQUET_NEEDS_NONE = (
-    "Parquet tables need no compaction: a commit writes the files it touches anew, and every sync removes "
-    "the versions that no reader can still be reading."
+    "Parquet tables need no compaction: a commit writes the files it touches anew and merges small ones, and "
+    "every sync removes the versions that no reader can still be reading."
 )
 
 

@@ -116,7 +116,8 @@ def _version_at(table: DestinationTable, at: Lsn) -> TableRecord | None:
         if marker is None or marker.to is None or marker.generation != newest.marker.generation:
             break
         if marker.to <= at and record.readable_from is None:
-            if all(table.path(file).exists() for file in table.files(record)):
+            files = map(table.path, table.files(record))
+            if all(path.exists() for path in (*files, *_letters_of(table, record))):
                 return record
             break
     raise NotComparableError(f"no version of its table at or before {at} is kept")
@@ -127,7 +128,7 @@ class View:
     pin: Pin
     target: Target
     files: tuple[TableFile, ...]
-    letters: tuple[Path, ...]  # files of dead letters and of settled keys
+    letters: tuple[Path, ...]  # files of dead letters, and of those that are open or settled
     at: Lsn | None = None  # the position, where the source's rows are known too
 
 
@@ -240,8 +241,11 @@ def _shown(pin: Pin) -> dict[str, Path]:
 
 
 def _letters(pin: Pin) -> tuple[Path, ...]:
-    letters, directory = pin.record.dead_letters, pin.table.dead_letters_directory
-    return tuple(directory / name for name in (*letters.files, *letters.settled))
+    return _letters_of(pin.table, pin.record)
+
+
+def _letters_of(table: DestinationTable, record: TableRecord) -> tuple[Path, ...]:
+    return tuple(table.dead_letters_directory / name for name in record.dead_letters.names)
 
 
 def _files_after(work: StreamWork, outcome: Outcome) -> tuple[DataFile, ...]:
