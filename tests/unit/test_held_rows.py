@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from penstock.core.schema import SourceColumn, TableSchema
 from penstock.core.stream import StreamId
+from penstock.core.where import Condition
 from penstock.lake import held_rows
 from penstock.lake.held_rows import HeldRange, HeldRows
 from penstock.lake.keys import KeySet
@@ -99,7 +100,14 @@ def test_exactly_the_rows_that_are_held_inside_the_range_are_found(
 class Reading:
     """Ten blocks of two rows, of which the second has a bad value, every third time."""
 
-    def blocks(self, schema: TableSchema, *_: Any, as_text: bool = False, **__: Any) -> Generator[Block]:
+    def blocks(
+        self,
+        schema: TableSchema,
+        where: Condition | None = None,
+        *,
+        outside: Condition | None = None,
+        as_text: bool = False,
+    ) -> Generator[Block]:
         for number in range(10):
             rows: list[Row] = [(2 * number, 7, "v"), (2 * number + 1, 7, "w")]
             printed = pa.record_batch(arrays(rows), names=["id", "n", "v"])

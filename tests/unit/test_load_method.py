@@ -12,6 +12,7 @@ from penstock.core.schema import SourceColumn, TableSchema
 from penstock.core.stream import StreamId
 from penstock.lake.backfill import Backfill
 from penstock.lake.lane_state import LaneSettings, LaneState, LaneStream
+from penstock.ledger.state import SyncMode
 from penstock.sources.chunk import ChunkMethod
 from penstock.sources.postgres.chunks import plan_chunks
 from penstock.sources.postgres.table_reading import PostgresReading
@@ -30,7 +31,7 @@ def method(setting: ChunkMethod, key_type: str | None, *, per_chunk: bool = Fals
     nobody = cast(Any, None)
     settings = LaneSettings(nobody, PostgresReading(""), Lsn(1), setting, 1, 1, origin="o", timeline=1)
     lane = LaneState(settings, {}, nobody, nobody, nobody, nobody, nobody, nobody)
-    mode = "full_refresh" if per_chunk else "cdc"
+    mode: SyncMode = "full_refresh" if per_chunk else "cdc"
     return Backfill(lane)._method(LaneStream(table(key_type), mode, "upsert", {}, per_chunk=per_chunk))
 
 

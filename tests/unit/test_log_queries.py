@@ -30,7 +30,8 @@ def write_steps(directory: Path, schemas: Sequence[TableSchema | None], *, first
     """A step per schema, each with one transaction of 10 bytes of the stream, or with nothing of it."""
     (directory / SCHEMA_DIRECTORY).mkdir(parents=True, exist_ok=True)
     for number, schema in enumerate(schemas, start=first):
-        start, tables = 100 * number, ()
+        start = 100 * number
+        tables: tuple[TableEntry, ...] = ()
         if schema is not None:
             (directory / SCHEMA_DIRECTORY / f"{schema.id}.json").write_text(json.dumps(schema.to_json()))
             file = FileEntry("f", schema.id, str(STREAM), 3, 10, {"i": 3}, start + 50, start + 50)
