@@ -48,6 +48,7 @@ ERRORS = ErrorTable(
     otherwise=ErrorClass.RECORD,
 )
 
+_REASON_MAX = 300
 _TRIED_AGAIN = "Nothing, if it passes: it is tried again and again, and the position is held."
 _REMEDIES = {
     "AccessDeniedException": "Allow kinesis:PutRecords, GetRecords, GetShardIterator, ListShards and"
@@ -63,6 +64,15 @@ _REMEDIES = {
 
 def classify(code: str, message: str = "") -> ErrorClass:
     return ERRORS.classify(code, message)
+
+
+def reason_of(code: str, message: str) -> str:
+    """What a letter says of a record that was refused alone: the service's own words of the account, the stream
+    and the shard. What it says of a call that is refused for a record's sake quotes its values, and is not kept.
+    """
+    if code in INVALID_CODES or not message:
+        return f"{code}: refused by the service"
+    return f"{code}: {message[:_REASON_MAX]}"
 
 
 class CallError(Exception):
