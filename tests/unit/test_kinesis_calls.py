@@ -1,4 +1,4 @@
-"""How much goes into one call of Kinesis, by the service's own limits, and how many calls go to a shard at once."""
+"""How much goes into one call of Kinesis, by the service's limits, and how many go to a shard at once."""
 
 from __future__ import annotations
 
@@ -41,13 +41,18 @@ class Service:
     def ask(self, operation: str, **_: Any) -> Any:
         whole = {"StartingHashKey": "0", "EndingHashKey": str(2**128 - 1)}
         shard = {"ShardId": "shard-0", "HashKeyRange": whole, "SequenceNumberRange": {}}
-        answers = {"DescribeStreamSummary": {"StreamDescriptionSummary": {}}, "ListShards": {"Shards": [shard]}}
+        answers = {
+            "DescribeStreamSummary": {"StreamDescriptionSummary": {}},
+            "ListShards": {"Shards": [shard]},
+        }
         return answers.get(operation, {})
 
     def call(self, operation: str, body: bytes, _: Callable[[], bool]) -> Any:
         assert operation == "PutRecords"
         records = json.loads(body)["Records"]
-        self.calls.append([len(each["PartitionKey"]) + len(base64.b64decode(each["Data"])) for each in records])
+        self.calls.append(
+            [len(each["PartitionKey"]) + len(base64.b64decode(each["Data"])) for each in records]
+        )
         self.taking()
         return {"Records": [{"ShardId": "shard-0", "SequenceNumber": "1"}] * len(records)}
 
@@ -78,7 +83,8 @@ def of_sizes(target: KinesisTarget, sizes: Sequence[int]) -> Events:
 
     def made(paddings: Sequence[int]) -> Events:
         rows = [
-            (op, CREATE, b"[%04d]" % op, b'{"a":"%s"}' % (b"x" * padding)) for op, padding in enumerate(paddings)
+            (op, CREATE, b"[%04d]" % op, b'{"a":"%s"}' % (b"x" * padding))
+            for op, padding in enumerate(paddings)
         ]
         return events(STREAMS[0], 1000, rows)
 

@@ -69,7 +69,10 @@ def test_a_code_says_whether_the_record_or_the_stream_is_meant(code: str, meanin
 
 
 def test_a_reason_is_what_the_service_says_but_for_values_that_it_quotes() -> None:
-    assert reason_of("InternalFailure", "Internal service failure.") == "InternalFailure: Internal service failure."
+    assert (
+        reason_of("InternalFailure", "Internal service failure.")
+        == "InternalFailure: Internal service failure."
+    )
     assert len(reason_of("InternalFailure", "x" * 10_000)) < 400
     quoting = "1 validation error detected: Value 'secret' at 'records.1.member.partitionKey' failed"
     assert "secret" not in reason_of("ValidationException", quoting)
