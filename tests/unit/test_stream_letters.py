@@ -384,7 +384,7 @@ class TestReplaying:
             return found
 
         monkeypatch.setattr(LetterFile, "letters", watched)
-        sent = []
+        sent: list[list[int]] = []
         while (portion := letters.replays.next(1, len(sent) + 1)) is not None:
             sent.append([letter.op for letter in portion.letters])
             letters.replays.done(portion)
