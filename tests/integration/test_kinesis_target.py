@@ -389,6 +389,7 @@ def test_a_record_that_fails_time_and_again_waits_as_a_dead_letter_while_others_
         for _, group in groupby(letters, lambda letter: letter.stream):
             first, *behind = group
             assert (first.code, first.attempts) == ("InternalFailure", RETRY.max_attempts)
+            assert first.reason == "InternalFailure: Not taken."
             assert {letter.code for letter in behind} == {BEHIND}
         told = [record.value["penstock"] for record in kinesalite.read(stream)]
         names = Counter((each["stream"], "", each["id"]) for each in told)

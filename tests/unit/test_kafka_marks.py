@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.config.streams import KafkaLaneConfig
+from penstock.core.errors import DestinationError
 from penstock.core.position import Lsn
 from penstock.streams.events import Events
 from penstock.streams.kafka.group import Group
@@ -20,6 +23,8 @@ from penstock.streams.kafka.marks import (
     Held,
     Mark,
     bucket_key,
+    load_key,
+    load_record,
     loading,
     partitions_key,
     partitions_record,
@@ -46,12 +51,29 @@ def test_the_last_record_of_each_key_holds() -> None:
         (TERM, term_record(Lsn(5), "system", 1)),
         (WHOLE, Mark(1, standing(1, 5)).to_bytes()),
         (partitions_key("a"), partitions_record(3)),
+        (load_key("s"), load_record({"next": 1})),
+        (load_key("gone"), load_record({"next": 1})),
         (WHOLE, Mark(2, standing(4, 5, loads={"s": {"next": 2}}, batches=9)).to_bytes()),
+        (load_key("s"), load_record({"next": 2})),
+        (load_key("gone"), load_record(None)),
     ]
     held = read_records(records)
     assert (held.epoch, held.buckets, held.partitions, held.last_commit) == (Lsn(5), 1, {"a": 3}, 2)
     assert held.standing() == standing(4, 5, loads={"s": {"next": 2}}, batches=9)
     assert held.ahead() == {}
+
+
+def test_marks_that_have_all_of_the_loads_are_read_as_they_were_written() -> None:
+    loads = {"public.t": {"behind": True, "point": "0/64"}}
+    before = json.loads(Mark(2, standing(4, 5)).to_bytes())
+    before["format"], before["standing"]["loads"] = 1, loads
+    records: _Records = [(TERM, term_record(Lsn(5), "system", 1)), (WHOLE, json.dumps(before).encode())]
+    held = read_records(records)
+    assert held.standing() == standing(4, 5, loads=loads)
+    assert held.loads == {}, "they are yet to be written"
+    before["format"] = 3
+    with pytest.raises(DestinationError, match="another version"):
+        read_records([(WHOLE, json.dumps(before).encode())])
 
 
 def test_dead_letters_that_a_bucket_has_passed_are_known_before_all_buckets_are_there() -> None:
@@ -148,11 +170,12 @@ def test_streams_that_loaded_are_not_taken_for_sent_by_a_bucket_that_is_ahead() 
     loads = {"public.t": {"behind": True}}
     records: _Records = [
         (TERM, term_record(Lsn(1), "system", 2)),
+        (load_key("public.t"), load_record(loads["public.t"])),
         (WHOLE, Mark(1, standing(0, 1, loads=loads)).to_bytes()),
         (bucket_key(1), Mark(2, standing(9, 1, loads=loads)).to_bytes()),
         (WHOLE, Mark(3, standing(5, 1), {1: position(9)}, loading(loads)).to_bytes()),
     ]
-    before, after = read_records(records[:3]), read_records(records)
+    before, after = read_records(records[:4]), read_records(records)
     assert before.ahead() == after.ahead() == {1: position(9)}
     assert before.apart() == after.apart() == {"public.t"}
     group = Group(2, position(5), after.ahead(), after.apart())
@@ -193,19 +216,23 @@ class _Producer:
     def __init__(self, kafka: list[bytes]) -> None:
         self._kafka = kafka
         self._under_way: list[bytes] = []
+        self.records: _Records = []
+        self._put: _Records = []
 
     def send(self, events: Events, _places: Sequence[int]) -> list[tuple[int, str]]:
         self._under_way += [value.as_py().strip() for value in events.value]
         return []
 
-    def put(self, *_: object) -> None: ...
+    def put(self, _: str, key: bytes, value: bytes) -> None:
+        self._put.append((key, value))
 
     def commit(self) -> None:
         self._kafka += self._under_way
-        self._under_way = []
+        self.records += self._put
+        self.abort()
 
     def abort(self) -> None:
-        self._under_way = []
+        self._under_way, self._put = [], []
 
 
 class _Writers(list[_Producer]):
@@ -219,13 +246,43 @@ class _Writers(list[_Producer]):
             producer.abort()
 
 
+def opened(monkeypatch: pytest.MonkeyPatch) -> tuple[KafkaTarget, _Writers, list[bytes]]:
+    kafka: list[bytes] = []
+    writers = _Writers(_Producer(kafka) for _ in range(_BUCKETS))
+    target = KafkaTarget(KafkaLaneConfig(bootstrap="localhost:1", buckets=_BUCKETS))
+    monkeypatch.setattr(target, "_open_writers", writers)
+    monkeypatch.setattr(target._topics, "partitions", lambda _: 3)
+    return target, writers, kafka
+
+
+def test_a_commit_says_what_has_changed_of_loads_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many streams there are: no record grows with them, and most commits have none of theirs."""
+    target, writers, _ = opened(monkeypatch)
+    loads: dict[str, Any] = {f"public.t{number:05}": {"since": "0/64"} for number in range(20_000)}
+    target.commit(standing(0, 1, loads=loads))
+    records = writers[0].records
+    assert len(records) == 1 + 20_000
+    for number in (1, 2):
+        target.write(changes([number], "t"))
+        target.commit(standing(number, 1, loads=loads))
+    assert [key for key, _ in records[20_001:]] == [bucket_key(0)] * 2, "divided commits"
+    changed = {**loads, "public.t00007": {"behind": True}}
+    del changed["public.t00008"]
+    target.commit(standing(3, 1, loads=changed))
+    assert {key for key, _ in records[20_003:]} == {
+        WHOLE,
+        load_key("public.t00007"),
+        load_key("public.t00008"),
+    }
+    assert max(len(value or b"") for _, value in records) < 1_000
+    held = read_records([(TERM, term_record(Lsn(1), "system", _BUCKETS)), *records])
+    assert held.standing() == standing(3, 1, loads=changed)
+
+
 def test_what_is_too_large_to_be_kept_may_end_in_any_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """Such as with a stream that stands still from there on, which only a whole commit says."""
     monkeypatch.setattr("penstock.streams.kafka.group.KEPT_BYTES_MAX", 1000)
-    kafka: list[bytes] = []
-    target = KafkaTarget(KafkaLaneConfig(bootstrap="localhost:1", buckets=_BUCKETS))
-    monkeypatch.setattr(target, "_open_writers", _Writers(_Producer(kafka) for _ in range(_BUCKETS)))
-    monkeypatch.setattr(target._topics, "partitions", lambda _: 3)
+    target, _, kafka = opened(monkeypatch)
     target.commit(standing(0, 1))
     for first in range(1, 100, 10):
         numbers = range(first, first + 10)

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from penstock.streams.error_classes import ErrorClass
-from penstock.streams.kinesis.errors import NOT_SENT, TOO_LARGE, WRONG_SHARD, classify
+from penstock.streams.kinesis.errors import NOT_SENT, TOO_LARGE, WRONG_SHARD, classify, reason_of
 from penstock.streams.kinesis.shard_room import ShardRoom
 from penstock.streams.publisher import StoppedError
 
@@ -66,3 +66,13 @@ def _stopped(room: ShardRoom, shards: list[str]) -> None:
 )
 def test_a_code_says_whether_the_record_or_the_stream_is_meant(code: str, meaning: ErrorClass) -> None:
     assert classify(code) is meaning
+
+
+def test_a_reason_is_what_the_service_says_but_for_values_that_it_quotes() -> None:
+    assert (
+        reason_of("InternalFailure", "Internal service failure.")
+        == "InternalFailure: Internal service failure."
+    )
+    assert len(reason_of("InternalFailure", "x" * 10_000)) < 400
+    quoting = "1 validation error detected: Value 'secret' at 'records.1.member.partitionKey' failed"
+    assert "secret" not in reason_of("ValidationException", quoting)

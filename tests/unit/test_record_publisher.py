@@ -7,6 +7,7 @@ import random
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
@@ -109,9 +110,11 @@ def begun(
     answer: Callable[[Events], Sent],
     queue: QueueLimits | None = None,
     ahead: AheadLimits | None = None,
+    calls: int = 3,
 ) -> Iterator[tuple[RecordPublisher, _Scripted]]:
     with DeadLetters(store.letters, "kinesis") as letters:
         target = _Scripted(store, answer)
+        target.limits = replace(target.limits, calls=calls)
         publisher = RecordPublisher(
             target, letters, CLASSES.classify, RETRY, queue, note_every_s=0.001, ahead=ahead
         )
@@ -375,6 +378,21 @@ def test_what_was_refused_while_the_target_took_nothing_does_not_count(store: St
         assert publisher.drain(30)
         assert len(store.arrived) == 3
         assert not store.dead()
+
+
+def test_a_target_that_takes_more_calls_at_once_than_before_gets_them(store: Store) -> None:
+    """As when a shard is split."""
+    together = threading.Barrier(3)
+
+    def answer(_: Events) -> Sent:
+        together.wait(60)
+        return Sent()
+
+    with begun(store, answer, calls=1) as (publisher, target):
+        assert target.limits.records == 4
+        target.limits = replace(target.limits, calls=3)
+        publisher.publish(batch(200, *(b"[%d]" % key for key in range(12))))
+        assert publisher.drain(90)
 
 
 class _Unproved(MemoryRecordTarget):

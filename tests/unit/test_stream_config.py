@@ -158,7 +158,9 @@ def test_a_lane_may_have_some_of_the_streams_and_masks_of_each(tmp_path: Path) -
 
 def test_keys_have_another_form_by_another_format_or_another_hash_of_a_column(tmp_path: Path) -> None:
     def form(section: str, stream: str = "public.customers") -> str:
-        settings = StreamSettings.of_pipeline(load(tmp_path, f"lanes: {{file: {{path: ./f{section}}}}}\n"), "file")
+        settings = StreamSettings.of_pipeline(
+            load(tmp_path, f"lanes: {{file: {{path: ./f{section}}}}}\n"), "file"
+        )
         return settings.key_form(stream)
 
     hashed = ", mask: {public.customers.email: sha256}"

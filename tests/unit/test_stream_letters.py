@@ -144,9 +144,15 @@ class TestKeysOfAnotherForm:
         return path
 
     def begin(
-        self, path: Path, form: str, order: Literal["block_key", "skip"] = "block_key", then_drop: bool = False
+        self,
+        path: Path,
+        form: str,
+        order: Literal["block_key", "skip"] = "block_key",
+        then_drop: bool = False,
     ) -> None:
-        with DeadLetters(path, "kafka", DeadLetterPolicy(order), lambda stream: f"{stream} as {form}") as letters:
+        with DeadLetters(
+            path, "kafka", DeadLetterPolicy(order), lambda stream: f"{stream} as {form}"
+        ) as letters:
             letters.begin(term(2), PASSED)
             if then_drop:
                 file = LetterFile(path)
@@ -286,8 +292,7 @@ class TestStopping:
             letters.begin(term(1), None)
             letters.write([dead(events(ONE, 7, [row(0, b"[1]")]))])
             with pytest.raises(TooManyDeadLettersError, match="more than 400,000 bytes") as raised:
-                for tx in range(8, 100):
-                    letters.write([behind(tx)])
+                list(map(letters.write, ([behind(tx)] for tx in range(8, 100))))
             assert "lanes.kafka.dead_letter.max_bytes" in raised.value.remedy
             assert 300_000 < path.stat().st_size <= 400_000, "it is measured before it is written"
         with DeadLetters(path, "kafka", policy) as letters:
@@ -379,7 +384,7 @@ class TestReplaying:
             return found
 
         monkeypatch.setattr(LetterFile, "letters", watched)
-        sent = []
+        sent: list[list[int]] = []
         while (portion := letters.replays.next(1, len(sent) + 1)) is not None:
             sent.append([letter.op for letter in portion.letters])
             letters.replays.done(portion)

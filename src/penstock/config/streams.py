@@ -89,8 +89,8 @@ class DeadLetterConfig(Section):
     max_count: PositiveInt = 100_000
     """It stops when there are more of them, without those that are there for an earlier one of their key."""
     max_bytes: ByteSize = Field(default=ByteSize(4096 * _MIB), ge=_MIB)
-    """It stops before their file would be larger: later events of a key that has dead letters join it, with all
-    they hold."""
+    """It stops before their file would be larger: later events of a key that has dead letters join them, with
+    all that they hold."""
 
 
 class QueueConfig(Section):
@@ -237,8 +237,8 @@ class KafkaSecurityConfig(Section):
     def _mechanism_is_there(cls, mechanism: object) -> object:
         if mechanism == "GSSAPI":
             raise ValueError(
-                "`GSSAPI` (Kerberos) is not in the Kafka client that Penstock comes with: use `SCRAM-SHA-512`, or "
-                "`OAUTHBEARER`, at a listener of the brokers that has it"
+                "`GSSAPI` (Kerberos) is not in the Kafka client that Penstock comes with: use "
+                "`SCRAM-SHA-512`, or `OAUTHBEARER`, at a listener of the brokers that has it"
             )
         return mechanism
 

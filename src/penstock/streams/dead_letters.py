@@ -259,7 +259,7 @@ class DeadLetters:
     def _check_bytes(self, more: int) -> None:
         if self._file.bytes + more > self._policy.max_bytes:
             raise TooManyDeadLettersError(
-                f"The dead letters of lane {self.lane} would need more than {self._policy.max_bytes:,} bytes.",
+                f"Lane {self.lane} would have more than {self._policy.max_bytes:,} bytes of dead letters.",
                 detail="Later events of a key that has one join them.",
                 remedy=f"`penstock dlq list --lane {self.lane}` says why. Replay or drop some, or raise "
                 f"`lanes.{self.lane}.dead_letter.max_bytes`, then start the lane again; nothing is lost.",

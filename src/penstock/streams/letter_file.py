@@ -156,7 +156,9 @@ class LetterFile:
     @property
     def bytes(self) -> int:
         """What the file holds, without the room that was given back in it."""
-        query = "SELECT (page_count - freelist_count) * page_size FROM pragma_page_count, pragma_freelist_count,"
+        query = (
+            "SELECT (page_count - freelist_count) * page_size FROM pragma_page_count, pragma_freelist_count,"
+        )
         number: int = self.rows(f"{query} pragma_page_size")[0][0]
         return number
 

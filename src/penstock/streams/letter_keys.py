@@ -1,8 +1,8 @@
 """In which form the keys of a lane's dead letters are written: later events join them by the same bytes.
 
-Another `format`, or another mask of a key, writes other bytes for the same key: an event of a blocked key would
-go past its letters. So the form is noted with a stream's letters, and a lane that writes another one does not
-begin while there are some.
+Another `format`, or another mask of a key, writes other bytes for the same key: an event of a blocked key
+would go past its letters. So the form is noted with a stream's letters, and a lane that writes another one
+does not begin while there are some.
 """
 
 from __future__ import annotations

@@ -26,7 +26,6 @@ from penstock.log import columns as log_columns
 from penstock.streams.events import MESSAGE, Events
 from penstock.streams.topics import filled, legal_topic
 
-
 _EPOCH = datetime(1970, 1, 1)
 
 

@@ -45,6 +45,7 @@ from penstock.streams.target import RecordTarget
 from penstock.streams.trouble import Trouble, TroubleMet
 
 _BATCHES_AT_ONCE = 1000
+_THREADS_MAX = 64  # made when calls need them: the target says how many at once, and may say more later
 _logger = structlog.get_logger("penstock.streams")
 
 
@@ -110,7 +111,7 @@ class RecordPublisher(PublishingThread[RecordTarget, tuple[Batch, list[Int64s]]]
 
     def _prepare(self, standing: Standing) -> None:
         self._flow.begin(standing)
-        self._pool = ThreadPoolExecutor(max(1, self._target.limits.calls), f"send-{self._letters.lane}")
+        self._pool = ThreadPoolExecutor(_THREADS_MAX, f"send-{self._letters.lane}")
 
     def _wind_up(self) -> None:
         if self._pool is not None:

@@ -151,7 +151,7 @@ class Replays:
             if len(chosen) >= _LETTERS_MAX or room <= 0:
                 return chosen
             stream, key = run.keys.popleft()
-            # What they are comes first, without their contents: a key may have far more than there is room for.
+            # What they are comes first, without their contents: a key may have far more than there is room.
             first = "stream = ? AND key = ? ORDER BY batch, place LIMIT ?"
             what = "SELECT batch, code, length(key) + coalesce(length(value), 0) FROM letters WHERE"
             waiting = self._file.rows(f"{what} {first}", (stream, key, _LETTERS_MAX - len(chosen)))

@@ -9,6 +9,10 @@ them; a bucket that is *ahead* leaves out what it has. That is exact because a d
 changes behind the position before it, which are told apart from others by `tx` alone: those with
 least ≤ tx < ahead. Loaded rows and replayed dead letters only ever go in whole commits. Streams whose changes
 were not followed then, because they loaded, are *apart*: of those a bucket that is ahead has nothing.
+
+What a standing says of loads is not in its mark: there are as many as streams, and a record has a limit. Each
+has a record of its own, written anew, in the same transaction, by the whole commit that changes it. Marks of
+format 1 had all of them.
 """
 
 from __future__ import annotations
@@ -22,9 +26,10 @@ from penstock.core.errors import DestinationError
 from penstock.core.position import Lsn
 from penstock.streams.publisher import Standing
 
-FORMAT = 1
+FORMAT = 2
+_FORMATS = (1, FORMAT)
 TERM, WHOLE = b"term", b"whole"
-_BUCKET, _PARTITIONS = b"bucket ", b"partitions "
+_BUCKET, _PARTITIONS, _LOAD = b"bucket ", b"partitions ", b"load "
 _NO_EPOCH = Lsn(0)
 
 
@@ -34,6 +39,15 @@ def bucket_key(bucket: int) -> bytes:
 
 def partitions_key(topic: str) -> bytes:
     return _PARTITIONS + topic.encode()
+
+
+def load_key(stream: str) -> bytes:
+    return _LOAD + stream.encode()
+
+
+def load_record(load: Mapping[str, Any] | None) -> bytes:
+    """None: the stream is not known any more."""
+    return _to_bytes({"load": load})
 
 
 def loading(loads: Mapping[str, Any]) -> frozenset[str]:
@@ -55,19 +69,23 @@ class Mark:
 
     def to_bytes(self) -> bytes:
         ahead = {str(bucket): str(position) for bucket, position in self.ahead.items()}
-        fields = {"commit": self.commit, "standing": self.standing.to_json(), "ahead": ahead}
+        standing = replace(self.standing, loads={}).to_json()
+        del standing["loads"]
+        fields = {"commit": self.commit, "standing": standing, "ahead": ahead}
         return _to_bytes(fields | {"apart": sorted(self.apart)})
 
     @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> Mark:
+    def from_json(cls, fields: Mapping[str, Any], loads: Mapping[str, Any]) -> Mark:
+        """`loads` as their own records say."""
         ahead = {int(bucket): Lsn.parse(position) for bucket, position in fields["ahead"].items()}
         apart = frozenset(fields.get("apart", ()))
-        return cls(fields["commit"], Standing.from_json(fields["standing"]), ahead, apart)
+        standing = Standing.from_json({"loads": loads, **fields["standing"]})
+        return cls(fields["commit"], standing, ahead, apart)
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Everything the topic says. `buckets` is None if no term has begun."""
+    """Everything the topic says. `buckets` is None if no term has begun. `loads`: in records of their own."""
 
     epoch: Lsn = _NO_EPOCH
     system_id: str = ""
@@ -75,6 +93,7 @@ class Held:
     whole: Mark | None = None
     divided: Mapping[int, Mark] = field(default_factory=dict)
     partitions: Mapping[str, int] = field(default_factory=dict)
+    loads: Mapping[str, Any] = field(default_factory=dict)
 
     def commit_of(self, key: bytes) -> int:
         """The number of the last commit under that key."""
@@ -130,14 +149,20 @@ def partitions_record(count: int) -> bytes:
 def read_records(records: Iterable[tuple[bytes | None, bytes | None]]) -> Held:
     """Keys and values of the topic, from its beginning; of each key the last one holds."""
     last = {key: json.loads(value) for key, value in records if key is not None and value}
-    if any(fields.get("format") != FORMAT for fields in last.values()):
+    if any(fields.get("format") not in _FORMATS for fields in last.values()):
         raise DestinationError(
             "The lane's positions topic was written by another version of Penstock.",
             remedy="Use that version, or begin anew under another `identity`.",
         )
     term, whole = last.get(TERM), last.get(WHOLE)
+    told = {
+        key.removeprefix(_LOAD).decode(): fields["load"]
+        for key, fields in last.items()
+        if key.startswith(_LOAD)
+    }
+    loads = {stream: load for stream, load in told.items() if load is not None}
     divided = {
-        int(key.removeprefix(_BUCKET)): Mark.from_json(fields)
+        int(key.removeprefix(_BUCKET)): Mark.from_json(fields, loads)
         for key, fields in last.items()
         if key.startswith(_BUCKET)
     }
@@ -145,13 +170,14 @@ def read_records(records: Iterable[tuple[bytes | None, bytes | None]]) -> Held:
         epoch=Lsn.parse(term["epoch"]) if term else _NO_EPOCH,
         system_id=term.get("system_id", "") if term else "",
         buckets=term["buckets"] if term else None,
-        whole=Mark.from_json(whole) if whole else None,
+        whole=Mark.from_json(whole, loads) if whole else None,
         divided=divided,
         partitions={
             key.removeprefix(_PARTITIONS).decode(): fields["partitions"]
             for key, fields in last.items()
             if key.startswith(_PARTITIONS)
         },
+        loads=loads,
     )
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -29,7 +29,16 @@ from penstock.streams.events import Events
 from penstock.streams.kafka import positions
 from penstock.streams.kafka.errors import NO_TOPIC, is_of_record, reason_of, target_error
 from penstock.streams.kafka.group import Group, Suspect
-from penstock.streams.kafka.marks import WHOLE, Mark, bucket_key, loading, partitions_key, partitions_record
+from penstock.streams.kafka.marks import (
+    WHOLE,
+    Mark,
+    bucket_key,
+    load_key,
+    load_record,
+    loading,
+    partitions_key,
+    partitions_record,
+)
 from penstock.streams.kafka.partitions import partitions_of
 from penstock.streams.kafka.patience import Patience
 from penstock.streams.kafka.producer import AbortedError, LostError
@@ -55,6 +64,7 @@ class KafkaTarget:
         self._open_writers: Writers | None = None
         self._commits = 0
         self._last: Standing | None = None
+        self._loads: Mapping[str, Any] = {}  # as the topic's own records of them say
         self._ahead: dict[int, Lsn] = {}
         self._apart: frozenset[str] = frozenset()
         self._group = Group(config.buckets)
@@ -68,7 +78,7 @@ class KafkaTarget:
         except (AbortedError, LostError) as error:
             self._fail(error)
         self._last, self._commits = held.standing(), held.last_commit
-        self._ahead, self._apart = held.ahead(), held.apart()
+        self._ahead, self._apart, self._loads = held.ahead(), held.apart(), held.loads
         self._topics.begin(held.partitions)
         self._new_group()
         return self._last
@@ -99,6 +109,8 @@ class KafkaTarget:
             marks = self._marks(standing)
             for bucket, (key, mark) in marks.items():
                 self._writers[bucket].put(self._writers.positions, key, mark.to_bytes())
+            for stream, load in self._changed_loads(standing).items():
+                self._writers[ALONE].put(self._writers.positions, load_key(stream), load_record(load))
             for topic, count in self._topics.news.items():
                 noted = partitions_record(count)
                 self._writers[ALONE].put(self._writers.positions, partitions_key(topic), noted)
@@ -112,7 +124,7 @@ class KafkaTarget:
             raise
         self._ahead = self._ahead_of(standing)
         self._apart = self._apart if self._ahead else frozenset()
-        self._last = standing
+        self._last, self._loads = standing, standing.loads
         self._topics.news = {}
         self._new_group()
 
@@ -163,7 +175,13 @@ class KafkaTarget:
 
     def _may_be_divided(self, standing: Standing) -> bool:
         """With nothing to send, one producer is enough. Loads move in whole commits alone."""
-        return bool(len(self._group)) and self._last is not None and standing.loads == self._last.loads
+        return bool(len(self._group)) and not self._changed_loads(standing)
+
+    def _changed_loads(self, standing: Standing) -> dict[str, Mapping[str, Any] | None]:
+        """What a whole commit has to say of them; None of those that are not known any more."""
+        gone = dict.fromkeys(self._loads.keys() - standing.loads.keys())
+        changed = {name: load for name, load in standing.loads.items() if self._loads.get(name) != load}
+        return {**gone, **changed}
 
     def _marks(self, standing: Standing) -> dict[int, tuple[bytes, Mark]]:
         number = self._commits

@@ -142,8 +142,8 @@ class KinesisClient:
         except (BotoCoreError, ClientError) as error:
             raise TargetError(
                 "There are no AWS credentials that can be used.",
-                remedy="Provide them in the environment, a credentials file or by the instance's role; they are"
-                " looked for again.",
+                remedy="Provide them in the environment, a credentials file or by the instance's role; they"
+                " are looked for again.",
             ) from error
 
     def _current_credentials(self) -> Any:

@@ -48,6 +48,7 @@ ERRORS = ErrorTable(
     otherwise=ErrorClass.RECORD,
 )
 
+_REASON_MAX = 300
 _TRIED_AGAIN = "Nothing, if it passes: it is tried again and again, and the position is held."
 _REMEDIES = {
     "AccessDeniedException": "Allow kinesis:PutRecords, GetRecords, GetShardIterator, ListShards and"
@@ -55,14 +56,22 @@ _REMEDIES = {
     "ResourceNotFoundException": "Create the stream, or correct `lanes.kinesis.stream` and `region`.",
     "ExpiredTokenException": "Renew the credentials where the AWS tools find them; they are read again.",
     "UnrecognizedClientException": "Correct the credentials where the AWS tools find them.",
-    "SSLError": "Check `lanes.kinesis.endpoint`, and that its certificate is one that is trusted here. It is tried"
-    " again.",
+    "SSLError": "Check `lanes.kinesis.endpoint`, and that its certificate is trusted here. It is tried on.",
     "ProvisionedThroughputExceededException": f"{_TRIED_AGAIN} If it lasts, the stream needs more shards.",
 }
 
 
 def classify(code: str, message: str = "") -> ErrorClass:
     return ERRORS.classify(code, message)
+
+
+def reason_of(code: str, message: str) -> str:
+    """What a letter says of a record that was refused alone: the service's own words of account, stream and
+    shard. What it says of a call that is refused for a record's sake quotes its values, and is not kept.
+    """
+    if code in INVALID_CODES or not message:
+        return f"{code}: refused by the service"
+    return f"{code}: {message[:_REASON_MAX]}"
 
 
 class CallError(Exception):

@@ -228,7 +228,7 @@ class KinesisTarget:
                 if error.code not in errors.INVALID_CODES:
                     raise error.as_target_error("PutRecords", self._settings.stream) from error
                 if len(put.rows) == 1:
-                    outcome.fail(put.rows, error.code, "refused by the service")
+                    outcome.fail(put.rows, error.code, errors.reason_of(error.code, ""))
                     return
             else:
                 reach("streams.kinesis_sent")
@@ -248,7 +248,8 @@ class KinesisTarget:
         sequences: defaultdict[str, list[str]] = defaultdict(list)
         for record, result in enumerate(results):
             if code := result.get("ErrorCode"):
-                outcome.fail(put.rows_of(record), code, "refused by the service")
+                reason = errors.reason_of(code, result.get("ErrorMessage") or "")
+                outcome.fail(put.rows_of(record), code, reason)
             else:
                 sequences[result["ShardId"]].append(result["SequenceNumber"])
         newest = {shard: max(map(int, texts)) for shard, texts in sequences.items()}
