@@ -320,7 +320,7 @@ def test_a_shape_that_was_dropped_does_not_come_back_after_a_kill(tmp_path: Path
 
         def copy_after(packed: bytes) -> None:
             write(packed)
-            copies.append(sorted(path.name for path in (tmp_path / "lane" / "shapes").iterdir()))
+            copies.append(sorted(path.name for path in (engine._store.files / "shapes").iterdir()))
 
         engine._store.loop.log.write = copy_after  # type: ignore[method-assign]
         gate = threading.Event()

@@ -8,8 +8,9 @@ A commit log that cannot be written is tried again, in a new segment, until it c
 reported durable, readers go on, and the engine waits once the buffers are full. Before each commit, shapes
 that are gone are out of the way (`gone_shapes`).
 
-Nothing is written, moved or removed unless the fence, asked in each turn, lets it pass: what it raises ends
-the loop.
+Nothing is written, moved or removed unless the fence lets it pass, asked in each turn, before and after the
+commit log is written, and when a file cannot be: what it raises ends the loop. Whoever was stopped behind such
+a look, and has a successor when it wakes, does no harm to its files (`place`).
 """
 
 from __future__ import annotations
@@ -269,6 +270,7 @@ class WriteLoop:
         if not self._write_commits(commits):
             return
         failpoints.reach("shapes.committed")
+        self._fence()
         end = self.position
         for commit in commits:
             for storage, piece in commit.parts:
@@ -303,6 +305,7 @@ class WriteLoop:
                 packed = [self._packed(commit, self.sequence + 1 + n) for n, commit in enumerate(commits)]
                 self.log.write(b"".join(packed))
             except OSError as error:
+                self._fence()
                 if self.problem is None:
                     _logger.warning("shapes are not durable at the moment", error=error.strerror)
                 self.problem = error
@@ -338,6 +341,7 @@ class WriteLoop:
         self._gone.add(storage)
 
     def _files_failed(self, storage: ShapeStorage, error: OSError) -> None:
+        self._fence()
         was_gone = storage.is_gone
         self._give_up(storage)
         if not was_gone:
