@@ -12,11 +12,11 @@ Layout, big-endian: a segment begins with `MAGIC`; a record is
 
 `sequence` counts records, so that a missing one is noticed; the first record of a segment holds nothing and
 has the number of the record before it. It says which segments come before it and how many bytes of each
-count: what a process adds behind that, which somebody else has taken over from, counts for nothing. `end` is 0 if the record is a part of a larger commit. Shapes go by
-numbers; `names`, JSON, says which handle a number stands for before the segment first uses it, and carries
-the definition and facts of a shape that became ready. `boundary_tx` is -1 if the items are a part of a
-transaction. A record that is cut short or whose checksum is wrong is where writing stopped: nothing after
-it was ever reported durable.
+count: what a process adds behind that, which somebody else has taken over from, counts for nothing. `end` is
+0 if the record is a part of a larger commit. Shapes go by numbers; `names`, JSON, says which handle a number
+stands for before the segment first uses it, and carries the definition and facts of a shape that became
+ready. `boundary_tx` is -1 if the items are a part of a transaction. A record that is cut short or whose
+checksum is wrong is where writing stopped: nothing after it was ever reported durable.
 """
 
 from __future__ import annotations

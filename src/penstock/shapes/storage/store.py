@@ -111,6 +111,10 @@ class ShapeStore:
     def start(self) -> None:
         self.loop.start()
 
+    def take_last(self) -> None:
+        """Whoever commits does not wait for the disk any more; `close` follows soon."""
+        self.loop.take_last()
+
     def close(self) -> None:
         """Make durable what was committed. What was appended since is left to be replayed."""
         if self.place.is_open:
