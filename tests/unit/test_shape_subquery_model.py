@@ -600,8 +600,9 @@ def test_values_of_one_transaction_are_bounded_and_end_the_shapes_they_are_of(
     engine = Engine(tmp_path)
     outer = begun(engine)
     (inner,) = (shape for shape in engine.shapes.values() if shape is not outer)
-    hand_in(engine, 1, *[("users", {"id": str(n), "flag": "y"}) for n in range(50)])
+    rows: list[tuple[str, Row]] = [("users", {"id": str(n), "flag": "y"}) for n in range(200)]
+    hand_in(engine, 1, *rows[:50])
     assert engine.ended == {}
-    hand_in(engine, 2, *[("users", {"id": str(n), "flag": "y"}) for n in range(50, 200)])
+    hand_in(engine, 2, *rows[50:])
     assert engine.ended == {inner.handle: "too much to keep", outer.handle: "dependency"}
     engine.store.close()
