@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.shapes.storage import place
 from tests.conftest import Database, wait_until
 from tests.serving import Answer, ShapeServer, followed, rows, synced
 
@@ -64,7 +65,9 @@ def _fill(database: Database, table: str, count: int) -> None:
 
 def _kept(server: ShapeServer) -> set[str]:
     """Handles of the shapes on disk; looking there is not reading them."""
-    return {path.name for path in (server.storage / "shapes" / "shapes").iterdir()}
+    files = place.files_of(server.storage / "shapes")
+    assert files is not None
+    return {path.name for path in (files / "shapes").iterdir()}
 
 
 def _again(server: ShapeServer, last: Answer, table: str) -> Answer:

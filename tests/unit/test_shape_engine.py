@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 import threading
 import time
@@ -320,7 +321,7 @@ def test_a_shape_that_was_dropped_does_not_come_back_after_a_kill(tmp_path: Path
 
         def copy_after(packed: bytes) -> None:
             write(packed)
-            copies.append(sorted(path.name for path in (tmp_path / "lane" / "shapes").iterdir()))
+            copies.append(sorted(path.name for path in (engine._store.files / "shapes").iterdir()))
 
         engine._store.loop.log.write = copy_after  # type: ignore[method-assign]
         gate = threading.Event()
@@ -456,3 +457,23 @@ def test_shapes_that_lack_changes_are_gone_for_good_before_capture_may_be_told(t
 
 def _let_pass(event: threading.Event, at_most_s: float) -> None:
     event.wait(at_most_s)
+
+
+def test_an_engine_whose_disk_is_full_ends_when_it_is_asked_to(tmp_path: Path) -> None:
+    def full(packed: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with running(tmp_path) as engine:
+        made(engine)
+        loop = engine._store.loop
+        wait_until(lambda: not loop._commits and not loop.buffered_bytes, "nothing to be under way")
+        loop._buffer_bytes_max = 10
+        loop.log.write = full  # type: ignore[method-assign]
+        hand_in(engine, 1100, "1")
+        wait_until(lambda: loop.buffered_bytes > 10, "the engine to wait for room")
+        closing = threading.Thread(target=engine.close)
+        closing.start()
+        closing.join(WAIT_S)
+        ended, loop._buffer_bytes_max = not closing.is_alive(), 1 << 20
+        loop.take_last()
+        assert ended

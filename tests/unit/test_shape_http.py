@@ -5,6 +5,7 @@ Shapes are in real storage; the test takes the engine's part (`tests/shape_wire.
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import http.client
 import json
@@ -17,6 +18,7 @@ from typing import Any
 import brotli
 import pytest
 
+from penstock.shapes.http import app, log_serving, snapshot_serving, subsets
 from penstock.shapes.http.message import PIECE_BYTES_MAX
 from penstock.shapes.shape import SnapshotProblem
 from tests.conftest import wait_until
@@ -453,3 +455,56 @@ def test_a_subset_is_answered_beside_the_shape(wire: Wire, method: str) -> None:
         for name in ("etag", "electric-cursor", "electric-up-to-date"):
             assert name not in answer.headers
     assert len(wire.subsets.asked) == 4
+
+
+def test_subsets_and_large_bodies_are_understood_in_a_thread(
+    wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others wait for the loop."""
+    threads: list[str] = []
+    for module, name in (subsets, "define_subset"), (app, "with_body"):
+        original = getattr(module, name)
+
+        def noted(*given: Any, original: Callable[..., Any] = original) -> Any:
+            threads.append(threading.current_thread().name)
+            return original(*given)
+
+        monkeypatch.setattr(module, name, noted)
+    parameters = {"table": "items", "offset": "-1", "subset__where": "id > 5"}
+    assert wire.get(**parameters).status == 200
+    body = json.dumps({"where": "value = $1", "params": {"1": "x" * 100_000}}).encode()
+    assert wire.ask("POST", "/v1/shape", {"table": "items", "offset": "-1"}, body).status == 200
+    assert len(threads) == 3
+    assert all(name.startswith("shape-defining") for name in threads)
+
+
+@pytest.mark.parametrize("offset", ["-1", "0_inf"])
+def test_a_shape_that_goes_while_its_files_are_read_is_refetched(
+    wire: Wire, monkeypatch: pytest.MonkeyPatch, offset: str
+) -> None:
+    shape = wire.synced()
+    wire.append(shape, 100, [item(1)])
+
+    def gone(*_: object) -> None:
+        wire.shapes.forget(shape, "5-5")
+        raise FileNotFoundError
+
+    for module, name in (log_serving, "read_small"), (snapshot_serving, "_small_chunk"):
+        monkeypatch.setattr(module, name, gone)
+    monkeypatch.setattr(wire.app._bodies, "made", lambda _key: None)
+    answer = wire.get(table="items", offset=offset, handle=shape.handle)
+    assert answer.status == 409
+    assert answer.headers["electric-handle"] == "5-5"
+
+
+def test_who_asks_for_a_shape_that_cannot_be_made_in_time_is_told_to_come_again(tmp_path: Path) -> None:
+    with Wire(tmp_path, snapshot_started_timeout="200ms") as wire:
+
+        async def never(_: object) -> None:
+            await asyncio.Event().wait()
+
+        wire.shapes.resolve = never  # type: ignore[assignment, method-assign]
+        answer = wire.get(table="items", offset="-1")
+        assert answer.status == 503
+        assert answer.json() == {"message": "Timeout waiting for the shape to be made"}
+        assert answer.headers["retry-after"] == "10"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import http.client
 import json
@@ -13,6 +14,7 @@ from typing import Any
 import brotli
 import pytest
 
+from penstock.shapes.http.connection import Connection
 from tests.conftest import wait_until
 from tests.serving import Answer
 from tests.shape_wire import Wire, acquaint, item, live, up_to_date, waits
@@ -250,3 +252,42 @@ def test_pending_events_of_several_chunks_come_until_they_are_up_to_date(tmp_pat
         wire.append(shape, 100, sent)
         answer = live(wire, shape, "0_inf", live_sse="true")
         assert events(answer.body) == [*sent, up_to_date(101)]
+
+
+def test_what_is_answered_or_left_is_not_kept_until_its_time_is_over(
+    wire: Wire, meanwhile: Callable[[Callable[[], Answer]], Future[Answer]]
+) -> None:
+    """What it asked may be large, and so may what its connection has."""
+    shape = wire.synced()
+    acquaint(wire, shape)
+    polls = wire.app._logs.polls
+    assert not polls._by_deadline
+    waiting = meanwhile(lambda: live(wire, shape, "0_inf"))
+    waits(wire)
+    assert len(polls._by_deadline) == 1
+    wire.append(shape, 100, [item(7)])
+    assert waiting.result().status == 200
+    assert not polls._by_deadline
+
+    waiting = meanwhile(lambda: live(wire, shape, "100_0"))
+    waits(wire)
+    connection = next(each for each in wire._served.connections if each._current is not None)
+    wire.run(_aborted(connection))
+    with pytest.raises((OSError, http.client.HTTPException)):
+        waiting.result()
+    assert connection._current is None
+    assert not polls._by_deadline
+
+
+async def _aborted(connection: Connection) -> None:
+    connection.abort()
+    while connection in connection._all:
+        await asyncio.sleep(0)
+
+
+def test_events_that_are_asked_for_by_post_are_cached_by_nobody(wire: Wire) -> None:
+    shape = wire.synced()
+    wire.append(shape, 100, [item(7)])
+    asked = {"table": "items", "handle": shape.handle, "live": "true", "live_sse": "true", "offset": "0_inf"}
+    assert wire.ask("GET", "/v1/shape", asked).headers["cache-control"] == "public, max-age=59"
+    assert wire.ask("POST", "/v1/shape", asked).headers["cache-control"] == "no-cache"

@@ -76,6 +76,33 @@ def test_a_holder_that_was_stopped_is_passed_and_writes_nothing_when_it_wakes(tm
     assert place.is_held(tmp_path)
 
 
+def test_whoever_opens_the_files_has_a_directory_of_its_own_for_them(tmp_path: Path) -> None:
+    assert place.files_of(tmp_path) is None
+    stopped = Place(tmp_path)
+    (stopped.files / "shapes").mkdir()
+    place.take(tmp_path)
+    (tmp_path / "held.1").mkdir()  # of one that found none, was passed, and made it when it woke
+    successor = Place(tmp_path)
+    assert not stopped.files.exists()
+    assert (successor.files / "shapes").exists()
+    assert list(tmp_path.glob("held.*")) == [place.files_of(tmp_path)] == [successor.files]
+
+
+def test_who_is_passed_while_it_opens_the_files_leaves_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Place(tmp_path).close()
+    found = place.files_of(tmp_path)
+    place.take(tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr(place, "files_of", lambda _: found)
+        Place(tmp_path)
+        place.take(tmp_path)
+        with pytest.raises(SourceBusyError):
+            Place(tmp_path)
+    assert not place.is_held(tmp_path)
+
+
 class Capture:
     def __init__(self, epoch: Lsn | None) -> None:
         self.epoch = epoch

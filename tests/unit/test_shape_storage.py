@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import struct
 import threading
@@ -21,6 +22,7 @@ from tests.conftest import wait_until
 from tests.shape_log import (
     START,
     Item,
+    abandon,
     log_items,
     read,
     read_in_chunks,
@@ -58,7 +60,7 @@ def test_files_have_the_documented_layout(store: ShapeStore) -> None:
     storage.append_to_log(log_items(inserts(600, 3)))
     store.commit(Lsn(601))
     store.loop.turn(idle=True)
-    directory = store.directory / "shapes" / "a"
+    directory = store.files / "shapes" / "a"
     assert (directory / "snapshot" / "chunk_0.jsonl").read_bytes().endswith(b"\n\x04")
     log, records = (directory / "log" / "log.latest.0.jsonfile.bin").read_bytes(), []
     at = 0
@@ -190,7 +192,7 @@ def test_a_shape_that_was_not_ready_is_gone_after_a_crash(store: ShapeStore, tmp
     assert list(found) == ["ready"]
     assert found["ready"].definition_json == '{"shape": "ready"}'
     assert found["ready"].facts == '{"lsn": 0}'
-    assert [path.name for path in (tmp_path / "store" / "shapes").iterdir()] == ["ready"]
+    assert [path.name for path in (again.files / "shapes").iterdir()] == ["ready"]
     again.close()
 
 
@@ -215,7 +217,7 @@ def test_a_shape_that_is_damaged_or_of_another_version_is_removed_alone(
     store.loop.turn(idle=True)
     store.commit(Lsn(30))
     store.loop.turn()
-    damage(tmp_path / "store" / "shapes" / "a")  # type: ignore[operator]
+    damage(store.files / "shapes" / "a")  # type: ignore[operator]
     again = reopened(store, tmp_path / "store")
     assert list(again.recover()) == ["b"]
     assert read(again.open("b", 1)) == texts(inserts(20))
@@ -292,7 +294,7 @@ def test_a_missing_record_of_the_commit_log_removes_all_shapes(store: ShapeStore
         store.commit(Lsn(10 + number))
         store.loop.turn()
         store.loop.log.close()  # each in its own segment
-    segments = sorted((tmp_path / "store" / "commits").iterdir())
+    segments = sorted((store.files / "commits").iterdir())
     segments[1].unlink()
     again = reopened(store, tmp_path / "store")
     assert again.recover() == {}
@@ -305,7 +307,7 @@ def test_a_record_that_is_cut_short_was_never_durable(store: ShapeStore, tmp_pat
         storage.append_to_log(log_items(inserts(tx)))
         store.commit(Lsn(tx + 1))
         store.loop.turn()
-    (segment,) = (tmp_path / "store" / "commits").iterdir()
+    (segment,) = (store.files / "commits").iterdir()
     segment.write_bytes(segment.read_bytes()[:-1])
     again = reopened(store, tmp_path / "store")
     again.recover()
@@ -358,7 +360,7 @@ def test_a_shape_that_cannot_be_written_fails_alone(tmp_path: Path) -> None:
     storages = [ready_shape(store, f"s{slot}", slot) for slot in range(20)]
     store.commit(Lsn(9))
     store.loop.turn(idle=True)
-    (tmp_path / "shapes" / "s3").rename(tmp_path / "taken away")
+    (store.files / "shapes" / "s3").rename(tmp_path / "taken away")
     store.append(shape_items((slot, inserts(10)) for slot in range(20)))
     store.commit(Lsn(11))
     store.loop.turn(idle=True)
@@ -470,6 +472,100 @@ def test_who_no_longer_leads_commits_nothing(tmp_path: Path) -> None:
     store.close()
 
 
+def texts_of(tx: int, word: str) -> list[Item]:
+    return [Item(tx, 0, "i", f"k{tx}", {"c": word})]
+
+
+@pytest.mark.parametrize(
+    "stopped_at",
+    [
+        "shapes.commit_write",
+        "shapes.commit_written",
+        "shapes.committed",
+        "shapes.file_write",
+        "shapes.file_written",
+        "shapes.boundary_moved",
+    ],
+)
+def test_who_was_stopped_before_a_write_and_wakes_under_a_successor_changes_nothing_of_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stopped_at: str
+) -> None:
+    """Whatever it last made sure of: it was between that and the write."""
+    has_files = "file" in stopped_at  # else what the successor has is in the commit log alone
+    stopped = ShapeStore(tmp_path, chunk_bytes=300)
+    stopped.recover()
+    stopped.place.hold(Lsn(1))
+    storages = [ready_shape(stopped, f"s{slot}", slot) for slot in range(2)]
+    stopped.append(shape_items((slot, inserts(10)) for slot in range(2)))
+    stopped.commit(Lsn(11))
+    stopped.loop.turn(idle=True)
+    stopped.append(shape_items((slot, texts_of(20, "stopped" * 50)) for slot in range(2)))
+    stopped.commit(Lsn(21))
+    successors: list[ShapeStore] = []
+    had: list[list[bytes]] = []
+
+    def reach(name: str) -> None:
+        if name != stopped_at or successors:
+            return
+        place.claim(tmp_path, Lsn(2))
+        place.take(tmp_path)
+        successor = ShapeStore(tmp_path, chunk_bytes=300)
+        successors.append(successor)
+        successor.recover()
+        successor.place.hold(Lsn(2))
+        opened = [successor.open(f"s{slot}", slot) for slot in range(2)]
+        for tx in (20, 30, 40):
+            successor.append(shape_items((slot, texts_of(tx, "successor")) for slot in range(2)))
+            successor.commit(Lsn(tx + 1))
+            successor.loop.turn(idle=tx == 30 and has_files)
+        had.extend(read(storage) for storage in opened)
+        for storage in storages:  # the one that wakes drops them all
+            storage.cleanup()
+
+    monkeypatch.setattr(failpoints, "reach", reach)
+    with contextlib.suppress(SourceBusyError):
+        stopped.loop.turn(idle=True)
+    with pytest.raises(SourceBusyError):
+        stopped.loop.turn(idle=True)
+    assert [len(each) for each in had] == [4, 4]
+    last = reopened(successors[0], tmp_path)
+    assert sorted(last.recover()) == ["s0", "s1"]
+    assert last.position == Lsn(41)
+    assert [read(last.open(f"s{slot}", slot)) for slot in range(2)] == had
+    last.close()
+    abandon(stopped)
+
+
+def test_a_segment_of_the_commit_log_is_made_by_one_process_alone(store: ShapeStore) -> None:
+    (store.files / "commits" / "000000000001.commits").write_bytes(b"another one's")
+    with pytest.raises(FileExistsError):
+        store.loop.log.begin_segment(0, 0)
+    assert (store.files / "commits" / "000000000001.commits").read_bytes() == b"another one's"
+
+
+def test_files_of_a_version_that_had_them_beside_the_lock_are_gone_on_with(
+    store: ShapeStore, tmp_path: Path
+) -> None:
+    storage = ready_shape(store, "a", 0)
+    storage.append_to_log(log_items(inserts(10)))
+    store.commit(Lsn(11))
+    store.loop.turn(idle=True)
+    storage.append_to_log(log_items(inserts(20)))
+    store.commit(Lsn(21))
+    store.loop.turn()
+    abandon(store)
+    for name in ("commits", "shapes", "removed"):
+        (store.files / name).rename(tmp_path / "store" / name)
+    store.files.rmdir()
+    for _ in range(2):
+        again = ShapeStore(tmp_path / "store")
+        assert list(again.recover()) == ["a"]
+        assert again.position == Lsn(21)
+        assert read(again.open("a", 0)) == texts([*inserts(10), *inserts(20)])
+        abandon(again)
+    assert not (tmp_path / "store" / "shapes").exists()
+
+
 def test_a_shape_that_was_given_up_does_not_come_back_at_a_later_position(
     store: ShapeStore, tmp_path: Path
 ) -> None:
@@ -478,7 +574,7 @@ def test_a_shape_that_was_given_up_does_not_come_back_at_a_later_position(
     store.append(shape_items((slot, inserts(10)) for slot in range(2)))
     store.commit(Lsn(11))
     store.loop.turn()
-    log = tmp_path / "store" / "shapes" / "s0" / "log"
+    log = store.files / "shapes" / "s0" / "log"
     log.write_text("no directory")
     store.loop.turn(idle=True)
     assert storages[0].is_gone
@@ -509,7 +605,7 @@ def test_what_cannot_be_moved_away_holds_up_the_next_commit(
     assert store.position == Lsn(11)
     monkeypatch.setattr(store, "remove_directory", move)
     assert store.wait_flushed(Lsn(21), 60)
-    assert not (tmp_path / "store" / "shapes" / "a").exists()
+    assert not (store.files / "shapes" / "a").exists()
 
 
 def test_shapes_that_have_got_nothing_may_be_open_when_another_position_is_begun_at(
@@ -543,7 +639,7 @@ def test_buffers_of_all_shapes_together_are_bounded(tmp_path: Path) -> None:
     assert most <= 1_100_000
     assert store.wait_flushed(Lsn(1001), 60)
     assert len(read(storages[7])) == 100
-    segments = list((tmp_path / "commits").iterdir())
+    segments = list((store.files / "commits").iterdir())
     assert len(segments) <= 8
     store.close()
 
@@ -557,7 +653,7 @@ def test_an_idle_store_writes_all_shapes_files_and_needs_no_segment_but_the_last
         store.append(shape_items((slot, inserts(tx)) for slot in range(20)))
         store.commit(Lsn(tx + 1))
         assert store.wait_flushed(Lsn(tx + 1), 60)
-    wait_until(lambda: len(list((tmp_path / "commits").iterdir())) == 1, "old segments to be removed", 30)
+    wait_until(lambda: len(list((store.files / "commits").iterdir())) == 1, "old segments to be removed", 30)
     assert store.loop.buffered_bytes == 0
     assert not any(storage.is_buffered(START) for storage in storages)
     store.close()
@@ -597,7 +693,7 @@ def test_what_is_cleaned_up_is_gone_at_once_and_others_go_on(store: ShapeStore) 
     storages = [ready_shape(store, f"s{slot}", slot) for slot in range(2)]
     store.append(shape_items((slot, inserts(10)) for slot in range(2)))
     storages[0].cleanup()
-    assert not (store.directory / "shapes" / "s0").exists()
+    assert not (store.files / "shapes" / "s0").exists()
     store.append(shape_items((slot, inserts(20)) for slot in range(2)))
     storages[0].append_to_log(log_items(inserts(30)))
     store.commit(Lsn(21))
@@ -668,7 +764,7 @@ def test_a_boundary_that_is_cut_short_leaves_the_one_before(store: ShapeStore, t
         storage.append_to_log(log_items(inserts(tx)))
         store.commit(Lsn(tx + 1))
         store.loop.turn(idle=True)
-    path = tmp_path / "store" / "shapes" / "a" / "log" / "last_persisted_txn_offset.bin"
+    path = store.files / "shapes" / "a" / "log" / "last_persisted_txn_offset.bin"
     boundary = bytearray(path.read_bytes())
     newest = boundary.index(struct.pack(">QQ", 30, 0))
     boundary[newest + 20 : newest + 40] = bytes(20)

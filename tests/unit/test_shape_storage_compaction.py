@@ -93,7 +93,7 @@ def test_a_log_that_is_compacted_is_smaller_and_gives_the_same_rows(store: Shape
     assert apply({}, texts) == rows
     assert len(texts) < 40
     assert storage.bytes_on_disk < size / 3
-    log = store.directory / "shapes" / "a" / "log"
+    log = store.files / "shapes" / "a" / "log"
     assert {path.name for path in log.iterdir()} == {
         "last_persisted_txn_offset.bin",
         "log.compacted.1.chunk.bin",
@@ -188,7 +188,7 @@ def test_windows_bound_what_is_looked_at_together(store: ShapeStore, monkeypatch
 
 def test_a_full_disk_leaves_the_log_as_it_was(store: ShapeStore, monkeypatch: pytest.MonkeyPatch) -> None:
     storage = _written(store, _busy_key(200))
-    before, names = read(storage), set((store.directory / "shapes/a/log").iterdir())
+    before, names = read(storage), set((store.files / "shapes/a/log").iterdir())
 
     def fail(*_: object) -> None:
         raise OSError(28, "No space left on device")
@@ -198,7 +198,7 @@ def test_a_full_disk_leaves_the_log_as_it_was(store: ShapeStore, monkeypatch: py
         storage.compact()
     monkeypatch.undo()
     assert read(storage) == before
-    assert set((store.directory / "shapes/a/log").iterdir()) == names
+    assert set((store.files / "shapes/a/log").iterdir()) == names
 
 
 def test_readers_and_appends_go_on_while_a_log_is_compacted(tmp_path: Path) -> None:

@@ -141,7 +141,7 @@ def _check(store: ShapeStore, storages: list[ShapeStorage], seed: int, position:
         assert apply({}, found) == apply({}, (item.json() for item in items))
         if not storage.files.compacted:
             assert found == [item.json() for item in items]
-    assert len(list((store.directory / "shapes").iterdir())) == SHAPES
+    assert len(list((store.files / "shapes").iterdir())) == SHAPES
 
 
 def _recovered(directory: Path, seed: int, reported: int) -> None:

@@ -17,7 +17,7 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from penstock.core.position import Lsn
-from penstock.shapes.storage import ShapeStorage, ShapeStore
+from penstock.shapes.storage import ShapeStorage, ShapeStore, place
 from tests.shape_log import (
     START,
     Item,
@@ -193,10 +193,12 @@ class Storage(RuleBasedStateMachine):
 
     def _leave_garbage(self, kept: dict[str, Model]) -> None:
         """What a write that was cut short leaves: never in the middle, always behind."""
-        segments = sorted((self.directory / "commits").iterdir())
+        files = place.files_of(self.directory)
+        assert files is not None
+        segments = sorted((files / "commits").iterdir())
         paths = segments[-1:]
         for handle in kept:
-            log = self.directory / "shapes" / handle / "log"
+            log = files / "shapes" / handle / "log"
             paths += [path for path in log.glob("log.latest.*") if path.exists()]
             if log.exists():
                 (log / "log.compacted.77.jsonfile.bin").write_bytes(b"half")

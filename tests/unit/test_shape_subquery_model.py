@@ -31,6 +31,7 @@ from penstock.shapes.rendering.row_lines import Lines, snapshot_end
 from penstock.shapes.shape import Shape, SnapshotPoint
 from penstock.shapes.source.moving import MovedRows
 from penstock.shapes.storage import LogItems, ShapeStore, store
+from penstock.shapes.subquery import layers
 from penstock.shapes.subquery.held_state import HeldState
 from penstock.shapes.subquery.layers import DependencyLayers
 from penstock.shapes.subquery.members import form_of
@@ -38,7 +39,7 @@ from penstock.shapes.subquery.moves import Flight
 from penstock.shapes.subquery.outer import OuterShape
 from penstock.shapes.subquery.tags import Tags
 from tests.event_client import EventClient
-from tests.logged_changes import Row, item
+from tests.logged_changes import Logged, Row, item
 from tests.subquery_model import (
     COLUMNS,
     START,
@@ -550,3 +551,58 @@ def test_shapes_that_share_their_subqueries_are_what_their_conditions_say(
 
 def test_a_snapshot_that_shows_what_an_inner_shape_was_still_waiting_for_is_not_used() -> None:
     play(675, ["two levels", "two levels and one", "negated outside"], 60, crashes=True)
+
+
+NOTHING: Tables = {name: {} for name in COLUMNS}
+
+
+def begun(engine: Engine) -> Shape:
+    """A shape with a subquery, whose inner shape's values are known."""
+    definition = defined("items", f"owner IN ({FLAGGED})")
+    while (outer := engine.begin(definition)) is None:
+        for shape in list(engine.shapes.values()):
+            if shape.handle not in engine.points:
+                engine.take_snapshot(shape, SnapshotPoint(10, 10, (), START), NOTHING)
+        engine.advance()
+        while engine.reads:
+            engine.reads.pop()()
+    return outer
+
+
+def hand_in(engine: Engine, number: int, *changes: tuple[str, Row]) -> None:
+    tx = START + 100 * number
+    logged = [(table, Logged(tx, 2 * n, "i", row, xid=20 + number)) for n, (table, row) in enumerate(changes)]
+    for fragment in MessageConverter().fragments(item(tx + 50, *pieces(logged))):
+        engine.collector.process(fragment)
+    engine.advance()
+
+
+@pytest.mark.parametrize("shown", [True, False])
+def test_what_is_kept_until_a_snapshots_position_is_reached_is_bounded_and_none_of_what_it_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shown: bool
+) -> None:
+    monkeypatch.setattr(layers, "_WAITING_BYTES_MAX", 20_000)
+    engine = Engine(tmp_path)
+    outer = begun(engine)
+    xmax = 1000 if shown else 10
+    engine.take_snapshot(outer, SnapshotPoint(xmax, xmax, (), 1 << 40), NOTHING)
+    for number in range(1, 41):
+        hand_in(engine, number, ("items", {"id": str(number), "owner": "1", "note": "x" * 1000}))
+    assert engine.ended == ({} if shown else {outer.handle: "too much to keep"})
+    assert engine.layers._waiting.bytes == 0
+    engine.store.close()
+
+
+def test_values_of_one_transaction_are_bounded_and_end_the_shapes_they_are_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layers, "_WAITING_BYTES_MAX", 20_000)
+    engine = Engine(tmp_path)
+    outer = begun(engine)
+    (inner,) = (shape for shape in engine.shapes.values() if shape is not outer)
+    rows: list[tuple[str, Row]] = [("users", {"id": str(n), "flag": "y"}) for n in range(200)]
+    hand_in(engine, 1, *rows[:50])
+    assert engine.ended == {}
+    hand_in(engine, 2, *rows[50:])
+    assert engine.ended == {inner.handle: "too much to keep", outer.handle: "dependency"}
+    engine.store.close()

@@ -355,7 +355,7 @@ class ShapeLogCollector:
             if consumer.filter is not None:
                 kept[here] = consumer.filter.keeps(own.changes.tx[own.rows], own.changes.xid[own.rows])
                 own = own.where(kept[here])
-            if consumer.needs_layers or consumer.feeds_layers:
+            if len(own) and (consumer.needs_layers or consumer.feeds_layers):
                 self._candidates.setdefault(slot, []).append(own)
             if consumer.needs_layers:
                 kept[here] = False

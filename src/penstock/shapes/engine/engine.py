@@ -114,8 +114,9 @@ class Engine:
         self._thread.start()
 
     def close(self) -> None:
-        """Everything that was handed out is on disk when this returns."""
+        """Everything that was handed out is on disk when this returns, unless there is no room for it."""
         self._inbox.close()
+        self._store.take_last()
         if self._thread.is_alive():
             self._thread.join()
         self._nested.close()

@@ -19,11 +19,12 @@ import time
 import zlib
 from collections import deque
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from penstock import durable
-from penstock.core.errors import StateError
+from penstock.core.errors import StateError, StorageError
 from penstock.core.stream import StreamId
 from penstock.shapes.definition import ShapeDefinition
 from penstock.shapes.shape import Shape
@@ -144,7 +145,8 @@ class ShapeRegistry:
         """A copy that is a little old loses nothing but that."""
         reads = {shape.handle: round(shape.last_read, 3) for shape in shapes}
         content = {"format_version": FORMAT_VERSION, "last_read": reads}
-        durable.replace(self._directory / _READS_FILE, json.dumps(content).encode())
+        with suppress(OSError, StorageError):  # for want of room, for instance: nothing ends for that
+            durable.replace(self._directory / _READS_FILE, json.dumps(content).encode())
 
     def _read_reads(self) -> dict[str, float]:
         try:

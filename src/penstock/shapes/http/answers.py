@@ -95,12 +95,14 @@ class AnswerMaker:
             headers.append((b"electric-up-to-date", b""))
         return Answer(304, tuple(headers))
 
-    def of_sse(self, shape: Shape, request: ShapeRequest, body: Stream, *, has_data: bool) -> Answer:
+    def of_sse(
+        self, shape: Shape, request: ShapeRequest, body: Stream, *, has_data: bool, post: bool
+    ) -> Answer:
         """`has_data`: there is something at once, and that alone is sent."""
         headers = (
             *_OF_SHAPES,
             (b"content-type", b"text/event-stream"),
-            (b"cache-control", self._sse),
+            (b"cache-control", b"no-cache" if post else self._sse),
             (b"connection", b"keep-alive"),
             (b"x-accel-buffering", b"no"),  # nginx then passes each event on at once
             _VARY_ORIGIN,

@@ -36,6 +36,7 @@ from penstock.shapes.source.subset import SubsetError, SubsetReader
 
 _logger = structlog.get_logger("penstock.shapes")
 _READY_CHECK_S = 0.05
+_BODY_BYTES_IN_LOOP_MAX = 16 * 1024  # larger ones are understood in a thread: others wait for the loop
 _MISMATCH = (
     "The specified shape definition and handle do not match. Please ensure the shape definition is correct "
     "or omit the shape handle from the request to obtain a new one."
@@ -59,7 +60,7 @@ class App:
         self.admission = Admission(limits.initial, limits.existing)
         self._serving = ShapeServing(api, self._bodies, self.admission, settings)
         self._logs = self._serving.logs
-        self._subsets = SubsetServing(api, subsets, self._serving)
+        self._subsets = SubsetServing(api, subsets, self._serving, self._definitions)
 
     @property
     def status(self) -> ApiStatus:
@@ -156,7 +157,11 @@ class App:
 
     async def _admitted(self, request: HttpRequest, fields: Fields) -> Answer:
         if request.method == "POST":
-            wanted = parse_request(with_body(fields, b"" if request.body is None else request.body.take()))
+            body = b"" if request.body is None else request.body.take()
+            if len(body) > _BODY_BYTES_IN_LOOP_MAX:
+                wanted = await self._definitions.off_loop(lambda: parse_request(with_body(fields, body)))
+            else:
+                wanted = parse_request(with_body(fields, body))
         else:
             wanted = _parsed(request.query)
         await self._ready()

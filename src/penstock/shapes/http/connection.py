@@ -71,6 +71,8 @@ class Connection(asyncio.Protocol):
         self._closing = True
         self._all.discard(self)
         self._forget_bodies()
+        self._current = None
+        self._requests.clear()
         if self._poll is not None:
             self._door.cancel(self._poll)
             self._poll = None
@@ -208,11 +210,10 @@ class Connection(asyncio.Protocol):
 
     async def _send(self, answer: Answer, body: Stream) -> None:
         """An answer piece by piece, each when the client has taken the one before."""
-        current = self._current
-        assert current is not None
-        keeps_alive = current.keeps_alive and not current.is_old
+        current = self._current  # none if the client has gone
+        keeps_alive = current is not None and current.keeps_alive and not current.is_old
         try:
-            if self._closing:
+            if current is None or self._closing:
                 return
             head = answer.head + current.own_lines
             head += b"" if current.is_old else _CHUNKED

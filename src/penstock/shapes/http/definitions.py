@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 from penstock.core.stream import StreamId
 from penstock.shapes.definition import DefinitionRequest, ShapeDefinition, define
@@ -17,6 +19,7 @@ from penstock.shapes.source.catalog import Catalog, TableCard
 REMEMBERED_MAX = 20_000
 _THREADS = 8
 _REMEMBERED_CHARACTERS_MAX = 4096
+Result = TypeVar("Result")
 
 
 class _AskError(Exception):
@@ -42,6 +45,10 @@ class Definitions:
             self._known.clear()
         return self._known.get(request)
 
+    async def off_loop(self, call: Callable[[], Result]) -> Result:
+        """Have it called in a thread that conditions are compiled in."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, call)
+
     async def define(self, request: DefinitionRequest) -> ShapeDefinition:
         """`DefinitionError` if the request means no shape; what the catalog raises if it cannot be asked."""
         known = self.known(request)
@@ -50,8 +57,7 @@ class Definitions:
         version = self._version
         definition = self._at_once(request) if request.where is None else None
         if definition is None:
-            loop = asyncio.get_running_loop()
-            definition = await loop.run_in_executor(self._threads, define, request, self._catalog.card)
+            definition = await self.off_loop(lambda: define(request, self._catalog.card))
         if version == self._catalog.version and _size(request) <= _REMEMBERED_CHARACTERS_MAX:
             self._known[request] = definition
             if len(self._known) > REMEMBERED_MAX:

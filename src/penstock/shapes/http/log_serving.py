@@ -108,7 +108,8 @@ class LogServing:
             keep_alive_s=self._settings.sse_keep_alive.total_seconds(),
         )
         has_data = shape.last_offset > start  # nothing is awaited until the stream looks itself
-        return self._delivery.maker.of_sse(shape, asked.request, Stream(stream), has_data=has_data)
+        maker, body = self._delivery.maker, Stream(stream)
+        return maker.of_sse(shape, asked.request, body, has_data=has_data, post=asked.post)
 
     # Waiting.
 

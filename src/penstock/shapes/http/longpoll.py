@@ -2,7 +2,7 @@
 
 A poll is a small object in its shape's group, among those that will get one and the same answer: a thousand
 of them cost a thousand writes of the same bytes and little else. Polls time out in the order they came: one
-timer for all.
+timer for all. One that is over is kept by nothing here: what it knows may be large.
 
 Nothing is missed: the group is subscribed before the shape is looked at for the last time, all of it in the
 loop's thread, where changes are told too.
@@ -11,7 +11,7 @@ loop's thread, where changes are told too.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -66,7 +66,7 @@ class LongPolls:
         self._answering = answering
         self._timeout_s = timeout_s
         self._groups: dict[Shape, _Group] = {}
-        self._by_deadline: deque[Poll] = deque()
+        self._by_deadline: OrderedDict[Poll, None] = OrderedDict()
         self._timer: asyncio.TimerHandle | None = None
         self.waiting = 0
 
@@ -81,7 +81,7 @@ class LongPolls:
         self.waiting += 1
         loop = asyncio.get_running_loop()
         poll.deadline = loop.time() + self._timeout_s
-        self._by_deadline.append(poll)
+        self._by_deadline[poll] = None
         if self._timer is None:
             self._timer = loop.call_at(poll.deadline, self._expire)
         if group.has_news(poll.start):
@@ -97,7 +97,7 @@ class LongPolls:
         if self._timer is not None:
             self._timer.cancel()
         while self._by_deadline:
-            self._end(self._by_deadline.popleft())
+            self._end(self._by_deadline.popitem(last=False)[0])
 
     def _woken(self, group: _Group) -> None:
         shape = group.shape
@@ -110,6 +110,7 @@ class LongPolls:
             self.waiting -= len(polls)
             for poll in polls:
                 poll.is_over = True
+                self._by_deadline.pop(poll, None)
             if is_gone:
                 for poll in polls:
                     self._answering.deliver(poll, self._answering.gone(poll))
@@ -120,9 +121,10 @@ class LongPolls:
     def _expire(self) -> None:
         loop = asyncio.get_running_loop()
         now = loop.time()
-        while self._by_deadline and (self._by_deadline[0].is_over or self._by_deadline[0].deadline <= now):
-            self._end(self._by_deadline.popleft())
-        self._timer = loop.call_at(self._by_deadline[0].deadline, self._expire) if self._by_deadline else None
+        while (first := next(iter(self._by_deadline), None)) is not None and first.deadline <= now:
+            del self._by_deadline[first]
+            self._end(first)
+        self._timer = None if first is None else loop.call_at(first.deadline, self._expire)
 
     def _end(self, poll: Poll) -> None:
         """Its time is over."""
@@ -138,6 +140,7 @@ class LongPolls:
 
     def _take(self, poll: Poll) -> None:
         poll.is_over = True
+        self._by_deadline.pop(poll, None)
         self.waiting -= 1
         group = self._groups[poll.shape]
         among = group.polls[poll.key]

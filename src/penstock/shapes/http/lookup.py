@@ -44,7 +44,11 @@ class ShapeLookup:
         making = asyncio.get_running_loop().create_task(self._api.resolve(definition))
         self._making.add(making)
         making.add_done_callback(self._forget)
-        return await asyncio.shield(making)
+        try:
+            async with asyncio.timeout(self._settings.snapshot_started_timeout.total_seconds()):
+                return await asyncio.shield(making)
+        except TimeoutError:
+            raise SnapshotProblem(503, "Timeout waiting for the shape to be made", 10) from None
 
     def _forget(self, making: asyncio.Task[Shape]) -> None:
         self._making.discard(making)
@@ -70,7 +74,7 @@ class ShapeLookup:
         """That it is still there."""
         if shape.error is not None:
             raise shape.error
-        if shape.state == "gone":
+        if shape.state == "gone" or shape.storage.is_gone:
             raise RefetchError(self.replacement(shape))
 
     def replacement(self, shape: Shape) -> str | None:

@@ -36,6 +36,13 @@ class ShapeServing:
     async def serve(self, asked: Asked) -> Answer:
         shape = await self.lookup.load(asked)
         self._api.touch(shape)
+        try:
+            return await self._of(asked, shape)
+        except FileNotFoundError:
+            self.lookup.require(shape)  # it has gone meanwhile
+            raise
+
+    async def _of(self, asked: Asked, shape: Shape) -> Answer:
         offset = asked.request.offset
         if offset == "now":
             return self.logs.now(asked, shape)

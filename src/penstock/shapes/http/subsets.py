@@ -10,6 +10,7 @@ import asyncio
 
 from penstock.core.offset import LogOffset
 from penstock.shapes.http.asked import Asked
+from penstock.shapes.http.definitions import Definitions
 from penstock.shapes.http.message import Answer, Stream
 from penstock.shapes.http.serving import ShapeServing
 from penstock.shapes.shape import Shape, ShapeApi
@@ -17,14 +18,17 @@ from penstock.shapes.source.subset import SubsetReader, SubsetRequest, define_su
 
 
 class SubsetServing:
-    def __init__(self, api: ShapeApi, reader: SubsetReader, shapes: ShapeServing) -> None:
+    def __init__(
+        self, api: ShapeApi, reader: SubsetReader, shapes: ShapeServing, definitions: Definitions
+    ) -> None:
         self._api = api
+        self._definitions = definitions
         self._reader = reader
         self._lookup = shapes.lookup
         self._delivery = shapes.delivery
 
     async def serve(self, asked: Asked, request: SubsetRequest) -> Answer:
-        subset = define_subset(asked.definition, request)
+        subset = await self._definitions.off_loop(lambda: define_subset(asked.definition, request))
         shape = await self._lookup.load(asked)
         self._api.touch(shape)
         if asked.request.offset == LogOffset.BEFORE_ALL:

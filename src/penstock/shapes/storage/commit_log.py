@@ -8,18 +8,21 @@ its files written.
 Layout, big-endian: a segment begins with `MAGIC`; a record is
 
     checksum:u32 size:u64 sequence:u64 end:u64 names_size:u32 parts:u32
-    names (number, boundary_tx, boundary_op, bytes: 4 x i64)* items
+    names (number, boundary_tx, boundary_op, bytes: 4 x i64)* items (segment, bytes: 2 x i64)*
 
 `sequence` counts records, so that a missing one is noticed; the first record of a segment holds nothing and
-has the number of the record before it. `end` is 0 if the record is a part of a larger commit. Shapes go by
-numbers; `names`, JSON, says which handle a number stands for before the segment first uses it, and carries
-the definition and facts of a shape that became ready. `boundary_tx` is -1 if the items are a part of a
-transaction. A record that is cut short or whose checksum is wrong is where writing stopped: nothing after
-it was ever reported durable.
+has the number of the record before it. It says which segments come before it and how many bytes of each
+count: what a process adds behind that, which somebody else has taken over from, counts for nothing. `end` is
+0 if the record is a part of a larger commit. Shapes go by numbers; `names`, JSON, says which handle a number
+stands for before the segment first uses it, and carries the definition and facts of a shape that became
+ready. `boundary_tx` is -1 if the items are a part of a transaction. A record that is cut short or whose
+checksum is wrong is where writing stopped: nothing after it was ever reported durable.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 import os
 import struct
 import zlib
@@ -40,6 +43,7 @@ SEGMENT_BYTES_MAX: Final = 64 * 1024 * 1024
 _FRAME = struct.Struct(">IQ")
 _HEAD = struct.Struct(">QQII")
 _PART = np.dtype([("number", ">i8"), ("tx", ">i8"), ("op", ">i8"), ("size", ">i8")])
+_BEFORE = np.dtype((">i8", 2))
 
 
 class Name(NamedTuple):
@@ -66,6 +70,7 @@ class CommitRecord(NamedTuple):
     end: int
     names: Sequence[Name]
     parts: Sequence[Part]
+    before: Sequence[tuple[int, int]] = ()  #: of a segment's first: how many bytes of each before it count
 
     def pack(self) -> bytes:
         names = orjson.dumps([tuple(name) for name in self.names]) if self.names else b""
@@ -73,7 +78,8 @@ class CommitRecord(NamedTuple):
             [(number, tx, op, len(items)) for number, tx, op, items in self.parts], dtype=_PART
         ).tobytes()
         head = _HEAD.pack(self.sequence, self.end, len(names), len(self.parts))
-        body = b"".join([head, names, table, *[part.items for part in self.parts]])
+        before = np.array(self.before, dtype=">i8").tobytes()
+        body = b"".join([head, names, table, *[part.items for part in self.parts], before])
         return _FRAME.pack(zlib.crc32(body), len(body)) + body
 
     @classmethod
@@ -88,7 +94,8 @@ class CommitRecord(NamedTuple):
         for number, tx, op, size in table.tolist():
             parts.append(Part(number, tx, op, bytes(body[at : at + size])))
             at += size
-        return cls(sequence, end, names, parts)
+        before = [(number, size) for number, size in np.frombuffer(body, _BEFORE, offset=at).tolist()]
+        return cls(sequence, end, names, parts, before)
 
 
 class CommitLog:
@@ -114,14 +121,19 @@ class CommitLog:
     def is_full(self) -> bool:
         return self._descriptor is None or self._sizes[self.number] >= self._segment_bytes_max
 
+    def counts_to(self, number: int, size: int) -> None:
+        """A segment that was there before has so many bytes of whole records."""
+        self._sizes[number] = size
+
     def begin_segment(self, sequence: int, position: int) -> None:
         """Go on in a new file, which says by itself how far everything is durable."""
         self.close()
         self.number += 1
         path = self.directory / segment_name(self.number)
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        before = sorted(self._sizes.items())
         self._sizes[self.number] = 0
-        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        content = MAGIC + CommitRecord(sequence, position, (), ()).pack()
+        content = MAGIC + CommitRecord(sequence, position, (), (), before).pack()
         write_all(self._descriptor, content)
         os.fdatasync(self._descriptor)
         sync_directory(self.directory)
@@ -169,16 +181,27 @@ def segments(directory: Path) -> list[tuple[int, Path]]:
     return sorted((int(path.stem), path) for path in directory.glob("*.commits"))
 
 
-def read_segment(path: Path) -> Iterator[CommitRecord]:
-    """Its records, up to the first that is not whole."""
+def sizes_that_count(found: Sequence[tuple[int, Path]]) -> dict[int, int]:
+    """Of the segments that a later one speaks of."""
+    sizes: dict[int, int] = {}
+    for _, path in found:
+        for first, _ in itertools.islice(read_segment(path), 1):
+            for number, size in first.before:
+                sizes[number] = min(size, sizes.get(number, size))
+    return sizes
+
+
+def read_segment(path: Path, size_max: float = math.inf) -> Iterator[tuple[CommitRecord, int]]:
+    """Its records, and where each ends, up to the first that is not whole or ends behind `size_max`."""
     with open(path, "rb") as file:
         if file.read(len(MAGIC)) != MAGIC:
             return
         while len(frame := file.read(_FRAME.size)) == _FRAME.size:
             checksum, size = _FRAME.unpack(frame)
-            if size > os.fstat(file.fileno()).st_size - file.tell():
+            end = file.tell() + size
+            if end > min(size_max, os.fstat(file.fileno()).st_size):
                 return
             body = file.read(size)
             if zlib.crc32(body) != checksum:
                 return
-            yield CommitRecord.unpack(memoryview(body))
+            yield CommitRecord.unpack(memoryview(body)), end

@@ -15,6 +15,7 @@ about, all shapes are removed, because none can be known to be whole; their clie
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from penstock.core.offset import LogOffset
-from penstock.shapes.storage.commit_log import CommitRecord, read_segment, segments
+from penstock.shapes.storage.commit_log import CommitRecord, read_segment, segments, sizes_that_count
 from penstock.shapes.storage.shape_files import Metadata, read_metadata, recover_files
 from penstock.shapes.storage.shape_storage import ShapeStorage
 from penstock.shapes.storage.snapshots import find_extent
@@ -65,7 +66,7 @@ def recover(store: ShapeStore) -> tuple[dict[str, RecoveredShape], dict[str, Sha
 def _from_files(store: ShapeStore) -> tuple[dict[str, ShapeStorage], dict[str, Metadata]]:
     storages: dict[str, ShapeStorage] = {}
     metadata: dict[str, Metadata] = {}
-    for handle in [path.name for path in (store.directory / "shapes").iterdir()]:
+    for handle in [path.name for path in (store.files / "shapes").iterdir()]:
         directory = store.shape_directory(handle)
         try:
             known = read_metadata(directory)
@@ -109,15 +110,19 @@ class _Replay:
     def all_segments(self) -> bool:
         """False if a record is missing."""
         loop, sequence = self._store.loop, None
-        for number, path in segments(self._store.directory / "commits"):
+        found = segments(loop.log.directory)
+        sizes = sizes_that_count(found)
+        for number, path in found:
             self._names.clear()
-            for place, record in enumerate(read_segment(path)):
+            loop.log.counts_to(number, 0)
+            for place, (record, end) in enumerate(read_segment(path, sizes.get(number, math.inf))):
                 if sequence is not None and record.sequence > sequence + (place > 0):
                     return False
                 loop.sequence = sequence = max(loop.sequence, record.sequence)
                 # A segment may begin below the one before it: `begin_at`.
                 loop.position = max(loop.position, record.end) if place else record.end
                 self._apply(record, number)
+                loop.log.counts_to(number, end)
         return True
 
     def _apply(self, record: CommitRecord, segment: int) -> None:

@@ -1,9 +1,9 @@
 """Where shapes are kept: one directory for the lane, written by one process.
 
-    shapes/<handle>/    the files of a shape (`shape_files`)
-    commits/            the commit log (`commit_log`)
-    removed/            directories of shapes that are gone, on their way out
-    lock, claim         held by the process that has the store open (`place`)
+    held.N/shapes/<handle>/    the files of a shape (`shape_files`)
+    held.N/commits/            the commit log (`commit_log`)
+    held.N/removed/            directories of shapes that are gone, on their way out
+    lock, claim                held by the process that has the store open (`place`)
 
 The engine appends, and calls `commit(end)` when all that it read up to `end` is appended; `on_flushed`
 reports when that is durable. What `position` says is never ahead of what every shape has: a commit record
@@ -69,10 +69,12 @@ class ShapeStore:
     ) -> None:
         self.directory = directory
         self.chunk_bytes = chunk_bytes
-        (directory / "shapes").mkdir(parents=True, exist_ok=True)
-        (directory / "removed").mkdir(exist_ok=True)
+        directory.mkdir(parents=True, exist_ok=True)
         self.place = Place(directory)
-        log = CommitLog(directory / "commits", segment_bytes_max=segment_bytes_max)
+        self.files = self.place.files
+        (self.files / "shapes").mkdir(exist_ok=True)
+        (self.files / "removed").mkdir(exist_ok=True)
+        log = CommitLog(self.files / "commits", segment_bytes_max=segment_bytes_max)
         self.loop = WriteLoop(
             log, on_flushed, on_failed, self.place.require, buffer_bytes_max=buffer_bytes_max
         )
@@ -87,10 +89,10 @@ class ShapeStore:
 
     def recover(self) -> dict[str, RecoveredShape]:
         """What a predecessor left, by handle; to be called first. Shapes that are not whole are removed."""
-        shutil.rmtree(self.directory / "removed", ignore_errors=True)
-        (self.directory / "removed").mkdir()
+        shutil.rmtree(self.files / "removed", ignore_errors=True)
+        (self.files / "removed").mkdir()
         found, self._recovered = recovery.recover(self)
-        sync_directory(self.directory / "shapes")  # what was removed does not come back at a later position
+        sync_directory(self.files / "shapes")  # what was removed does not come back at a later position
         return found
 
     def open(self, handle: str, slot: int) -> ShapeStorage:
@@ -108,6 +110,10 @@ class ShapeStore:
 
     def start(self) -> None:
         self.loop.start()
+
+    def take_last(self) -> None:
+        """Whoever commits does not wait for the disk any more; `close` follows soon."""
+        self.loop.take_last()
 
     def close(self) -> None:
         """Make durable what was committed. What was appended since is left to be replayed."""
@@ -198,7 +204,7 @@ class ShapeStore:
         return self.loop.wait_for(lambda: self.loop.position >= end, timeout_s)
 
     def shape_directory(self, handle: str) -> str:
-        return f"{self.directory}/shapes/{handle}"
+        return f"{self.files}/shapes/{handle}"
 
     # For storages and recovery.
 
@@ -225,7 +231,7 @@ class ShapeStore:
         self.loop.wait_removed()
 
     def remove_directory(self, handle: str) -> None:
-        removed = self.directory / "removed" / f"{handle}.{uuid.uuid4().hex}"
+        removed = self.files / "removed" / f"{handle}.{uuid.uuid4().hex}"
         try:
             Path(self.shape_directory(handle)).rename(removed)
         except FileNotFoundError:

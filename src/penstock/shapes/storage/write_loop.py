@@ -8,8 +8,9 @@ A commit log that cannot be written is tried again, in a new segment, until it c
 reported durable, readers go on, and the engine waits once the buffers are full. Before each commit, shapes
 that are gone are out of the way (`gone_shapes`).
 
-Nothing is written, moved or removed unless the fence, asked in each turn, lets it pass: what it raises ends
-the loop.
+Nothing is written, moved or removed unless the fence lets it pass, asked in each turn, before and after the
+commit log is written, and when a file cannot be: what it raises ends the loop. Whoever was stopped behind
+such a look, and has a successor when it wakes, does no harm to its files (`place`).
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ class WriteLoop:
         self._changed = threading.Condition()
         self._commits: list[Commit] = []
         self._jobs: list[tuple[Callable[[], None], Future[None]]] = []
-        self._stopping = self._ended = False
+        self._stopping = self._ended = self._has_last = False
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
         self._file_system = FileSystem(log.directory)
@@ -98,7 +99,7 @@ class WriteLoop:
     def stop(self) -> None:
         """Commit what waits, if it can be, and end."""
         with self._changed:
-            self._stopping = True
+            self._stopping = self._has_last = True
             self._stopped.set()
             self._changed.notify_all()
         if self._thread is not None:
@@ -120,8 +121,14 @@ class WriteLoop:
                 raise self.problem
             self._commits.append(commit)
             self._changed.notify_all()
-            while self._thread and self.buffered_bytes > self._buffer_bytes_max and not self._stopping:
+            while self._thread and self.buffered_bytes > self._buffer_bytes_max and not self._has_last:
                 self._changed.wait(_RETRY_S_MAX)
+
+    def take_last(self) -> None:
+        """Little more comes, and then the end: nobody is to wait for room any more."""
+        with self._changed:
+            self._has_last = True
+            self._changed.notify_all()
 
     def run(self, job: Callable[[], None]) -> Future[None]:
         """Have it called between turns, in the loop's thread."""
@@ -211,7 +218,7 @@ class WriteLoop:
         except Exception as error:  # the fence, or a fault of ours: whoever commits next is told
             _logger.exception("shapes can no longer be made durable")
             with self._changed:
-                self.problem, self._stopping = error, True
+                self.problem, self._stopping, self._has_last = error, True, True
                 self._changed.notify_all()
         with self._changed:
             self._ended = True
@@ -269,6 +276,7 @@ class WriteLoop:
         if not self._write_commits(commits):
             return
         failpoints.reach("shapes.committed")
+        self._fence()
         end = self.position
         for commit in commits:
             for storage, piece in commit.parts:
@@ -303,6 +311,7 @@ class WriteLoop:
                 packed = [self._packed(commit, self.sequence + 1 + n) for n, commit in enumerate(commits)]
                 self.log.write(b"".join(packed))
             except OSError as error:
+                self._fence()
                 if self.problem is None:
                     _logger.warning("shapes are not durable at the moment", error=error.strerror)
                 self.problem = error
@@ -338,6 +347,7 @@ class WriteLoop:
         self._gone.add(storage)
 
     def _files_failed(self, storage: ShapeStorage, error: OSError) -> None:
+        self._fence()
         was_gone = storage.is_gone
         self._give_up(storage)
         if not was_gone:

@@ -12,7 +12,7 @@ from penstock.capture.transactions import ChangeRows
 from penstock.core.stream import StreamId
 from penstock.shapes.engine.consumer import RoutedRows
 from penstock.shapes.subquery.materializer import Materializer
-from penstock.shapes.subquery.values import Counts, added
+from penstock.shapes.subquery.values import Counts, added, bytes_of
 
 
 class Item:
@@ -23,6 +23,7 @@ class Item:
         self.rows: dict[int, list[RoutedRows]] = {}
         self.counts: list[tuple[Materializer, int, int, Counts]] = []
         self.bytes = 0  # that are kept, each once for all shapes
+        self.counts_bytes = 0  # about
         self._memory: set[int] = set()
         self._last: list[tuple[StreamId, npt.NDArray[np.int64], npt.NDArray[np.int64]]] = []
 
@@ -42,7 +43,10 @@ class Item:
 
     def count(self, made: Materializer, found: list[RoutedRows]) -> None:
         if made.state != "waiting":
-            self.counts += [(made, *each) for routed in found for each in made.changes(routed)]
+            for routed in found:
+                for tx, xid, counts in made.changes(routed):
+                    self.counts.append((made, tx, xid, counts))
+                    self.counts_bytes += sum(map(bytes_of, counts))
 
     def sets_changed(self) -> tuple[dict[int, dict[Materializer, Counts]], dict[int, int]]:
         """By transaction, what inner shapes without subqueries select, and its id. A transaction may come in

@@ -17,7 +17,7 @@ from penstock.capture.transactions import TransactionFragment
 from penstock.core.offset import LogOffset
 from penstock.core.stream import StreamId
 from penstock.shapes.definition import ShapeDefinition
-from penstock.shapes.engine.consumer import Consumer, RoutedRows
+from penstock.shapes.engine.consumer import Consumer, RoutedRows, WaitingChanges
 from penstock.shapes.rendering.renderer import Chosen
 from penstock.shapes.shape import Shape, SnapshotPoint
 from penstock.shapes.subquery.held_state import HeldState
@@ -52,6 +52,7 @@ class DependencyLayers:
         self._members = Members(host.note)
         self._outers = self._members.outers
         self._starting: dict[int, Starting] = {}
+        self._waiting = WaitingChanges(_WAITING_BYTES_MAX)  # rows of those
         self._flights: dict[int, Flight] = {}
         self._holding: set[int] = set()  # with values that are held and not asked for
         self.is_open = False  # more is to come of what was handed in
@@ -104,7 +105,9 @@ class DependencyLayers:
 
     def remove(self, consumer: Consumer) -> None:
         slot = consumer.shape.slot
-        self._starting.pop(slot, None)
+        starting = self._starting.pop(slot, None)
+        if starting is not None:
+            self._waiting.release(starting.rows)
         self._flights.pop(slot, None)
         self._dirty.discard(slot)
         self._holding.discard(slot)
@@ -118,6 +121,13 @@ class DependencyLayers:
         starting = self._starting[consumer.shape.slot]
         starting.point = point
         starting.rows = waiting + starting.rows
+        self._hold(consumer, waiting)
+
+    def _hold(self, consumer: Consumer, rows: Iterable[RoutedRows]) -> None:
+        """They are among the rows of one that is starting."""
+        had_room = [self._waiting.hold(each) for each in rows]
+        if not all(had_room):
+            self._host.give_up(consumer, "too much to keep")
 
     def process(self, fragment: TransactionFragment, rows: Mapping[int, list[RoutedRows]]) -> None:
         """`rows`: by slot, the changes of inner shapes, and of the tables of shapes with subqueries."""
@@ -134,19 +144,32 @@ class DependencyLayers:
             else:
                 for made in self._members.of_slot(slot):
                     self._item.count(made, found)
-        if self._item.bytes > _WAITING_BYTES_MAX:
-            for slot in self._item.rows:
-                self._give_up(self._outers[slot], "too much to keep")
-            self._item.rows, self._item.bytes = {}, 0
+        self._bound(self._item)
         if fragment.is_last:
             item, self._item = self._item, Item()
             self._run(item)
+
+    def _bound(self, item: Item) -> None:
+        """Those of which more comes at once than is kept cannot go on."""
+        if item.bytes > _WAITING_BYTES_MAX:
+            for slot in item.rows:
+                self._give_up(self._outers[slot], "too much to keep")
+            item.rows, item.bytes = {}, 0
+        if item.counts_bytes > _WAITING_BYTES_MAX:
+            for made in {made for made, *_ in item.counts}:
+                if made in self._members.of_slot(made.shape.slot):
+                    self._host.give_up(self._members.consumers[made.shape.slot], "too much to keep")
+            item.counts, item.counts_bytes = [], 0
 
     def break_off(self, position: int) -> None:
         """What was not finished comes again: to those that wait, too."""
         self._item, self.is_open = Item(), False
         for starting in self._starting.values():
-            starting.rows = [each.where(each.tx < position) for each in starting.rows]
+            self._waiting.release(starting.rows)
+            over = (each.where(each.tx < position) for each in starting.rows)
+            starting.rows = [each for each in over if len(each)]
+            for each in starting.rows:
+                self._waiting.hold(each)
 
     def _run(self, item: Item) -> None:
         sets, xids = item.sets_changed()
@@ -156,6 +179,7 @@ class DependencyLayers:
             outer = self._outers[slot]
             if slot in self._starting:
                 self._starting[slot].rows += found
+                self._hold(outer.consumer, found)
                 continue
             if slot in self._flights:
                 self._remember(outer, found)
@@ -333,6 +357,7 @@ class DependencyLayers:
     def _settle(self, outer: OuterShape, starting: Starting) -> None:
         """Its snapshot shows a first part of what was handed out: what follows that is news."""
         del self._starting[outer.slot]
+        self._waiting.release(starting.rows)
         cut = starting.cut()
         if cut is None or starting.has_turned or not self._were_quiet(outer, cut):
             self._host.not_usable(outer.shape)

@@ -51,7 +51,7 @@ class ValueSet:
                 self._note(value, 1 if after > 0 else -1)
 
     def _note(self, value: Value, sign: int) -> None:
-        self.bytes += sign * (_VALUE_BYTES + sum(len(text) for text in value if text is not None))
+        self.bytes += sign * bytes_of(value)
         if None in value:
             if sign > 0:
                 self.nulls[value] = None
@@ -82,6 +82,11 @@ class ValueSet:
                     for mask in masks(value):
                         self._masks[mask] = self._masks.get(mask, 0) + 1
         return self._masks
+
+
+def bytes_of(value: Value) -> int:
+    """About what it takes in a dictionary."""
+    return _VALUE_BYTES + sum(len(text) for text in value if text is not None)
 
 
 def masks(value: Value) -> Iterator[Value]:
