@@ -264,7 +264,7 @@ class Pipeline:
             )
         if repair and sample < 1.0:
             raise ConfigError(
-                "A repair is of all rows: of a sample, the rows that differ outside of it would stay as they are.",
+                "A repair is of all rows, and a sample is not: what differs elsewhere would stay.",
                 remedy="Leave out --sample, or --repair.",
             )
         heard = Silence() if listener is None else listener

@@ -92,7 +92,8 @@ def _numbered(columns: Sequence[Hashes]) -> NDArray[np.int64]:
     words = np.stack(columns, axis=1)
     if not words.size:
         return np.zeros(0, np.int64)
-    as_bytes = np.ascontiguousarray(words).view(np.dtype((np.void, words.itemsize * len(columns)))).reshape(-1)
+    row = np.dtype((np.void, words.itemsize * len(columns)))
+    as_bytes = np.ascontiguousarray(words).view(row).reshape(-1)
     return np.unique(as_bytes, return_inverse=True)[1].reshape(-1).astype(np.int64)
 
 

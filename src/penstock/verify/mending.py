@@ -102,7 +102,7 @@ def why_it_still_differs(told: VerifiedStream, repaired: int | None = None) -> s
         names = ", ".join(told.columns_not_compared)
         return (
             f"was not repaired: columns that changed at the source were not compared, so its rows are not "
-            f"known whole: {names}. Run the same command again after a sync that brings a change of the table."
+            f"known whole: {names}. Run the same command again after a sync that brings a change of it."
         )
     if not told.found:
         return (
@@ -149,8 +149,8 @@ def _repair(verification: Verification, lane: LakeLane, given_up: set[StreamId])
 
 
 def mend(drilled: Drilled) -> Repair | None:
-    """What would put the table right in the rows that were found; None: the source's rows are not whole, or there
-    is nothing to write."""
+    """What would put the table right in the rows that were found; None: the source's rows are not whole,
+    or there is nothing to write."""
     if drilled.stream.columns_not_compared or drilled.stream.against != "source":
         return None
     repair = repair_of(drilled.found, drilled.source, drilled.table, drilled.key)

@@ -3,9 +3,10 @@ lane, without values.
 
 An instance that starts knows from them when the next comparison is due, and which differences are known.
 What somebody compares by hand puts no comparison off; a sample that is equal does not make a known difference
-forgotten, and what an earlier version of a table was changes nothing that is known of it now. Nor do results that come after it, however many: the one
-that tells of it is kept beside the newest, and those that say what else is known of the streams in it, so
-that nothing that was settled since comes back with it. That is no more than one for each stream.
+forgotten, and what an earlier version of a table was changes nothing that is known of it now. Nor do results
+that come after it, however many: the one that tells of it is kept beside the newest, and those that say what
+else is known of the streams in it, so that nothing that was settled since comes back with it. That is no more
+than one for each stream.
 """
 
 from __future__ import annotations
