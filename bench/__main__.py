@@ -4,7 +4,8 @@ capture  the change log against `pg_recvlogical` to /dev/null, equal slots on th
 tail     an always-on capture with one and with three readers of its tail against `pg_recvlogical`, and the
          way from capture to a lane against a bare Flight hop
 load     a full load to Parquet against `COPY … (FORMAT binary)` to /dev/null on one connection
-verify   a comparison of a table with its source against a full load of it, and its memory by table size
+verify   a comparison of a table with its source against a full load of it, its memory by table size, planted
+         differences, false alarms beside writers
 changes  inserted rows from the slot to the committed table against `pg_recvlogical` on the same log
 binlog   1 M rows of a MySQL binary log to Arrow columns against its packets, read and not decoded, and into
          the change log; 100,000 transactions of one row; compressed logs of both servers, in which none
