@@ -4,7 +4,8 @@ capture  the change log against `pg_recvlogical` to /dev/null, equal slots on th
 tail     an always-on capture with one and with three readers of its tail against `pg_recvlogical`, and the
          way from capture to a lane against a bare Flight hop
 load     a full load to Parquet against `COPY … (FORMAT binary)` to /dev/null on one connection
-verify   a comparison of a table with its source against a full load of it, and its memory by table size
+verify   a comparison of a table with its source against a full load of it, its memory by table size, planted
+         differences, false alarms beside writers
 changes  inserted rows from the slot to the committed table against `pg_recvlogical` on the same log
 mysql-load
          a full load of a MySQL table to Parquet against PyMySQL's server-side cursor

@@ -1,7 +1,9 @@
 """`verify` of a table against a full load of the same table, in the same run; and its memory by table size.
 
 A comparison reads the source as a load does, and the table besides; it writes nothing. The table is synced
-once, and the log has nothing for it. Both sides find a Spark session and workers that are warm.
+once, and the log has nothing for it. Both sides find a Spark session and workers that are warm. Memory by
+table size is that of `penstock verify` in a process of its own, driver and Java, for each size. Then five
+differences are planted in the table (`bench/planted.py`), which must be found, named and repaired.
 
 Beside that, how often 50 comparisons of a table into which 2,000 rows a second are written find a difference
 that is none: updates of rows and keys, inserts and deletes, several statements in a transaction. Every tenth
@@ -12,17 +14,18 @@ from __future__ import annotations
 
 import itertools
 import shutil
+import sys
 import threading
 import time
 from pathlib import Path
 
 from rich.console import Console
 
-from bench import workload
+from bench import planted, workload
 from bench.comparison import Bars, Comparison, Figure, Run
 from bench.load import TABLE, ToParquet
 from bench.pipelines import PARQUET, Lake, new_pipeline
-from bench.resources import measured
+from bench.resources import driver_peak_bytes, measured
 from penstock import Pipeline
 from penstock.sources.postgres.embedded import EmbeddedPostgres
 
@@ -31,6 +34,7 @@ SMALL = "public.tenth"
 BUSY = "public.busy"
 BUSY_ROWS = 100_000
 CHANGES_PER_S = 2_000
+RATE_MIN = 0.8 * CHANGES_PER_S  # or the comparisons were not beside such writers
 RUNS = 50
 GROWTH_MAX = 1.3  # of memory, for ten times the rows
 
@@ -53,12 +57,20 @@ def compare(
         theirs, ours = reference.load(TABLE, rows), _verify(pipeline, rows)
         if number:
             console.log(comparison.add_round(theirs, ours))
+    large = _peak_bytes(pipeline, rows, console)
+    found = planted.figures(pipeline, TABLE, lake, title)
     pipeline.teardown()
     small = _tenth(server, rows // 10, directory, console, lake)
-    alarms = _false_alarms(server, directory, console, lake)
-    most = max(run.usage.memory_peak_bytes for run in comparison.ours)
-    growth = Figure(f"memory of {title}, against a tenth of the rows", most / small, GROWTH_MAX, "×")
-    return comparison, [growth, alarms]
+    growth = Figure(f"memory of {title}, against a tenth of the rows", large / small, GROWTH_MAX, "×")
+    return comparison, [growth, *found, *_false_alarms(server, directory, console, lake)]
+
+
+def _peak_bytes(pipeline: Pipeline, rows: int, console: Console) -> int:
+    """Of driver and Java, in a process that has compared nothing before."""
+    file = pipeline.config.state.parent / "penstock.yaml"
+    peak = driver_peak_bytes([sys.executable, "-m", "penstock", "-c", str(file), "verify"])
+    console.log(f"verify: driver and Java, {rows:,} rows: {peak / 2**20:,.0f} MiB at most")
+    return peak
 
 
 def _tenth(server: EmbeddedPostgres, rows: int, directory: Path, console: Console, lake: Lake) -> int:
@@ -69,14 +81,13 @@ def _tenth(server: EmbeddedPostgres, rows: int, directory: Path, console: Consol
         workload.insert_rows(connection, SMALL, 1, rows)
         workload.settle(connection, SMALL)
         pipeline = _synced(directory / f"{lake.prefix}verify-tenth", SMALL, lake)
-        run = _verify(pipeline, rows)
-        console.log(f"memory for {rows:,} rows: {run.usage.memory_peak_bytes / 2**20:,.0f} MiB")
+        peak = _peak_bytes(pipeline, rows, console)
         pipeline.teardown()
         workload.drop_table(connection, SMALL)
-    return run.usage.memory_peak_bytes
+    return peak
 
 
-def _false_alarms(server: EmbeddedPostgres, directory: Path, console: Console, lake: Lake) -> Figure:
+def _false_alarms(server: EmbeddedPostgres, directory: Path, console: Console, lake: Lake) -> list[Figure]:
     with workload.connect(server) as connection:
         workload.drop_table(connection, BUSY)
         workload.create_table(connection, BUSY)
@@ -94,8 +105,11 @@ def _false_alarms(server: EmbeddedPostgres, directory: Path, console: Console, l
                 console.log(f"{number} comparisons, {writer.rate:,.0f} changes/s, {alarms} alarms")
         rate = writer.rate
     pipeline.teardown()
-    title = f"false alarms in {RUNS} comparisons at {rate:,.0f} changes/s, {lake.name}"
-    return Figure(title, alarms, 0)
+    title = f"{RUNS} comparisons beside writers, {lake.name}"
+    return [
+        Figure(f"false alarms in {title}", alarms, 0),
+        Figure(f"what was written during {title}", rate, RATE_MIN, "changes/s", at_least=True),
+    ]
 
 
 class _Writer:

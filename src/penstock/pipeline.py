@@ -258,6 +258,15 @@ class Pipeline:
                 "`penstock verify --repair` is not available yet for a source of type mongodb.",
                 remedy="Compare without --repair; `penstock resync STREAM` loads a table again that differs.",
             )
+        if repair and at is not None:
+            raise ConfigError(
+                "Only the newest version of a table can be repaired.", remedy="Leave out --at, or --repair."
+            )
+        if repair and sample < 1.0:
+            raise ConfigError(
+                "A repair is of all rows, and a sample is not: what differs elsewhere would stay.",
+                remedy="Leave out --sample, or --repair.",
+            )
         heard = Silence() if listener is None else listener
         options = VerifyOptions(
             tuple(map(operations.stream_id, streams)), sample, limit, show_values, _position(at)

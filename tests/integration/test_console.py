@@ -425,6 +425,14 @@ def _verify(page: Browser, pipeline: PipelineUnderTest) -> None:
     page.see("id=4711-key")
     page.press_button("Hide rows")
     page.gone(selector='main:has-text("4711-key")')
+    shape = VerifiedStream("public.orders 17-4", "equal", lane="shapes", source_rows=5, table_rows=5)
+    began_at = datetime.now(UTC).isoformat(timespec="seconds")
+    reports.save(pipeline.state, VerifyReport((shape,), began_at, 0.2, of="shapes"))
+    page.go(screen="flow")
+    page.go(screen="verify")
+    page.see("a shape, as its clients hold it")
+    # There is no stream of that name.
+    assert page.text(selector='main a[href="#/shapes"]') == "public.orders 17-4"
 
 
 def _sizes(page: Browser) -> None:

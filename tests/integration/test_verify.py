@@ -321,6 +321,10 @@ def test_a_history_has_every_change_of_the_log_once(database: Database, make: Ma
         assert (found.missing, found.extra, found.different) == counts, name
         with open(changes[0], "wb") as sink:
             sink.write(whole)
+    plant_in(changes[0], plants["lost"][0])
+    said = Notes()
+    assert not Pipeline.from_yaml(pipeline.file).verify((), said, repair=True).equal
+    assert [line for line in said if "was not repaired" in line and "`write: append`" in line], said
 
 
 def test_a_history_of_which_nothing_is_compared_is_not_called_equal(

@@ -46,6 +46,7 @@ from penstock.core.report import (
 )
 from penstock.core.verify_report import Difference, VerifiedStream, VerifyReport
 from penstock.sources.finding import Finding
+from tests.idle_pipeline import idle_pipeline
 
 REPORT = SyncReport(
     [StreamReport("public.orders", rows_loaded=1200, inserts=3, seconds=1.5)], "0/1A2B3C", 2.0
@@ -271,6 +272,15 @@ class TestVerify:
         code, _, err = run("verify", *options)
         assert code not in (0, DIFFERENT)
         assert options[-1] in err or options[0] in err
+
+    @pytest.mark.parametrize("part", [["--at", "0/1A2B3C40"], ["--sample", "5%"]])
+    def test_a_repair_of_a_part_or_of_an_earlier_version_is_refused(
+        self, run: Run, tmp_path: Path, part: list[str]
+    ) -> None:
+        idle_pipeline(tmp_path)
+        code, _, err = run("verify", "--repair", *part)
+        assert code == ConfigError.exit_code
+        assert part[0] in err
 
 
 class TestSync:

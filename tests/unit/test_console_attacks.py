@@ -660,6 +660,39 @@ def test_over_tls_the_cookie_is_for_tls_alone(tmp_path: Path) -> None:
         console.stop()
 
 
+def test_behind_a_proxy_that_takes_tls_off_the_cookie_is_for_tls_alone(tmp_path: Path) -> None:
+    console, client = served(tmp_path, hosts=["penstock.example.com"])
+    try:
+        for host, origin, is_secure in (
+            ("penstock.example.com", "https://penstock.example.com", True),
+            (f"localhost:{client.port}", f"http://localhost:{client.port}", False),
+        ):
+            headers = {"host": host, "origin": origin}
+            got = client.ask("POST", "/api/login", {"token": ACT}, headers)
+            assert got.status == 200
+            assert got.headers["set-cookie"].endswith("; Secure") is is_secure
+            assert "strict-transport-security" not in got.headers, "that is the proxy's to say"
+    finally:
+        console.stop()
+
+
+def test_over_tls_a_name_of_its_own_is_for_tls_from_now_on_and_no_other_is(tmp_path: Path) -> None:
+    write_certificates(tmp_path)
+    files = {"certificate": str(tmp_path / "server.crt"), "key": str(tmp_path / "server.key")}
+    console, client = served(tmp_path, hosts=["penstock.example.com"], **files)
+    try:
+        context = ssl.create_default_context(cafile=str(tmp_path / "authority.pem"))
+        for host, is_kept in (("penstock.example.com:443", True), (f"localhost:{client.port}", False)):
+            connection = http.client.HTTPSConnection("localhost", client.port, timeout=120, context=context)
+            connection.request("GET", "/", headers={"host": host})
+            answer = connection.getresponse()
+            assert answer.status == 200
+            assert (answer.headers.get("strict-transport-security") is not None) is is_kept
+            connection.close()
+    finally:
+        console.stop()
+
+
 def test_the_command_listens_by_the_same_rules(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     console, _client = served(tmp_path, access=[])
     console.stop()

@@ -3,6 +3,7 @@ many, and what did not change is not said to have."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -171,3 +172,55 @@ def test_a_step_that_is_small_is_shown_whole(tmp_path: Path) -> None:
     found = log_screen.step(tmp_path, 1)
     assert [each["did"][0]["operation"] for each in found["shown"]] == ["truncate", "insert"]
     assert not found["is_cut"]
+
+
+def versions_of(directory: Path, *written: tuple[str, TableSchema]) -> dict[str, Any]:
+    """Of a log with a step for each leaf and schema."""
+    log = LogWriter(directory, system_id="7", timeline=1, epoch=Lsn(1), end=Lsn(100), last_seq=0)
+    for number, (leaf, schema) in enumerate(written, 1):
+        row = change(100 * number + 1, "i", ("1", None, None))
+        rows = pa.RecordBatch.from_pylist([row], log_schema(schema, leaf))
+        log.write(schema, StreamId("public", leaf), rows, {"i": 1})
+        assert log.seal(Lsn(100 * (number + 1))) is not None
+    return log_screen.schemas(directory, ORDERS)
+
+
+def wider(*more: str, oid: int = 7) -> TableSchema:
+    added = tuple(SourceColumn(name, 25, -1, "text", "text") for name in more)
+    return replace(table(), columns=(*table().columns, *added), relation_oid=oid)
+
+
+def of_one(*schemas: TableSchema) -> list[tuple[str, TableSchema]]:
+    return [("orders", schema) for schema in schemas]
+
+
+def test_a_version_that_comes_back_is_told_again_and_the_next_is_described_against_it(tmp_path: Path) -> None:
+    found = versions_of(tmp_path, *of_one(wider(), wider("b"), wider(), wider(), wider("c")))
+    assert [(each["step"], each["changes"]) for each in found["versions"]] == [
+        (5, ["c came"]),
+        (3, ["b went"]),
+        (2, ["b came"]),
+        (1, []),
+    ]
+    assert not found["is_cut"]
+
+
+def test_what_partitions_go_through_one_after_the_other_is_told_once(tmp_path: Path) -> None:
+    steps = [("one", wider()), ("two", wider()), ("one", wider("b")), ("two", wider()), ("two", wider("b"))]
+    steps += [("three", wider("b")), ("four", wider("b", oid=8)), ("one", wider())]
+    found = versions_of(tmp_path, *steps)
+    assert [(each["step"], each["changes"]) for each in found["versions"]] == [
+        (8, ["b went"]),
+        (7, ["it is of public.four, its columns are the same"]),
+        (3, ["b came"]),
+        (1, []),
+    ]
+
+
+def test_it_is_said_when_the_log_is_longer_than_what_is_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_screen, "SCHEMA_STEPS_MAX", 2)
+    found = versions_of(tmp_path, *of_one(wider(), wider("b"), wider("b", "c")))
+    assert [each["changes"] for each in found["versions"]] == [["c came"], []]
+    assert found["is_cut"]

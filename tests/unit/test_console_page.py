@@ -39,6 +39,15 @@ def test_no_text_becomes_markup_or_code_and_nothing_comes_from_elsewhere(name: s
     assert not re.search(r"\sstyle=|@import|url\(", text)
 
 
+def test_a_page_that_nobody_sees_keeps_no_connection() -> None:
+    """A browser has six for all pages of a host: a seventh page would wait for ever."""
+    app = ASSETS["app.js"]
+    listening = app[app.index("function listen()") :]
+    assert listening.index("if (document.hidden) return") < listening.index("new EventSource")
+    seen = app[app.index("addEventListener('visibilitychange'") :]
+    assert re.match(r"[^)]*\) => \{\s+if \(document\.hidden\) rest\(\)\s+else if [^{]+\{ listen\(\)", seen)
+
+
 @pytest.mark.parametrize("theme", ["light", "dark", "dark by the system"])
 def test_every_text_can_be_read_on_what_it_stands(theme: str) -> None:
     sheet = ASSETS["console.css"]

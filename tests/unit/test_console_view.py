@@ -81,6 +81,24 @@ def test_what_a_target_refused_is_counted_beside_what_tables_could_not_hold(tmp_
     assert found["instance"]["reasons"] == []
 
 
+def test_the_lane_of_shapes_has_a_rate(tmp_path: Path) -> None:
+    """What it counts is in the status as the events of its lane; rates are made of those."""
+    samples: list[Sample] = [
+        (metrics.LANE_KNOWN.name, {"lane": "shapes"}, 1.0),
+        (metrics.SHAPE_CHANGES.name, {}, 500.0),
+    ]
+    rates = Rates()
+    for at in (0.0, 5.0):
+        samples[1] = (metrics.SHAPE_CHANGES.name, {}, 500.0 + 10 * at)
+        said = json.loads(json.dumps(status(samples)))
+        rates.add(at, counters_of(said))
+    config = Config.load(idle_pipeline(tmp_path))
+    found = view_of(config, Found("now", said, StateDocument.new(), {}, {}), rates)
+    lanes = {each["lane"]: each for each in found["lanes"]}
+    assert lanes["shapes"]["rate"] == 10.0
+    assert lanes["lake"]["rate"] is None
+
+
 def test_how_many_letters_there_are_is_not_known_while_nothing_runs(tmp_path: Path) -> None:
     assert view(tmp_path, None)["totals"]["dead_letters"] is None
 

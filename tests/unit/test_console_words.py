@@ -11,10 +11,16 @@ import pytest
 from penstock.config import Config
 from penstock.console import state_screen
 from penstock.console.holding import what_holds
+from penstock.console.rates import Rates
 from penstock.console.screens import Screens
+from penstock.console.view import Found, view_of
 from penstock.core.position import Lsn
+from penstock.core.resume_token import ResumeToken
+from penstock.core.schema import TableSchema
 from penstock.core.stream import StreamId
-from penstock.ledger import orders, two_phase
+from penstock.destinations.parquet_layout import TableLayout
+from penstock.destinations.records import Marker, TableRecord
+from penstock.ledger import orders, rewinding, two_phase
 from penstock.ledger.orders import Order
 from penstock.ledger.state import StateDocument
 from penstock.ledger.store import StateStore
@@ -200,6 +206,101 @@ def test_what_a_start_would_do_is_what_recovery_decides(tmp_path: Path) -> None:
     assert told["public.orders"] == "Is loaded again: it was asked for."
     told = {each["what"]: each["text"] for each in state_screen.restart(StateDocument.new(), settings)}
     assert "Nothing was followed yet" in told["the log"]
+
+
+TOKEN, NEXT = "82673F82FE000000022B0429296E1404", "82673F82FE000000042B0429296E1505"
+AT = ResumeToken(TOKEN).time
+MONGO = {"type": "mongodb", "url": "mongodb://nowhere/shop"}
+
+
+def of_mongodb(**states: dict[str, Any]) -> StateDocument:
+    """Streams that each have a position of their own; `states`: what is said of them besides."""
+    entries = [
+        {
+            "stream": name,
+            "namespace": "shop",
+            "sync_mode": "cdc",
+            "state": {"_data": TOKEN, "chunks": [], "penstock": {"generation": "g"}, **fields},
+        }
+        for name, fields in states.items()
+    ]
+    own = {"format_version": 1, "state_version": 3, "source": "mongodb"}
+    return StateDocument({"type": "STREAM", "streams": entries, "penstock": own})
+
+
+def start_of(found: StateDocument, directory: Path, **sections: Any) -> dict[str, str]:
+    settings = Config.load(idle_pipeline(directory, ["shop.*"], **sections))
+    return {each["what"]: each["text"] for each in state_screen.restart(found, settings)}
+
+
+def test_where_each_stream_has_a_position_of_its_own_a_start_is_told_so(tmp_path: Path) -> None:
+    told = start_of(of_mongodb(orders={}, items={"next_data": NEXT}), tmp_path, source=MONGO)
+    assert "Capture opens change streams where the change log ends" in told["the log"]
+    assert told["shop.items"] == (
+        f"Its own round is not in the table, and is given up: the next one begins at {AT} too, and goes as "
+        "far as the log does."
+    )
+    assert told["all streams"] == (
+        f"Each stream follows the log from its own position on; the least is {AT}."
+    )
+    assert "shop.orders" not in told, "it waits for no others to be level with"
+    facts = {each["where"]: each for each in state_screen._facts(of_mongodb(orders={}, items={}))}
+    assert facts["streams[].state._data"]["value"] == f"2, the least {AT}"
+    assert "join the others" not in facts["streams[].state._data"]["meaning"]
+
+
+@pytest.mark.parametrize("source", [MONGO, {"type": "mysql", "url": "mysql://nowhere/shop"}])
+def test_slots_are_spoken_of_where_there_are_slots(tmp_path: Path, source: dict[str, str]) -> None:
+    settings = Config.load(idle_pipeline(tmp_path, ["shop.*"], source=source))
+    assert "Nothing was followed yet" in start_of(StateDocument.new(), tmp_path, source=source)["the log"]
+    paths = [(None, [], []), (status(), [], [lane("lake")])]
+    paths.append((status(), [], [lane("lake"), lane("old", 5, configured=False)]))
+    paths.append((status(), [stream("a.b", dead_letters=1)], [lane("lake")]))
+    said_here = [str(state_screen.restart(StateDocument.new(), settings))]
+    said_here += [str(what_holds(*each, has_slot=False)) for each in paths]
+    assert not [text for text in said_here if "slot" in text]
+
+
+def test_the_page_says_where_tables_are_also_without_a_shared_position(tmp_path: Path) -> None:
+    settings = Config.load(idle_pipeline(tmp_path, ["shop.*"], source=MONGO))
+    found = Found("now", None, of_mongodb(orders={}, items={}), {}, {})
+    assert view_of(settings, found, Rates())["position"] == str(AT)
+
+
+def test_changes_that_are_to_be_applied_once_more_are_told_of(tmp_path: Path) -> None:
+    settings = config(tmp_path)
+    wanted = rewinding.asked(document(), ORDERS, Lsn(8))
+    told = {each["what"]: each["text"] for each in state_screen.restart(wanted, settings)}
+    assert told["public.orders"] == (
+        "Behind the changes that wait, the log after 0/8 is applied to its table once more, in one commit."
+    )
+    assert "streams[].state.penstock.rewind" in {each["where"] for each in state_screen._facts(wanted)}
+    paused = orders.applied(wanted, [Order("pause", ORDERS, "why", at="then")])
+    told = {each["what"]: each["text"] for each in state_screen.restart(paused, settings)}
+    assert "When it is resumed, the log after 0/8 is applied" in told["public.orders"]
+    begun = rewinding.prepared(wanted, ORDERS, "again")
+    marker = Marker("again", Lsn(1), Lsn(8), Lsn(0x10), ("thread",))
+    record = TableRecord(1, "changes", "then", Lsn(1), "upsert", TableSchema(ORDERS, ()), "v1", (), marker)
+    layout = TableLayout(settings.destination.directory, ORDERS)
+    layout.commits.mkdir(parents=True)
+    assert layout.create_record(record)
+    told = {each["what"]: each["text"] for each in state_screen.restart(begun, settings)}
+    assert told["public.orders"].endswith("applied to its table once more: only the state is written.")
+
+
+def test_a_comparison_that_was_cut_short_is_not_told_as_chunks_that_are_loaded(tmp_path: Path) -> None:
+    raw = document().to_json()
+    state = raw["streams"][0]["state"]
+    state["chunks"] = [{"min": None, "max": None, "status": "preparing"}]
+    state["penstock"]["load_by_difference"] = True
+    found = StateDocument(raw)
+    told = {each["what"]: each["text"] for each in state_screen.restart(found, config(tmp_path))}
+    assert told["public.orders"] == (
+        "Is compared with its source again, and written where it differs: that was cut short."
+    )
+    facts = {each["where"] for each in state_screen._facts(found)}
+    assert "streams[].state.penstock.load_by_difference" in facts
+    assert "streams[].state.chunks" not in facts
 
 
 def test_values_of_rows_in_the_state_are_shown_to_who_asks_for_values_alone(tmp_path: Path) -> None:

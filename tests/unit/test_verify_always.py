@@ -102,13 +102,37 @@ def test_a_part_that_is_equal_makes_no_known_difference_forgotten(config: Config
     equal = VerifiedStream("public.orders", "equal")
     said(config, 5, DIFFERS)
     said(config, 4, equal, sample=0.05)
-    said(config, 3, equal, at="0/1A2B3C40")
     assert reports.known(config.state) == {"public.orders": DIFFERS}
     assert measured(instance(config))[metrics.VERIFY_DIFFERENCES.name] == 3
     said(config, 2, equal, by_schedule=False)
     assert reports.known(config.state) == {"public.orders": equal}
     said(config, 1, DIFFERS, sample=0.05)
     assert reports.known(config.state) == {"public.orders": DIFFERS}
+
+
+def test_what_an_earlier_version_of_a_table_was_changes_nothing_that_is_known_of_it(config: Config) -> None:
+    equal = VerifiedStream("public.orders", "equal")
+    said(config, 5, equal)
+    said(config, 4, DIFFERS, replace(DIFFERS, stream="public.lines"), at="0/1A2B3C40")
+    assert reports.known(config.state) == {"public.orders": equal}
+    assert measured(instance(config))[metrics.VERIFY_DIFFERENCES.name] == 0
+    said(config, 3, DIFFERS)
+    said(config, 2, NOT_NOW, at="0/1A2B3C40")
+    assert measured(instance(config)) == {
+        metrics.VERIFY_DIFFERENCES.name: 3,
+        metrics.VERIFY_NOT_COMPARED.name: 0,
+    }
+
+
+def test_results_that_began_in_one_second_are_all_kept_in_their_order(config: Config) -> None:
+    moment = "2026-11-16T09:00:00+00:00"
+    equal = VerifiedStream("public.orders", "equal")
+    told = [DIFFERS, *[equal] * 10, replace(DIFFERS, missing=12, buckets_differing=12)]
+    for each in told:
+        reports.save(config.state, VerifyReport((each,), moment, 1.0))
+        reports.save(config.state, VerifyReport((replace(each, lane="kafka"),), moment, 1.0, of="kafka"))
+    assert len(list(reports.kept(config.state))) == 2 * len(told)
+    assert reports.known(config.state) == {"public.orders": told[-1]}
 
 
 def test_a_known_difference_outlives_any_number_of_results_that_do_not_settle_it(config: Config) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import tracemalloc
 from collections import Counter
 from dataclasses import dataclass
 from html.parser import HTMLParser
@@ -24,7 +25,7 @@ from penstock.core.verify_report import ColumnDifference, Difference, VerifiedSt
 from penstock.verify import drill, outcome
 from penstock.verify.canonical import RowHashes, hash_rows
 from penstock.verify.digest import Digest, bucket_of
-from penstock.verify.mending import mend
+from penstock.verify.mending import mend, why_it_still_differs
 from penstock.verify.outcome import Drilled
 from penstock.verify.sides import Block
 from penstock.verify.tasks import Hashing
@@ -104,6 +105,46 @@ def test_known_keys_are_taken_out() -> None:
     known = side([(2, "whatever")]).hashes
     left = drill.without_keys(np.array([0, 1, 2]), source.hashes, (known.key_high, known.key_low))
     assert left.tolist() == [0, 2]
+
+
+def test_known_keys_that_share_a_word_with_another_are_told_apart() -> None:
+    words = np.arange(4, dtype=np.uint64)
+    hashes = RowHashes(words, words, words, words)
+    known = (np.array([9, 2], np.uint64), np.array([1, 2], np.uint64))
+    assert drill.without_keys(np.array([3, 2, 1]), hashes, known).tolist() == [3, 1]
+
+
+def test_known_keys_take_some_bytes_each_however_many_there_are() -> None:
+    rows = side([(number, "a") for number in range(10)])
+    count = 200_000
+    known = np.random.default_rng(7).integers(0, 2**63, (2, count), np.uint64)
+    tracemalloc.start()
+    try:
+        drill.without_keys(np.arange(10), rows.hashes, (known[0], known[1]))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 40 * count, f"{peak / count:.0f} bytes for each known key"
+
+
+@pytest.mark.parametrize(
+    ("told", "repaired", "words"),
+    [
+        (VerifiedStream("a.b", "different", against="change log", missing=1), None, "`write: append`"),
+        (
+            VerifiedStream("a.b", "different", missing=1, columns_not_compared=("note", "size")),
+            None,
+            "not known whole: note, size",
+        ),
+        (VerifiedStream("a.b", "different", buckets_differing=3), None, "no row that differs was found"),
+        (VerifiedStream("a.b", "different", missing=1), None, "stands where the source's log ends"),
+        (VerifiedStream("a.b", "different", missing=1), 7, "after 7 rows of it were repaired"),
+    ],
+)
+def test_why_a_stream_still_differs_is_said_of_each(
+    told: VerifiedStream, repaired: int | None, words: str
+) -> None:
+    assert words in why_it_still_differs(told, repaired)
 
 
 class _Stages:

@@ -20,30 +20,45 @@ Piece = dict[str, Any]
 
 
 def what_holds(
-    status: dict[str, Any] | None, streams: list[dict[str, Any]], lanes: list[dict[str, Any]]
+    status: dict[str, Any] | None,
+    streams: list[dict[str, Any]],
+    lanes: list[dict[str, Any]],
+    *,
+    has_slot: bool = True,
 ) -> dict[str, Any]:
-    """`pieces` with `text`, `stream`, `lane` or `time` each, and how bad it is."""
+    """`pieces` with `text`, `stream`, `lane` or `time` each, and how bad it is. Without a slot, the source
+    keeps its log for as long as its own settings say, and not for this pipeline."""
     if status is None:
-        return _said("bad", _text("No instance runs: the source keeps its log until one does."))
+        kept = (
+            "the source keeps its log until one does"
+            if has_slot
+            else "what is new is read later, if the source still has it then"
+        )
+        return _said("bad", _text(f"No instance runs: {kept}."))
     capture = next((each for each in status["processes"] if each["name"] == "capture"), None)
     if status["role"] == "standby":
         return _said("good", _text("This instance stands by; another one leads and acknowledges."))
     if status["source"]["slot_healthy"] is False:
+        needed = "the slot needs" if has_slot else "is still to be read"
         return _said(
-            "bad", _text("The server no longer keeps all that the slot needs: tables must be loaded again.")
+            "bad",
+            _text(f"The server no longer keeps all that {needed}: tables must be loaded again."),
         )
     if status["role"] != "leading":
         why = (capture or {}).get("reason") or (capture or {}).get("state") or "it is not there"
-        return _said(
-            "bad", _text(f"Capture does not read ({_one_line(why)}): the source keeps all that is new.")
-        )
-    return _of_lanes(streams, lanes)
+        kept = "the source keeps all that is new" if has_slot else "what is new is read later"
+        return _said("bad", _text(f"Capture does not read ({_one_line(why)}): {kept}."))
+    return _of_lanes(streams, lanes, has_slot=has_slot)
 
 
-def _of_lanes(streams: list[dict[str, Any]], lanes: list[dict[str, Any]]) -> dict[str, Any]:
+def _of_lanes(
+    streams: list[dict[str, Any]], lanes: list[dict[str, Any]], *, has_slot: bool
+) -> dict[str, Any]:
     """What will not go on by itself comes first, however little it is behind yet; then who is behind."""
     if not lanes:
         return _said("busy", _text("Nothing is known of the lanes yet."))
+    if left := [lane for lane in lanes if not lane["configured"]]:
+        return _of_left(max(left, key=_lag), has_slot=has_slot)
     for is_so, words in _STANDING:
         found = [lane for lane in lanes if is_so(lane)]
         if found:
@@ -61,8 +76,10 @@ def _of_lanes(streams: list[dict[str, Any]], lanes: list[dict[str, Any]]) -> dic
     letters = sum(each.get("dead_letters") or 0 for each in (*streams, *lanes))
     if letters:
         few = "1 dead letter waits" if letters == 1 else f"{letters:,} dead letters wait"
-        return _said("busy", _text(f"Nothing holds the slot back, but {few} for somebody to look at."))
-    return _said("good", _text("Nothing holds the slot back: every lane is up to date."))
+        level = "Nothing holds the slot back" if has_slot else "Every lane is up to date"
+        return _said("busy", _text(f"{level}, but {few} for somebody to look at."))
+    free = "Nothing holds the slot back: every" if has_slot else "Every"
+    return _said("good", _text(f"{free} lane is up to date."))
 
 
 def _lag(lane: dict[str, Any]) -> float:
@@ -74,12 +91,13 @@ def _is_down(lane: dict[str, Any]) -> bool:
     return (lane.get("state") or "running") not in ("running", *_BEGINNING)
 
 
-def _of_left(lane: dict[str, Any]) -> dict[str, Any]:
+def _of_left(lane: dict[str, Any], *, has_slot: bool) -> dict[str, Any]:
+    held = "the slot" if has_slot else "the change log"
     return _said(
         "bad",
         _text("The lane "),
         {"lane": lane["lane"]},
-        _text(" is not in the pipeline file and holds the slot until it is dropped."),
+        _text(f" is not in the pipeline file and holds {held} until it is dropped."),
     )
 
 
@@ -105,7 +123,7 @@ def _of_beginning(lane: dict[str, Any]) -> dict[str, Any]:
 def _of_silent(lane: dict[str, Any]) -> dict[str, Any]:
     return _said(
         "busy",
-        _text("The source forgets nothing yet: the "),
+        _text("Nothing is let go yet: the "),
         {"lane": lane["lane"]},
         _text(f" lane has not said how far it is{_why(lane)}."),
     )
@@ -114,7 +132,6 @@ def _of_silent(lane: dict[str, Any]) -> dict[str, Any]:
 #: States of a lane that end by themselves.
 _BEGINNING = ("starting", "waiting", "reconnecting", "stopping")
 _STANDING: tuple[tuple[Callable[[dict[str, Any]], bool], Callable[[dict[str, Any]], dict[str, Any]]], ...] = (
-    (lambda lane: not lane["configured"], _of_left),
     (lambda lane: bool(lane["paused"]), _of_paused_lane),
     (_is_down, _of_down),
     (lambda lane: not lane["known"], _of_silent),

@@ -46,6 +46,9 @@ POLICY = (
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; "
     "trusted-types 'none'"
 )
+#: To names of `console.hosts` alone, which are the console's: for a name of the machine it would hold of
+#: everything else that is served there, the metrics among it.
+_TLS_FROM_NOW_ON = "max-age=31536000"
 _HEADERS = {
     "Content-Security-Policy": POLICY,
     "X-Content-Type-Options": "nosniff",
@@ -103,6 +106,7 @@ class ConsoleServer:
         class Handler(_Handler):
             context = tls
             own_names = known
+            kept_names = frozenset(name.lower() for name in names)
 
         self._handler = Handler
         try:
@@ -135,6 +139,7 @@ class _Handler(BaseHTTPRequestHandler):
     reply: Callable[[Request], Answer]
     context: ssl.SSLContext | None
     own_names: frozenset[str]
+    kept_names: frozenset[str]
     timeout = REQUEST_S
     protocol_version = "HTTP/1.1"
     server_version = "penstock"
@@ -215,6 +220,10 @@ class _Handler(BaseHTTPRequestHandler):
             return name in self.own_names
         return True  # a page cannot have an address of ours as its own
 
+    def _asked_name(self) -> str:
+        headers = getattr(self, "headers", None)  # none of what is no request
+        return "" if headers is None else str(headers.get("Host") or "").partition(":")[0].lower()
+
     def _send(self, answer: Answer) -> None:
         if (
             answer.events is not None
@@ -226,6 +235,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(answer.status)
         for name, value in {**_HEADERS, "Cache-Control": "no-store", **answer.headers}.items():
             self.send_header(name, value)
+        if self.context is not None and self._asked_name() in self.kept_names:
+            self.send_header("Strict-Transport-Security", _TLS_FROM_NOW_ON)
         self.send_header("Content-Type", answer.kind)
         self.send_header("Connection", "close")
         if answer.events is None:

@@ -17,6 +17,7 @@ from penstock.log.manifest import Manifest, list_sequence, read_manifest
 STEPS_SHOWN = 50
 TRANSACTIONS_SHOWN = 200
 SCHEMA_STEPS_MAX = 5000
+_REWRITTEN = "the table was rewritten or made anew, its columns are the same"
 OPERATIONS = {"i": "insert", "u": "update", "d": "delete", "t": "truncate", "r": "read"}
 
 
@@ -54,31 +55,46 @@ def step(log: Path, seq: int) -> dict[str, Any]:
 
 
 def schemas(log: Path, stream: StreamId) -> dict[str, Any]:
-    """The versions a stream's table had, as far as the log reaches back, and what changed from each to the
-    next.
+    """The versions a stream's table had, and what changed from each to the next: as far as the log reaches
+    back, or as so many steps do (`is_cut`).
+
+    A version that comes back is told again. Partitions have versions of their own, and follow one another:
+    what one of them has been through before is told once.
     """
     from penstock.log.reader import ChangeLog
 
     reader = ChangeLog(log)
-    seen: dict[str, dict[str, Any]] = {}
-    before: TableSchema | None = None
-    for seq in list_sequence(log)[-SCHEMA_STEPS_MAX:]:
+    numbers = list_sequence(log)
+    told: list[str] = []  # ids, as they followed one another
+    stands: dict[str, int] = {}  # of each leaf, with which of them its newest file was written
+    found: list[dict[str, Any]] = []
+    for seq in numbers[-SCHEMA_STEPS_MAX:]:
         manifest = read_step(log, seq)
         table = None if manifest is None else manifest.table(stream)
         for file in () if manifest is None or table is None else table.files:
-            if file.schema_id in seen:
+            at = stands.get(file.leaf)
+            if at is not None and told[at] == file.schema_id:
+                continue
+            known = told[at + 1 :] if at is not None else told
+            if file.schema_id in known:
+                stands[file.leaf] = len(told) - len(known) + known.index(file.schema_id)
                 continue
             schema = reader.schema(file.schema_id)
-            seen[file.schema_id] = {
-                "id": file.schema_id,
-                "step": seq,
-                "since": manifest.sealed_at if manifest is not None else "",
-                "columns": len(schema.columns),
-                "key": list(schema.key),
-                "changes": [] if before is None else _changed(before, schema),
-            }
-            before = schema
-    return {"stream": str(stream), "versions": list(seen.values())[::-1]}
+            before = None if not told else reader.schema(told[-1 if at is None else at])
+            same = f"it is of {file.leaf}, its columns are the same" if at is None else _REWRITTEN
+            stands[file.leaf] = len(told)
+            told.append(file.schema_id)
+            found.append(
+                {
+                    "id": file.schema_id,
+                    "step": seq,
+                    "since": manifest.sealed_at if manifest is not None else "",
+                    "columns": len(schema.columns),
+                    "key": list(schema.key),
+                    "changes": [] if before is None else _changed(before, schema) or [same],
+                }
+            )
+    return {"stream": str(stream), "versions": found[::-1], "is_cut": len(numbers) > SCHEMA_STEPS_MAX}
 
 
 def _transactions(log: Path, manifest: Manifest) -> tuple[list[dict[str, Any]], bool]:
@@ -188,7 +204,7 @@ def _changed(before: TableSchema, after: TableSchema) -> list[str]:
     ]
     if before.key != after.key:
         found.append(f"the key is {', '.join(after.key) or 'none'} now")
-    return found or ["the table was rewritten or made anew, its columns are the same"]
+    return found
 
 
 def _kind(column: Any) -> Any:

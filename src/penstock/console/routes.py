@@ -230,7 +230,9 @@ class Routes:
         return answer_json({}, headers=gone)
 
     def _set(self, request: Request, value: str, age_s: int) -> str:
-        secure = "; Secure" if request.secure else ""
+        # A proxy may have taken TLS off; the page says by which scheme it was opened.
+        is_over_tls = request.secure or request.headers.get("origin", "").lower().startswith("https:")
+        secure = "; Secure" if is_over_tls else ""
         return (
             f"{self._cookie_of(request)}={value}; Path=/; HttpOnly; SameSite=Strict; Max-Age={age_s}{secure}"
         )

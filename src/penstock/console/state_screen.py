@@ -21,8 +21,9 @@ from penstock.core.cursor import RESERVED_NAMES
 from penstock.core.errors import PenstockError
 from penstock.core.stream import StreamId
 from penstock.ledger import orders
+from penstock.ledger.dialect import SourceName
 from penstock.ledger.recovery import recover_chunks, recover_round, recover_stream_round
-from penstock.ledger.state import StateDocument
+from penstock.ledger.state import Rewind, StateDocument, StreamState
 from penstock.ledger.state_check import problems
 from penstock.ledger.store import StateStore
 
@@ -132,11 +133,15 @@ def _facts(document: StateDocument) -> Iterator[dict[str, str]]:
             "penstock.epoch", str(document.epoch), "The leader that wrote it: tables refuse any older one."
         )
     if document.lsn is not None:
+        held = (
+            "It is what the source may be told to forget, unless a stream of its own position is behind."
+            if document.source == "postgres"
+            else "The change log is needed from there on, or from where a stream of its own position is."
+        )
         yield _fact(
             "global.state",
             str(document.lsn),
-            f"Up to here {len(document.global_streams)} streams are committed in their tables. It is what "
-            "the source may be told to forget, unless a stream of its own position is behind.",
+            f"Up to here {len(document.global_streams)} streams are committed in their tables. {held}",
         )
     if document.next_cdc_pos is not None:
         names = ", ".join(map(str, document.processing)) or "none"
@@ -147,13 +152,33 @@ def _facts(document: StateDocument) -> Iterator[dict[str, str]]:
         )
     own = [state for state in document.stream_states if state.cdc_from is not None]
     if own:
+        is_apart = document.dialect.shares_position
         yield _fact(
-            "streams[].state.cdc_from",
-            str(len(own)),
+            f"streams[].state.{document.dialect.spelled('cdc_from')}",
+            str(len(own)) if is_apart else f"{len(own)}, the least {document.level or 'of none'}",
             "Streams with a position of their own: loaded lately, set aside or paused; they join the others "
-            "when they are level.",
+            "when they are level."
+            if is_apart
+            else "Each stream has a position of its own, up to which it is committed in its table; the least "
+            "is of those that are not paused.",
         )
-    loading = [state for state in document.stream_states if state.is_loading]
+    rewinds = [state for state in document.stream_states if state.rewind is not None]
+    if rewinds:
+        yield _fact(
+            "streams[].state.penstock.rewind",
+            str(len(rewinds)),
+            "Streams whose changes after a position are to be applied to their tables once more.",
+        )
+    every = [state for state in document.stream_states if state.is_loading]
+    compared = [state for state in every if state.load_by_difference]
+    if compared:
+        yield _fact(
+            "streams[].state.penstock.load_by_difference",
+            str(len(compared)),
+            "Streams of which the rows that differ from the source are being written, in one commit; what is "
+            "not committed is compared again.",
+        )
+    loading = [state for state in every if not state.load_by_difference]
     if loading:
         left = sum(len(state.chunks or ()) for state in loading)
         yield _fact(
@@ -183,12 +208,25 @@ class _Tables:
         record = TableLayout(self.directory, stream).newest_record()
         return record is not None and record.has_thread(thread_id)
 
+    def is_rewound(self, stream: StreamId, rewind: Rewind) -> bool:
+        if rewind.generation is None:
+            return False
+        if self.directory is None:
+            self.unknown = True
+            return False
+        from penstock.destinations.parquet_layout import TableLayout
+
+        record = TableLayout(self.directory, stream).newest_record()
+        marker = None if record is None else record.marker
+        is_of_it = marker is not None and marker.generation == rewind.generation
+        return is_of_it and marker is not None and marker.start is not None and marker.start <= rewind.to
+
 
 def restart(document: StateDocument, config: Config) -> list[dict[str, str]]:
     """What a start would do, in its order."""
     destination = config.destination
     tables = _Tables(destination.directory if destination.type == "parquet" else None)
-    steps = [_step("the log", _log_step(document))]
+    steps = [_step("the log", _log_step(document, config.source.type))]
     for _, order in orders.waiting(config.state):
         steps.append(_step(str(order.stream), f"The order to {order.action} it is carried out first."))
     try:
@@ -200,21 +238,40 @@ def restart(document: StateDocument, config: Config) -> list[dict[str, str]]:
         ]
     except PenstockError as error:
         return [_step("the state", f"It would be refused: {error.message}")]
-    following = len(document.global_streams)
-    if following:
+    if following := len(document.global_streams):
         steps.append(_step("all others", f"{following} streams follow the log from {document.lsn} on."))
+    elif not document.dialect.shares_position and document.level is not None:
+        text = f"Each stream follows the log from its own position on; the least is {document.level}."
+        steps.append(_step("all streams", text))
     if tables.unknown:
         steps.append(_step("the tables", "They are asked what they hold, and what they say counts."))
     return steps
 
 
-def _log_step(document: StateDocument) -> str:
-    if document.lsn is None:
-        return "Nothing was followed yet: a slot is made or found, and tables are loaded under its snapshot."
-    return (
-        "Capture takes the slot again. What the source sends a second time, the change log has already and "
-        "skips; nothing after the position is lost, because the source was not told to forget it."
+#: What a start does with a source of which nothing was read yet, and with one that was read before.
+_FIRST = {
+    "postgres": "a slot is made or found, and tables are loaded under its snapshot.",
+    "mysql": "where the binary log ends is noted, tables are loaded, and the log is read from there.",
+    "mongodb": "the cluster time is noted, tables are loaded, and change streams are opened from there.",
+}
+_AGAIN = {
+    "postgres": "Capture takes the slot again. What the source sends a second time, the change log has "
+    "already and skips; nothing after the position is lost, because the source was not told to forget it.",
+    "mysql": "Capture reads the binary log from where the change log ends. The server keeps it as long as "
+    "its own settings say: it must reach back to there.",
+    "mongodb": "Capture opens change streams where the change log ends. The oplog is kept as long as its "
+    "size allows: it must reach back to there.",
+}
+
+
+def _log_step(document: StateDocument, source: SourceName) -> str:
+    own = (state.cdc_from for state in document.stream_states)
+    has_followed = (
+        document.lsn is not None
+        if document.dialect.shares_position
+        else any(position is not None for position in own)
     )
+    return _AGAIN[source] if has_followed else f"Nothing was followed yet: {_FIRST[source]}"
 
 
 def _rounds(document: StateDocument, tables: _Tables) -> list[dict[str, str]]:
@@ -241,25 +298,50 @@ def _rounds(document: StateDocument, tables: _Tables) -> list[dict[str, str]]:
 def _stream_step(document: StateDocument, stream: StreamId, tables: _Tables) -> str:
     state = document.stream(stream)
     assert state is not None
+    if state.reload is not None and state.paused is None:
+        if state.reload.by_difference:
+            return f"Is compared with its source, and written where it differs: {state.reload.reason}."
+        return f"Is loaded again: {state.reload.reason}."
+    if state.is_loading and state.paused is None:
+        return _load_step(document, state, tables)
+    rewind = "" if state.rewind is None else _rewind_step(state, state.rewind, tables)
+    return " ".join(text for text in (_following_step(document, state, tables), rewind) if text)
+
+
+def _load_step(document: StateDocument, state: StreamState, tables: _Tables) -> str:
+    found = recover_chunks(document, state.stream, tables.is_thread_committed)
+    if state.load_by_difference:
+        if not found.to_read:
+            return "What differed from its source is in the table already: only the state is written."
+        return "Is compared with its source again, and written where it differs: that was cut short."
+    done = f"{len(found.committed)} of its open chunks are in the table already; " if found.committed else ""
+    return f"{done}{len(found.to_read)} chunks are read, under a new snapshot if the old one is gone."
+
+
+def _rewind_step(state: StreamState, rewind: Rewind, tables: _Tables) -> str:
+    again = f"the log after {rewind.to} is applied to its table once more"
+    if state.paused is not None:
+        return f"When it is resumed, {again}."
+    if tables.is_rewound(state.stream, rewind):
+        return f"The log after {rewind.to} was applied to its table once more: only the state is written."
+    return f"Behind the changes that wait, {again}, in one commit."
+
+
+def _following_step(document: StateDocument, state: StreamState, tables: _Tables) -> str:
     if state.paused is not None:
         why = f" ({state.paused.reason})" if state.paused.reason else ""
         return f"Stands still, as it has since {state.paused.since}{why}; its changes are kept."
-    if state.reload is not None and state.reload.by_difference:
-        return f"Is compared with its source, and written where it differs: {state.reload.reason}."
-    if state.reload is not None:
-        return f"Is loaded again: {state.reload.reason}."
-    if state.is_loading:
-        found = recover_chunks(document, stream, tables.is_thread_committed)
-        done = (
-            f"{len(found.committed)} of its open chunks are in the table already; " if found.committed else ""
+    own = recover_stream_round(document, state.stream, tables.is_thread_committed)
+    if own.kind == "finish":
+        return f"Its own round up to {own.to} is in the table: only its position moves."
+    if own.kind == "bounded":
+        return f"Its own round up to {own.to} is written with the same bounds."
+    if own.kind == "again":
+        return (
+            f"Its own round is not in the table, and is given up: the next one begins at {own.start} too, "
+            "and goes as far as the log does."
         )
-        return f"{done}{len(found.to_read)} chunks are read, under a new snapshot if the old one is gone."
-    if state.next_cdc_pos is not None:
-        own = recover_stream_round(document, stream, tables.is_thread_committed)
-        if own.kind == "finish":
-            return f"Its own round up to {own.to} is in the table: only its position moves."
-        return f"Its own round up to {state.next_cdc_pos} is written with the same bounds."
-    if state.cdc_from is not None:
+    if state.cdc_from is not None and document.dialect.shares_position:
         return f"Reads the log from its own position {state.cdc_from} until it is level with the others."
     return ""
 

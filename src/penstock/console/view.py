@@ -49,12 +49,12 @@ def view_of(config: Config, found: Found, rates: Rates) -> dict[str, Any]:
         "instance": None if status is None else _instance(status),
         "source": _source(config, status),
         "capture": _capture(status, rates),
-        "holds": what_holds(status, streams, lanes),
+        "holds": what_holds(status, streams, lanes, has_slot=config.source.type == "postgres"),
         "destination": _destination(config),
         "processes": [] if status is None else status["processes"],
         "lanes": lanes,
         "streams": streams,
-        "position": str(found.document.lsn) if found.document.lsn is not None else None,
+        "position": str(found.document.level) if found.document.level is not None else None,
         "totals": {
             "streams": len(streams),
             "states": _counted(streams),
@@ -188,6 +188,7 @@ def _stream(
         if entry is None or entry.paused is None
         else {"since": entry.paused.since, "reason": entry.paused.reason},
         "reload": None if entry is None or entry.reload is None else entry.reload.reason,
+        "rewind": None if entry is None or entry.rewind is None else str(entry.rewind.to),
         "load": _load(name, said, entry, found, rates),
         "ordered": ordered.get(name, []),
     }

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from penstock import metrics
 from penstock.capture.spec import LAKE_LANE
+from penstock.config.shapes import SHAPES_LANE
 from penstock.core.errors import PositionGoneError
 from penstock.core.position import Lsn
 from penstock.metrics import Sample
@@ -55,7 +56,8 @@ class LaneStatus:
     stand still because changes are missing; `dead_letters`, events that the target refused and those behind
     them. `configured`: the run has a process for it; the source keeps what any other one lacks, until it is
     dropped. `retries`: how often its process tried something again. `commit_s`: what a round of the lake, or
-    a commit or call of a target, took on the average since its process started.
+    a commit or call of a target, took on the average since its process started. Events of the lane `shapes`
+    are changes, counted for each shape that they concern.
     """
 
     lane: str
@@ -164,6 +166,8 @@ def lanes_of(view: SampleView, configured: Collection[str]) -> tuple[LaneStatus,
     in_seconds = view.by_label(metrics.LANE_LAG_SECONDS)
     fresh = view.by_label(metrics.STREAM_LANE_FRESHNESS_SECONDS)
     events = view.by_label(metrics.STREAM_LANE_EVENTS)
+    if (changes := view.one(metrics.SHAPE_CHANGES)) is not None:
+        events[SHAPES_LANE] = changes
     paused = view.by_label(metrics.STREAM_LANE_PAUSED)
     loading, gaps = view.by_label(metrics.STREAM_LANE_LOADING), view.by_label(metrics.STREAM_LANE_GAPS)
     letters = view.by_label(metrics.STREAM_DEAD_LETTERS)

@@ -84,10 +84,16 @@ def pair(source: RowHashes, table: RowHashes) -> Found:
 def _numbers(source: RowHashes, table: RowHashes, *, whole: bool) -> NDArray[np.int64]:
     """A number for each row of both sides, equal where the row is, or its key."""
     names = ("key_high", "key_low", "row_high", "row_low") if whole else ("key_high", "key_low")
-    words = np.stack([np.concatenate([getattr(source, n), getattr(table, n)]) for n in names], axis=1)
+    return _numbered([np.concatenate([getattr(source, n), getattr(table, n)]) for n in names])
+
+
+def _numbered(columns: Sequence[Hashes]) -> NDArray[np.int64]:
+    """A number for each row of these words, equal where all of them are."""
+    words = np.stack(columns, axis=1)
     if not words.size:
         return np.zeros(0, np.int64)
-    as_bytes = np.ascontiguousarray(words).view(np.dtype((np.void, words.itemsize * len(names)))).reshape(-1)
+    row = np.dtype((np.void, words.itemsize * len(columns)))
+    as_bytes = np.ascontiguousarray(words).view(row).reshape(-1)
     return np.unique(as_bytes, return_inverse=True)[1].reshape(-1).astype(np.int64)
 
 
@@ -121,13 +127,18 @@ def of_same_keys(source: RowHashes, table: RowHashes, places: Places) -> tuple[P
 
 
 def without_keys(places: Places, hashes: RowHashes, known: tuple[Hashes, Hashes]) -> Places:
-    """Those of the places whose keys are not among the known ones."""
+    """Those of the places whose keys are not among the known ones.
+
+    There may be millions of known keys and few places, so the known are looked up in those: each takes some
+    bytes more for the moment, and no object of Python's.
+    """
     if not known[0].size or not places.size:
         return places
-    held = set(zip(known[0].tolist(), known[1].tolist(), strict=True))
-    high, low = hashes.key_high[places].tolist(), hashes.key_low[places].tolist()
-    unknown = [pair not in held for pair in zip(high, low, strict=True)]
-    return places[np.array(unknown, np.bool_)]
+    high, low = hashes.key_high[places], hashes.key_low[places]
+    there = np.unique(low)
+    near = there[np.minimum(np.searchsorted(there, known[1]), there.size - 1)] == known[1]
+    numbers = _numbered([np.concatenate([high, known[0][near]]), np.concatenate([low, known[1][near]])])
+    return places[~np.isin(numbers[: places.size], numbers[places.size :])]
 
 
 def columns_in_which(

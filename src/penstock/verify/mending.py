@@ -21,10 +21,10 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.config import Config
-from penstock.core.errors import ConfigError, SourceBusyError
+from penstock.core.errors import SourceBusyError
 from penstock.core.report import ProgressListener
 from penstock.core.stream import StreamId
-from penstock.core.verify_report import VerifyReport
+from penstock.core.verify_report import VerifiedStream, VerifyReport
 from penstock.lake.keys import distinct
 from penstock.lake.lane import LakeLane
 from penstock.lake.repair import ChosenRows, Repair
@@ -53,10 +53,6 @@ def run_and_repair(
             "`penstock run` is at work on this pipeline, and it alone writes to the tables.",
             remedy="Stop it, run this command, then start it again; or compare without --repair.",
         )
-    if repair and options.at is not None:
-        raise ConfigError(
-            "Only the newest version of a table can be repaired.", remedy="Leave out --at, or --repair."
-        )
     repaired: Counter[StreamId] = Counter()
     in_vain: Counter[StreamId] = Counter()
     differed: dict[StreamId, tuple[int, int]] = {}  # of how many buckets how many, when it was last repaired
@@ -72,11 +68,6 @@ def run_and_repair(
             for stream, (_, found) in verification.found.items()
             if in_vain[stream] >= REPAIRS_MAX or repaired[stream] > rows_of_both(found)
         }
-        for stream in given_up:
-            listener.note(
-                f"{stream} still differs after {repaired[stream]:,} rows of it were repaired. "
-                f"`penstock resync {stream}` loads it anew."
-            )
         now = _repair(verification, opened.lane, given_up)
         for stream, rows in now.items():
             _, found = verification.found[stream]
@@ -86,17 +77,47 @@ def run_and_repair(
             of_before, before = differed.get(stream, (0, 0))
             in_vain[stream] += is_all(found) or (of == of_before and differing >= before)
             differed[stream] = of, differing
-        for stream in verification.found.keys() - now.keys() - given_up:
-            listener.note(
-                f"{stream} was not repaired: its table stands where the source's log ends, or behind others. "
-                "Run the same command again after a sync, when something was committed at the source."
-            )
         if not now:
+            for each in report.streams:
+                if each.verdict == "different":
+                    stream = StreamId.parse(each.stream)
+                    tried = repaired[stream] if stream in given_up else None
+                    listener.note(f"{stream} {why_it_still_differs(each, tried)}")
             break
     if not repair:
         return report
     streams = tuple(replace(each, repaired=repaired[StreamId.parse(each.stream)]) for each in report.streams)
     return replace(report, streams=streams)
+
+
+def why_it_still_differs(told: VerifiedStream, repaired: int | None = None) -> str:
+    """What to say of a stream that nothing more is done for. `repaired`: so many rows were, and it does not
+    help."""
+    if repaired is not None:
+        return (
+            f"still differs after {repaired:,} rows of it were repaired. "
+            f"`penstock resync {told.stream}` loads it anew."
+        )
+    if told.against != "source":
+        return (
+            "was not repaired: its table has a row for each change (`write: append`), and rows are put right "
+            "in tables that have one for each row of the source."
+        )
+    if told.columns_not_compared:
+        names = ", ".join(told.columns_not_compared)
+        return (
+            f"was not repaired: columns that changed at the source were not compared, so its rows are not "
+            f"known whole: {names}. Run the same command again after a sync that brings a change of it."
+        )
+    if not told.found:
+        return (
+            "was not repaired: no row that differs was found in the buckets of keys that were looked into. "
+            f"`penstock resync {told.stream}` loads it anew."
+        )
+    return (
+        "was not repaired: its table stands where the source's log ends, or behind others. "
+        "Run the same command again after a sync, when something was committed at the source."
+    )
 
 
 def is_all(drilled: Drilled) -> bool:
@@ -133,7 +154,8 @@ def _repair(verification: Verification, lane: LakeLane, given_up: set[StreamId])
 
 
 def mend(drilled: Drilled) -> Repair | None:
-    """What would put the table right in the rows that were found; None: the source's rows are not whole."""
+    """What would put the table right in the rows that were found; None: the source's rows are not whole,
+    or there is nothing to write."""
     if drilled.stream.columns_not_compared or drilled.stream.against != "source":
         return None
     repair = repair_of(drilled.found, drilled.source, drilled.table, drilled.key)

@@ -2,10 +2,11 @@
 lane, without values.
 
 An instance that starts knows from them when the next comparison is due, and which differences are known.
-What somebody compares by hand puts no comparison off; a sample, or an earlier version of a table, that is
-equal does not make a known difference forgotten. Nor do results that come after it, however many: the one
-that tells of it is kept beside the newest, and those that say what else is known of the streams in it, so
-that nothing that was settled since comes back with it. That is no more than one for each stream.
+What somebody compares by hand puts no comparison off; a sample that is equal does not make a known difference
+forgotten, and what an earlier version of a table was changes nothing that is known of it now. Nor do results
+that come after it, however many: the one that tells of it is kept beside the newest, and those that say what
+else is known of the streams in it, so that nothing that was settled since comes back with it. That is no more
+than one for each stream.
 """
 
 from __future__ import annotations
@@ -39,20 +40,35 @@ def changed_at(state: Path) -> int:
 def save(state: Path, report: VerifyReport) -> Path:
     directory = state / _DIRECTORY
     directory.mkdir(parents=True, exist_ok=True)
-    moment = report.began_at.replace(":", "").replace("+0000", "Z")
-    path = directory / (f"{moment}.json" if report.of == TABLES else f"{moment}-{report.of}.json")
     document = {"format_version": 1, **report.without_values().to_json()}
     for stream in document["streams"]:
         more = stream["differences"][ROWS_KEPT:]
         stream["differences"] = stream["differences"][:ROWS_KEPT]
         stream["left_out"] += len(more)
-    durable.replace(path, durable.to_json_bytes(document))
+    path = _created(directory, report, durable.to_json_bytes(document))
     old = sorted(each for each in directory.glob("*.json") if _kind(each) == _kind(path))[:-KEPT]
     needed = _needed(state) if old else frozenset()
     for each in old:
         if each.stem not in needed:
             each.unlink(missing_ok=True)
     return path
+
+
+def _created(directory: Path, report: VerifyReport, content: bytes) -> Path:
+    """Under the moment and, since several may begin in one second, a number above those that are there."""
+    moment = report.began_at.replace(":", "").removesuffix("+0000")
+    kind = "" if report.of == TABLES else f"-{report.of}"
+    while True:
+        taken = [_number(each) for each in directory.glob(f"{moment}.*Z{kind}.json")]
+        path = directory / f"{moment}.{max(taken, default=-1) + 1:03}Z{kind}.json"
+        if durable.create_exclusively(path, content):
+            return path
+
+
+def _number(result: Path) -> int:
+    """Of a result among those of its second."""
+    number = result.stem.partition("Z")[0].rpartition(".")[2]
+    return int(number) if number.isdecimal() else -1
 
 
 def _needed(state: Path) -> frozenset[str]:
@@ -123,7 +139,9 @@ def _known_by(documents: Mapping[str, dict[str, Any]]) -> dict[str, Known]:
     """`documents`: by the names of their runs, the newest first."""
     results: dict[str, Known] = {}
     for run, document in reversed(list(documents.items())):
-        is_whole = document.get("sample", 1.0) >= 1.0 and document.get("at") is None
+        if document.get("at") is not None:
+            continue
+        is_whole = document.get("sample", 1.0) >= 1.0
         before = {name: each.stream for name, each in results.items()}
         now = {each.name: each for each in _streams(document)}
         if document.get(

@@ -133,6 +133,7 @@ export function go(to) {
 
 // What is new
 
+// A browser has six connections for all pages of a host: a page that nobody sees keeps none of them.
 let source = null
 let listenedAt = 0
 const LOOK_EVERY_MS = 5000
@@ -141,6 +142,8 @@ const recent = (app.recent = [])
 
 function listen() {
   source?.close()
+  source = null
+  if (document.hidden) return
   listenedAt = Date.now()
   source = new EventSource('/api/events')
   source.addEventListener('view', (event) => {
@@ -166,7 +169,7 @@ function listen() {
   source.onerror = () => {
     app.live = false
     draw()
-    if (source.readyState === EventSource.CLOSED) look()
+    if (source?.readyState === EventSource.CLOSED) look()
   }
 }
 
@@ -179,19 +182,24 @@ async function look() {
     app.heardAt = Date.now()
   } catch { /* said by how old it is */ }
   draw()
-  setTimeout(() => app.session && listen(), LOOK_EVERY_MS)
+  setTimeout(() => app.session && !document.hidden && listen(), LOOK_EVERY_MS)
+}
+
+function rest() {
+  source?.close()
+  source = null
 }
 
 // A connection may be dead without an end: what says nothing for so long is taken for it.
 setInterval(() => {
-  if (!app.session || !app.heardAt || Date.now() - app.heardAt < SILENT_MS) return
+  if (!app.session || document.hidden || !app.heardAt || Date.now() - app.heardAt < SILENT_MS) return
   if (app.live) { app.live = false; draw() }
   if (source?.readyState === EventSource.OPEN && Date.now() - listenedAt > SILENT_MS) listen()
 }, 1000)
 
 // The page is loaded anew: nothing that was shown to one person is there for the next.
 function leave() {
-  source?.close()
+  rest()
   app.session = null
   location.reload()
 }
@@ -331,7 +339,10 @@ function choose(name) {
 
 addEventListener('popstate', draw)
 addEventListener('hashchange', () => (/^#(token|code)=/.test(location.hash) ? begin() : draw()))
-addEventListener('visibilitychange', () => { if (!document.hidden) draw() })
+addEventListener('visibilitychange', () => {
+  if (document.hidden) rest()
+  else if (app.session) { listen(); draw() }
+})
 addEventListener('keydown', (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || /^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName) || !app.session || app.asking) return
   const screen = SCREENS.find((_, index) => keyOf(index) === event.key)

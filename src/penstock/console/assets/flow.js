@@ -25,6 +25,9 @@ function holds(view) {
       piece.stream ? streamLink(piece.stream) : piece.lane ? link('lanes', piece.lane) : piece.time ? moment(piece.time) : piece.text)))]
 }
 
+// Other sources keep their log for as long as their own settings say, and nothing of it for us.
+const hasSlot = (view) => view.source.type === 'postgres'
+
 const seconds = () => Math.floor(Date.now() / 1000)
 
 function tiles(view) {
@@ -37,7 +40,7 @@ function tiles(view) {
     tile('Captured', rate(view.capture.rows_rate, ' rows'), `${bytes(view.capture.bytes_rate)}/s`, series('captured_rows_rate', (each) => each.capture.rows_rate), 'good'),
     tile('Applied to tables', rate(view.totals.applied_rate, ' rows'), [`${count(view.totals.rows)} rows in ${count(view.totals.streams)} tables`, view.totals.known_at && [', as seen ', moment(view.totals.known_at, { brief: true })]], series('applied_rate', (each) => each.totals.applied_rate), 'good'),
     tile('Freshness p99', span(view.totals.freshness_p99), `p50 ${span(view.totals.freshness_p50)} · commit to table`, series('freshness_p99', (each) => each.totals.freshness_p99), 'accent'),
-    tile('Kept by the source', bytes(view.source.retained_wal_bytes), view.source.safe_wal_bytes !== null && view.source.safe_wal_bytes !== undefined ? `${bytes(view.source.safe_wal_bytes)} until the slot is lost` : 'log that the slot holds', series('retained_wal_bytes', (each) => each.source.retained_wal_bytes), view.source.wal_pressure ? 'bad' : 'accent'),
+    hasSlot(view) && tile('Kept by the source', bytes(view.source.retained_wal_bytes), view.source.safe_wal_bytes !== null && view.source.safe_wal_bytes !== undefined ? `${bytes(view.source.safe_wal_bytes)} until the slot is lost` : 'log that the slot holds', series('retained_wal_bytes', (each) => each.source.retained_wal_bytes), view.source.wal_pressure ? 'bad' : 'accent'),
     tile('Dead letters', count(view.totals.dead_letters), view.totals.dead_letters ? link('letters', 'Look at them') : view.totals.dead_letters === 0 ? 'none' : 'not known while nothing says it', [], view.totals.dead_letters ? 'bad' : view.totals.dead_letters === 0 ? 'good' : 'idle'),
     view.totals.differences > 0 && tile('Known differences', count(view.totals.differences), link('verify', 'Rows that are not as at the source'), [], 'bad'))
 }
@@ -54,10 +57,10 @@ function drawing(view) {
   const read = capture?.state === 'leading' ? view.capture.rows_rate : 0
   return h('div', { class: 'flow' },
     node('source', view.source.type === 'postgres' ? 'Postgres' : view.source.type, sourceLevel(view), [
-      fact('slot', view.source.slot),
+      fact(hasSlot(view) ? 'slot' : 'read as', view.source.slot),
       fact('acknowledged', position(view.source.acknowledged)),
-      fact('keeps for us', bytes(view.source.retained_wal_bytes)),
-    ], capture?.state === 'reconnecting' ? 'cannot be reached' : view.source.slot_healthy === false ? 'slot lost' : view.source.wal_pressure ? 'under pressure' : 'healthy'),
+      hasSlot(view) && fact('keeps for us', bytes(view.source.retained_wal_bytes)),
+    ], capture?.state === 'reconnecting' ? 'cannot be reached' : view.source.slot_healthy === false ? (hasSlot(view) ? 'slot lost' : 'log lost') : view.source.wal_pressure ? 'under pressure' : 'healthy'),
     pipe(1, [read], 'one', 'in'),
     node('capture', 'Capture', levelOf(capture?.state), [
       fact('reads', rate(view.capture.rows_rate, ' rows')),
@@ -80,7 +83,7 @@ function laneRow(lane, view) {
   return h('div', { class: 'lane', key: lane.lane },
     node(`lane-${lane.lane}`, link('lanes', `${lane.lane} lane`), level, [
       fact('behind', lane.known ? `${bytes(lane.lag_bytes)} · ${span(lane.lag_seconds)}` : 'not known yet'),
-      lane.rate !== null && fact('writes', rate(lane.rate, lane.kind === 'stream' ? ' events' : ' rows')),
+      lane.rate !== null && fact('writes', rate(lane.rate, { stream: ' events', shapes: ' changes' }[lane.kind] ?? ' rows')),
       lane.dead_letters > 0 && fact('dead letters', link('letters', count(lane.dead_letters))),
       lane.gaps > 0 && fact('with a gap', count(lane.gaps)),
     ], word, lane.paused ? lane.paused_reason : lane.reason),

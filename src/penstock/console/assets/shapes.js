@@ -40,7 +40,7 @@ export function shapes() {
           key: each.handle,
           cells: [
             h('span', { class: 'name' }, each.table, h('small', null, each.handle)),
-            h('span', { class: 'name' }, h('code', { class: 'long' }, condition(each)), h('small', null, `${each.columns.length} columns, up to ${each.offset}${each.hidden ? ', of a subquery' : ''}`)),
+            h('span', { class: 'name' }, h('code', { class: 'long' }, condition(each)), h('small', null, [each.columns.join(', '), each.replica === 'full' && 'replica=full', each.log !== 'full' && `log=${each.log}`, `up to ${each.offset}`, each.hidden && 'of a subquery'].filter(Boolean).join(' · '))),
             state(each.state, each.state === 'ready' || each.state === 'active' ? 'good' : 'busy'), count(each.waiting), bytes(each.bytes_on_disk), moment(new Date(each.last_read * 1000).toISOString()),
             app.session.may_act && !each.hidden && h('span', { class: 'actions' }, h('button', { class: 'small', onclick: () => act('shape.drop', { handle: each.handle }, { title: `Drop this shape of ${each.table}?`, text: 'Its clients fetch it anew, all of them at once.', button: 'Drop', danger: true }) }, 'Drop')),
           ],

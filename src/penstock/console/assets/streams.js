@@ -93,6 +93,7 @@ function detail(view, name) {
       each.differences > 0 && h('p', { class: 'notice' }, `At least ${count(each.differences)} rows are known to differ from the source. `, link('verify', 'The comparisons'), ' say which; ', h('code', null, `penstock verify ${name} --repair`), ' writes them anew.'),
       each.paused && h('p', { class: 'notice' }, 'Paused since ', moment(each.paused.since), each.paused.reason && `: ${each.paused.reason}`, '. Its changes are kept until it is resumed.'),
       each.reload && h('p', { class: 'notice' }, `It is loaded again: ${each.reload}.`),
+      each.rewind && h('p', { class: 'notice' }, 'Its changes after ', position(each.rewind), ' are to be applied to its table once more.'),
       each.load && h('div', { class: 'notice' }, progress(each), h('small', null, [each.load.rows !== null && `${count(each.load.rows)} of about ${count(each.load.rows_estimated)} rows`, each.load.rate && rate(each.load.rate, ' rows'), each.load.chunks && `${each.load.chunks - each.load.chunks_left} of ${each.load.chunks} chunks committed`].filter(Boolean).join(' · '))),
       h('dl', { class: 'facts' },
         pair('mode', `${each.mode}${each.write ? `, ${each.write}` : ''}`), pair('rows', [count(each.rows), each.known_at && [', as seen ', moment(each.known_at)]]), pair('files', count(each.files)),
@@ -103,11 +104,12 @@ function detail(view, name) {
       card('Changes, last hour', null, chart({ label: 'Changes', series: lines([['applied_rate', 'changes']]), from: to - 3600, to, shown: (value) => rate(value), marked: marks.a, onmark: (at) => { marks.a = at; draw() } })),
       card('Freshness, last hour', null, chart({ label: 'Freshness', series: lines([['freshness_s', 'freshness'], ['lag_s', 'oldest not shown']]), from: to - 3600, to, shown: span, marked: marks.b, onmark: (at) => { marks.b = at; draw() } }))),
     card('Versions of its schema', { key: 'schemas' },
+      schemas.value?.is_cut && h('p', { class: 'about-text' }, 'The log is longer than what is looked at: its newest 5,000 steps.'),
       schemas.error ? problem(schemas.error)
       : !schemas.value ? h('p', { class: 'quiet' }, 'Looking in the log…')
-      : schemas.value.versions.length === 0 ? empty('None in the log', 'The log holds no change of this stream; its schema is that of its load.')
+      : schemas.value.versions.length === 0 ? empty('None in the log', schemas.value.is_cut ? 'Those steps hold no change of this stream.' : 'The log holds no change of this stream; its schema is that of its load.')
       : table([{ name: 'since' }, { name: 'version' }, { name: 'columns', right: true }, { name: 'key' }, { name: 'what changed' }, { name: 'step', right: true }],
-          schemas.value.versions.map((version) => ({ key: version.id, cells: [moment(version.since), position(version.id), count(version.columns), version.key.join(', ') || 'none', version.changes.join('; ') || 'the first that the log has', link(`log/${version.step}`, count(version.step))] })))),
+          schemas.value.versions.map((version, index) => ({ key: String(schemas.value.versions.length - index), cells: [moment(version.since), position(version.id), count(version.columns), version.key.join(', ') || 'none', version.changes.join('; ') || (schemas.value.is_cut ? 'the oldest of the steps that were looked at' : 'the first that the log has'), link(`log/${version.step}`, count(version.step))] })))),
   ]
 }
 

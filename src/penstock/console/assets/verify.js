@@ -1,4 +1,4 @@
-// Verify: what comparisons came to, of tables with their source and of lanes with the log. Which rows differ is hidden until somebody asks, and the
+// Verify: what comparisons came to, of tables and shapes with their source and of lanes with the log. Which rows differ is hidden until somebody asks, and the
 // asking is written down.
 
 import { h } from './dom.js'
@@ -20,7 +20,7 @@ function all() {
   if (!found.value) return card('Verify', null, h('p', { class: 'quiet' }, 'Reading…'))
   const { runs, streams } = found.value
   if (runs.length === 0)
-    return card('Verify', null, empty('Nothing was compared yet', h('code', null, 'penstock verify'), ' compares tables with their source while both are in use, ', h('code', null, 'penstock verify --lane kafka'), ' what a lane has sent with the change log; ', h('code', null, 'verify: {every: 24h, sample: 5%}'), ' in the pipeline file has it done again and again.'))
+    return card('Verify', null, empty('Nothing was compared yet', h('code', null, 'penstock verify'), ' compares tables with their source while both are in use, ', h('code', null, 'penstock verify --lane kafka'), ' what a lane has sent with the change log, ', h('code', null, 'penstock verify --lane shapes'), ' what live shapes hold with their source; ', h('code', null, 'verify: {every: 24h, sample: 5%}'), ' in the pipeline file has it done again and again.'))
   const differing = streams.filter((each) => each.verdict === 'different').length
   return [
     card('What is known', { key: 'known' },
@@ -47,13 +47,14 @@ function ofRun(run) {
 }
 
 const ofRows = (key, told) => card(told.stream, { key: `rows ${key}` },
-  h('p', { class: 'about-text' }, `As they were when they were compared${told.left_out ? `; ${count(told.left_out)} more differ` : ''}. `, ...(told.lane ? ['A change is named as records name it, by its offset; a record by topic, partition and offset.']
+  h('p', { class: 'about-text' }, `As they were when they were compared${told.left_out ? `; ${count(told.left_out)} more differ` : ''}. `, ...(isShape(told) ? ['Values are shown by ', h('code', null, 'penstock verify --lane shapes --show-values'), '; a shape that differs is made anew when it is dropped.'] : told.lane ? ['A change is named as records name it, by its offset; a record by topic, partition and offset.']
     : ['Values are shown by ', h('code', null, `penstock verify ${told.stream} --show-values`), '; ', h('code', null, '--repair'), ' puts them right.'])),
   table([{ name: 'row' }, { name: 'key' }, { name: 'columns' }],
     told.shown.map((each, index) => ({ key: String(index), cells: [each.kind, h('code', null, Object.entries(each.key).map(([name, value]) => `${name}=${value ?? 'NULL'}`).join(', ')), each.columns.join(', ')] }))))
 
 const COUNTS = ['missing', 'extra', 'different', 'dead letters'].map((name) => ({ name, right: true }))
-const named = (each) => [streamLink(each.stream), each.lane && h('small', null, `as the lane ${each.lane} has sent it`)]
+const isShape = (each) => each.lane === 'shapes'
+const named = (each) => (isShape(each) ? [link('shapes', each.stream), h('small', null, 'a shape, as its clients hold it')] : [streamLink(each.stream), each.lane && h('small', null, `as the lane ${each.lane} has sent it`)])
 
 const counts = (each) => [count(each.missing), [count(each.extra), each.doubled > 0 && h('small', null, `${count(each.doubled)} doubled`), each.out_of_order > 0 && h('small', null, `${count(each.out_of_order)} out of order`)], [count(each.different), each.more > 0 && h('small', null, `and ${count(each.more)} or more`)], count(each.dead_letters)]
 
