@@ -88,6 +88,7 @@ def test_the_lane_of_shapes_has_a_rate(tmp_path: Path) -> None:
         (metrics.SHAPE_CHANGES.name, {}, 500.0),
     ]
     rates = Rates()
+    said: dict[str, Any] = {}
     for at in (0.0, 5.0):
         samples[1] = (metrics.SHAPE_CHANGES.name, {}, 500.0 + 10 * at)
         said = json.loads(json.dumps(status(samples)))

@@ -253,7 +253,7 @@ def test_where_each_stream_has_a_position_of_its_own_a_start_is_told_so(tmp_path
 def test_slots_are_spoken_of_where_there_are_slots(tmp_path: Path, source: dict[str, str]) -> None:
     settings = Config.load(idle_pipeline(tmp_path, ["shop.*"], source=source))
     assert "Nothing was followed yet" in start_of(StateDocument.new(), tmp_path, source=source)["the log"]
-    paths = [(None, [], []), (status(), [], [lane("lake")])]
+    paths: list[tuple[Any, list[Any], list[Any]]] = [(None, [], []), (status(), [], [lane("lake")])]
     paths.append((status(), [], [lane("lake"), lane("old", 5, configured=False)]))
     paths.append((status(), [stream("a.b", dead_letters=1)], [lane("lake")]))
     said_here = [str(state_screen.restart(StateDocument.new(), settings))]

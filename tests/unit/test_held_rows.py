@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +113,11 @@ class Reading:
             rows: list[Row] = [(2 * number, 7, "v"), (2 * number + 1, 7, "w")]
             printed = pa.record_batch(arrays(rows), names=["id", "n", "v"])
             bad = {"v": np.array([False, True])} if number % 3 == 0 else None
-            yield Block(2, arrays(rows), bad, (lambda it=printed: it) if as_text else None)
+            yield Block(2, arrays(rows), bad, partial(as_is, printed) if as_text else None)
+
+
+def as_is(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return batch
 
 
 def test_blocks_that_are_joined_are_the_same_rows_and_words() -> None:

@@ -257,6 +257,7 @@ def test_of_a_round_of_many_streams_its_end_is_kept_like_that_of_others(store: S
         for stream in streams:
             document = store.save(two_phase.stream_committed(document, stream, to))
         document = store.save(two_phase.finish_round(document))
+        assert document.state_version is not None
         ends.append(document.state_version)
     kept = [entry.version for entry in StateStore(store.directory).history()]
     assert set(ends[-50:]) <= set(kept)
