@@ -250,13 +250,14 @@ def test_of_a_round_of_many_streams_its_end_is_kept_like_that_of_others(store: S
         )
         document = two_phase.join_global(two_phase.load_done(document, stream, Lsn(100)), stream)
     document = store.save(document)
-    ends = []
+    ends: list[int] = []
     for number in range(2, 62):
         to = Lsn(100 * number)
         document = store.save(two_phase.prepare_round(document, to, streams))
         for stream in streams:
             document = store.save(two_phase.stream_committed(document, stream, to))
         document = store.save(two_phase.finish_round(document))
+        assert document.state_version is not None
         ends.append(document.state_version)
     kept = [entry.version for entry in StateStore(store.directory).history()]
     assert set(ends[-50:]) <= set(kept)
