@@ -618,6 +618,53 @@ def test_deletes_go_with_the_files_they_concern_and_rows_are_counted_right(
 
 
 @pytest.mark.slow
+def test_deletes_that_take_the_place_of_others_are_refused_if_somebody_merged_those_meanwhile(
+    destination: IcebergDestination, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = destination.table(STREAM)
+    columns, file = loaded(table, list(range(10)))
+    record = table.record()
+    for round_ in range(3):
+        assert record is not None
+        deletes = [write_deletes(table, file, [round_])]
+        record = change(
+            table, 100 * (round_ + 1), deletes=deletes, columns=columns, read_from=record.snapshot_id
+        )
+    assert record is not None
+    other = sqlite_destination(tmp_path).table(STREAM)
+
+    def merged(by: IcebergTable, read: TableRecord, positions: list[int]) -> PositionDeletes:
+        [held] = by.files(read)
+        return replace(write_deletes(by, file, positions), replaces=held.deletes)
+
+    def merge(name: str) -> None:
+        if name == "iceberg.staged":
+            monkeypatch.undo()
+            read = other.record()
+            assert read is not None
+            theirs, files = merged(other, read, [0, 1, 2]), other.handle.files
+            rewrite = other.handle.table.newRewrite()
+            for replaced in files.replaced(theirs):
+                rewrite.deleteFile(replaced)
+            rewrite.addFile(files.delete_file(theirs)).commit()
+
+    monkeypatch.setattr("penstock.failpoints.reach", merge)
+    deletes = [merged(table, record, [0, 1, 2, 3])]
+    with pytest.raises(StaleLookupError):
+        change(table, 400, deletes=deletes, columns=columns, read_from=record.snapshot_id)
+    record = table.record()
+    assert record is not None
+    deletes = [merged(table, record, [0, 1, 2, 3])]
+    record = change(table, 400, deletes=deletes, columns=columns, read_from=record.snapshot_id)
+    [held] = table.files(record)
+    assert [each.rows for each in held.deletes] == [4]
+    [read_anew] = sqlite_destination(tmp_path).table(STREAM).files(record)
+    assert read_anew.deletes == held.deletes
+    assert record.rows == 6
+    assert rows_in_spark(table, tmp_path) == [(i, "loaded", i) for i in range(4, 10)]
+
+
+@pytest.mark.slow
 def test_what_a_commit_is_made_of_is_on_disk_before_it_is_told(
     destination: IcebergDestination, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,7 +14,14 @@ from penstock.core.schema import SourceColumn, TableSchema
 from penstock.core.stream import StreamId
 from penstock.destinations.deletion_vectors import read_vector
 from penstock.destinations.records import HeldDeletes, PositionDeletes
-from penstock.lake.delete_task import DELETE_SCHEMA, DeleteResult, DeleteTask, HeldFile, delete_rows
+from penstock.lake.delete_task import (
+    DELETE_SCHEMA,
+    MERGED_FROM,
+    DeleteResult,
+    DeleteTask,
+    HeldFile,
+    delete_rows,
+)
 from penstock.lake.fold_task import Staged
 from penstock.lake.key_index import KeyForm
 from penstock.lake.target import Target
@@ -52,6 +59,33 @@ def test_positions_that_are_deleted_already_are_not_deleted_again(task: DeleteTa
     assert (deletes.of, deletes.file.rows) == ("rows.parquet", 3)
     written = pq.read_table(task.files[0].delete_path).to_pydict()
     assert written == {"file_path": [LOCATION] * 3, "pos": [5, 7, 9]}
+
+
+@pytest.mark.parametrize("count", [MERGED_FROM - 1, MERGED_FROM], ids=["a few", "many"])
+def test_many_files_of_deletes_become_one_and_those_of_other_data_files_stay(
+    task: DeleteTask, tmp_path: Path, count: int
+) -> None:
+    """Every round that touches the data file opens each. No position counts twice: rows are counted."""
+    [file] = task.files
+    own = []
+    for position in range(count):  # 0, 1, ..., of which 2 and 3 are in the shared one
+        path = tmp_path / f"own{position}.parquet"
+        pq.write_table(pa.table({"file_path": [LOCATION], "pos": [position]}, schema=DELETE_SCHEMA), path)
+        own.append((HeldDeletes(str(path), 1, 1), path))
+    held = replace(
+        file,
+        deletes=(*(each for each, _ in own), *file.deletes),
+        delete_paths=(*(path for _, path in own), *file.delete_paths),
+    )
+    deletes = deletes_of(delete_rows(replace(task, files=(held,))))
+    written = pq.read_table(file.delete_path).to_pydict()
+    fresh = [position for position in (5, 7, 9) if position >= count]
+    if count < MERGED_FROM:
+        assert (written["pos"], deletes.replaces) == (fresh, ())
+    else:
+        assert written == {"file_path": [LOCATION] * (count + 1), "pos": [*range(count), *fresh]}
+        assert deletes.replaces == tuple(each for each, _ in own), "but not the shared one"
+    assert deletes.file.rows == len(written["pos"])
 
 
 def test_a_vector_has_the_earlier_deletes_too(task: DeleteTask) -> None:

@@ -97,6 +97,10 @@ def test_exactly_the_rows_that_are_held_inside_the_range_are_found(
         assert not inside
 
 
+def same(printed: pa.RecordBatch) -> pa.RecordBatch:
+    return printed
+
+
 @dataclass(frozen=True, slots=True)
 class Reading:
     """Ten blocks of two rows, of which the second has a bad value, every third time."""
@@ -113,11 +117,7 @@ class Reading:
             rows: list[Row] = [(2 * number, 7, "v"), (2 * number + 1, 7, "w")]
             printed = pa.record_batch(arrays(rows), names=["id", "n", "v"])
             bad = {"v": np.array([False, True])} if number % 3 == 0 else None
-            yield Block(2, arrays(rows), bad, partial(as_is, printed) if as_text else None)
-
-
-def as_is(batch: pa.RecordBatch) -> pa.RecordBatch:
-    return batch
+            yield Block(2, arrays(rows), bad, partial(same, printed) if as_text else None)
 
 
 def test_blocks_that_are_joined_are_the_same_rows_and_words() -> None:

@@ -250,7 +250,7 @@ def test_of_a_round_of_many_streams_its_end_is_kept_like_that_of_others(store: S
         )
         document = two_phase.join_global(two_phase.load_done(document, stream, Lsn(100)), stream)
     document = store.save(document)
-    ends = []
+    ends: list[int] = []
     for number in range(2, 62):
         to = Lsn(100 * number)
         document = store.save(two_phase.prepare_round(document, to, streams))

@@ -68,7 +68,8 @@ class IcebergFiles:
         for each in deletes:
             file, held = each.file, live[each.of]
             new = HeldDeletes(self.location(file.name), file.rows, file.bytes, each.vector)
-            live[each.of] = replace(held, deletes=(new,) if each.vector else (*held.deletes, new))
+            left = () if each.vector else (old for old in held.deletes if old not in each.replaces)
+            live[each.of] = replace(held, deletes=(*left, new))
         self._live, self.snapshot_id = live, snapshot_id
 
     def java_files(self, snapshot_id: int) -> list[Any]:
@@ -102,7 +103,7 @@ class IcebergFiles:
         return self._java.iceberg("Metrics")(deletes.file.rows, None, None, None, None, bounds, bounds)
 
     def replaced(self, deletes: PositionDeletes) -> Iterator[Any]:
-        """What a vector takes the place of; a file that other data files need too has to stay."""
+        """What deletes take the place of; a file that other data files need too has to stay."""
         for held in deletes.replaces:
             if not held.is_shared:
                 yield self._known(deletes.of, held)

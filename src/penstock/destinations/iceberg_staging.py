@@ -114,8 +114,9 @@ class Staging:
             for replaced in self._files.replaced(each):
                 update.removeDeletes(replaced)
             touched.add(self._files.location(each.of))
-        if any(each.vector for each in deletes):
-            # Iceberg refuses a second vector of a data file that came since; without this, since ever.
+        if any(each.vector or each.replaces for each in deletes):
+            # Iceberg refuses a second vector of a data file that came since; without this, since ever. What
+            # deletes take the place of has to be there: somebody may have merged it.
             assert read_from is not None, "rows to delete were found in some snapshot"
             update.validateFromSnapshot(read_from)
             update.validateDeletedFiles()

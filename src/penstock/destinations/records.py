@@ -76,7 +76,8 @@ class DataFile:
 class PositionDeletes:
     """Positions of rows that are deleted from one data file: a file of them, or a vector inside one.
 
-    A vector holds everything that is deleted, so it takes the place of what was there before.
+    A vector holds everything that is deleted, so it takes the place of what was there before; a file may take
+    the place of earlier ones of the same data file.
     """
 
     file: DataFile

@@ -2,8 +2,9 @@
 
 Each data file has an index of its keys (`key_index`), so what this costs depends on the batch. Positions that
 the file's earlier deletes name are left out: a key that was changed before is in the index of every file it
-ever was in. What comes back is one file of positions per data file that held a touched row; of a table with
-deletion vectors, that file has the earlier deletes too.
+ever was in. What comes back is one file of positions per data file that held a touched row. It has the
+earlier deletes too where the table has deletion vectors, or the data file has `MERGED_FROM` files of them by
+now, which every round that touches it opens.
 
 Where rows must be written again (a column added with a default, a truncate of a table that keeps deleted
 rows, or tables without deletes by choice), the file's successor has the remaining rows instead. Rows that
@@ -43,6 +44,7 @@ from penstock.lake.target import Target
 Marks = NDArray[np.bool_]  # of each row of a file
 
 ROWS_PER_READ = 128 * 1024
+MERGED_FROM = 8
 #: Of a file of position deletes, as the Iceberg specification numbers them.
 DELETE_SCHEMA = with_field_ids(
     pa.schema(
@@ -207,11 +209,18 @@ def _write_vector(file: HeldFile, whole: Marks) -> PositionDeletes:
 
 
 def _write_deletes(file: HeldFile, positions: Positions) -> PositionDeletes:
+    merged: tuple[HeldDeletes, ...] = ()
+    # A file that other data files need too has to stay, and no position counts twice.
+    own = [pair for pair in zip(file.deletes, file.delete_paths, strict=True) if not pair[0].is_shared]
+    if len(own) >= MERGED_FROM:
+        merged = tuple(held for held, _ in own)
+        earlier = deleted_positions(merged, [path for _, path in own], file.location)
+        positions = np.flatnonzero(_marks([*earlier, positions], file.rows))
     with OutputFile(file.delete_path, DELETE_SCHEMA) as output:
         arrays = [pa.repeat(pa.scalar(file.location), positions.size), pa.array(positions)]
         output.write_batch(pa.RecordBatch.from_arrays(arrays, schema=DELETE_SCHEMA))
     assert output.data_file is not None
-    return PositionDeletes(output.data_file, file.name)
+    return PositionDeletes(output.data_file, file.name, replaces=merged)
 
 
 def _marks(parts: Iterable[Positions], rows: int) -> Marks:
