@@ -193,6 +193,9 @@ class LakeProcess:
         if term is None or not hello.leading or hello.epoch != term:
             raise CaptureAwayError("Capture has begun another term.", remedy="None needed: it is joined.")
         if not led.precede(term):
+            # MySQL's are of a clock, and can be later than that; others are places in the source's own log.
+            if self._config.source.type != "mysql" and not led.left_state_behind:
+                return  # what is wrong with the source, capture says as this lane joins
             self._capture.start_over(led.newest)
             raise SourceError(
                 f"This term's epoch, {term}, is not later than that of the last leader, {led.newest}.",

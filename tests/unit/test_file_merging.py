@@ -61,6 +61,10 @@ class Rounds:
         assert record is not None
         return record
 
+    @property
+    def files(self) -> int:
+        return len(self.record.files)
+
     def write(self, ids: Sequence[int]) -> list[DataFile]:
         names = self.target.arrow_schema().names
         marks = {"_op": "i", "_tx": self.at, "_op_index": 0, "_commit_ts": None, "_unchanged": None}
@@ -172,5 +176,23 @@ def test_rows_keep_their_order(tmp_path: Path) -> None:
     task = file_merging.FileMerge(
         rounds.target, tuple(paths), rounds.table.files_directory / "merged.parquet"
     )
-    [merged] = merge_files(task)
-    assert pq.read_table(rounds.table.path(merged)).column("id").to_pylist() == [5, 3, 4, 9, 1]
+    merged = merge_files(task)
+    assert merged is not None
+    assert pq.read_table(rounds.table.path(merged[0])).column("id").to_pylist() == [5, 3, 4, 9, 1]
+
+
+def test_a_file_that_cannot_be_read_is_left_alone_and_no_round_fails_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_merging, "SMALL_FILES_MAX", 3)
+    rounds = Rounds(tmp_path, "append")
+    damaged = rounds.table.path(rounds.record.files[0])
+    content = damaged.read_bytes()
+    damaged.write_bytes(content[: len(content) // 2])
+    for number in range(1, 8):
+        rounds.round([number])
+    assert rounds.files == 8
+    damaged.write_bytes(content)
+    rounds.round([8])
+    assert rounds.files < 4
+    rounds.assert_same()

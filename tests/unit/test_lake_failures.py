@@ -111,7 +111,7 @@ def test_a_term_that_is_earlier_than_the_tables_destroys_nothing_and_asks_for_a_
     marker = SimpleNamespace(generation="1.shop/load")
     record = SimpleNamespace(epoch=Lsn(300), marker=marker)
     monkeypatch.setattr(lake_process, "destination_of", lambda _: _Tables(record))
-    process._config = SimpleNamespace(state=tmp_path)
+    process._config = SimpleNamespace(state=tmp_path, source=SimpleNamespace(type="mysql"))
     process._source = SimpleNamespace(name="shop")
     process._channel.note = lambda _: None
     process._capture = capture = FakeCapture(200, 250, newest + 1)
@@ -125,6 +125,22 @@ def test_a_term_that_is_earlier_than_the_tables_destroys_nothing_and_asks_for_a_
         assert not list(tmp_path.glob("superseded-*"))
     process._set_aside_if_superseded(streams)
     assert len(list(tmp_path.glob("superseded-*"))) == (state_epoch == 100), "not before a later term"
+
+
+def test_a_source_whose_log_is_behind_the_tables_is_left_to_capture_to_tell(
+    process: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An older copy of it, or another one: no later term would have a greater position."""
+    document = StateDocument.new(source="postgres")
+    StateStore(tmp_path).save(document.identified(system_id="1", timeline=1, epoch=Lsn(300)))
+    record = SimpleNamespace(epoch=Lsn(300), marker=SimpleNamespace(generation="1.shop/load"))
+    monkeypatch.setattr(lake_process, "destination_of", lambda _: _Tables(record))
+    process._config = SimpleNamespace(state=tmp_path, source=SimpleNamespace(type="postgres"))
+    process._source = SimpleNamespace(name="shop")
+    process._capture = capture = FakeCapture(200)
+    process._set_aside_if_superseded([SimpleNamespace(info=SimpleNamespace(stream=STREAM))])
+    assert capture.above == [], "it joins"
+    assert not list(tmp_path.glob("superseded-*"))
 
 
 class _Tables:

@@ -391,13 +391,15 @@ def test_clients_that_leave_during_an_answer_leave_nothing_open(wire: Wire, enco
     shape = wire.synced()
     wait_until(lambda: shape.state == "ready", "the snapshot is complete")
     request = f"GET /v1/shape?table=items&offset=-1 HTTP/1.1\r\naccept-encoding: {encoding}\r\n\r\n"
+    gc.collect()
     gc.disable()  # what is only found by looking for it is held for long
+    others = _open_chunks()  # of other tests of this process
     try:
         for _ in range(20):
             with _unread(wire, request):
-                wait_until(lambda: _open_chunks() > 0, "it is being answered")
+                wait_until(lambda: _open_chunks() > others, "it is being answered")
             wait_until(lambda: wire.app.admission.present["initial"] == 0, "it is known to be gone")
-        wait_until(lambda: _open_chunks() == 0, "all files are closed")
+        wait_until(lambda: _open_chunks() <= others, "all files are closed")
     finally:
         gc.enable()
 

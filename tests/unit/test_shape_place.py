@@ -88,6 +88,23 @@ def test_whoever_opens_the_files_has_a_directory_of_its_own_for_them(tmp_path: P
     assert list(tmp_path.glob("held.*")) == [place.files_of(tmp_path)] == [successor.files]
 
 
+def test_what_an_earlier_version_has_made_since_is_what_counts(tmp_path: Path) -> None:
+    """It does not know of the directories that are held, and has begun anew beside the lock."""
+    opened = Place(tmp_path)
+    for name, said in (("shapes", "old"), ("commits", "old")):
+        (opened.files / name).mkdir()
+        (opened.files / name / said).touch()
+    opened.close()
+    for name in ("shapes", "commits", "removed"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "new").touch()
+    files = Place(tmp_path).files
+    assert {path.relative_to(files).as_posix() for path in files.glob("*/*")} == {
+        "shapes/new", "commits/new", "removed/new",
+    }  # fmt: skip
+    assert not (tmp_path / "removed").exists()
+
+
 def test_who_is_passed_while_it_opens_the_files_leaves_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

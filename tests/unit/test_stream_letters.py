@@ -168,6 +168,17 @@ class TestKeysOfAnotherForm:
         self.begin(written, "json", then_drop=True)
         self.begin(written, "avro")
 
+    def test_letters_that_nobody_can_send_any_more_are_dropped_as_it_begins(self, written: Path) -> None:
+        file = LetterFile(written)
+        letter_requests.ask(file, "drop", stream="public.two")
+        with pytest.raises(ConfigError, match=r"public\.one has dead letters") as refused:
+            self.begin(written, "avro")
+        assert "penstock dlq drop --lane kafka" in refused.value.remedy
+        asked = letter_requests.ask(file, "drop", stream="public.one")
+        self.begin(written, "avro")
+        assert (kept(written), letter_requests.request(file, asked).done) == ([], 1)
+        file.close()
+
     def test_without_an_order_to_keep_it_does(self, written: Path) -> None:
         self.begin(written, "avro", "skip")
 

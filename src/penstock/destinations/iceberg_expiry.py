@@ -101,8 +101,14 @@ def to_expire(history: History, older_than_ms: int, snapshots_min: int, most: Mo
     by_age = sorted(history.versions.values(), key=lambda each: each.at_ms)
     kept = {each.snapshot_id for each in by_age if each.at_ms >= older_than_ms}
     if most is not None:
-        surplus = by_age[: -most.snapshots]
-        kept -= {each.snapshot_id for each in surplus if each.at_ms < most.older_than_ms}
+        superseded: dict[int | None, int] = {}  # when: until then whoever began to read read that one
+        for each in by_age:
+            superseded.setdefault(each.parent_id, each.at_ms)
+        kept -= {
+            each.snapshot_id
+            for each in by_age[: -most.snapshots]
+            if superseded.get(each.snapshot_id, each.at_ms) < most.older_than_ms
+        }
     kept |= set(line[:snapshots_min])
     for reference in history.references.values():
         kept.add(reference.snapshot_id)

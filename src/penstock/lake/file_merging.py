@@ -59,8 +59,9 @@ def merge_small_files(
     light = merging_is_light([file for files in chosen.values() for file in files])
     done = stages.run(merge_files, tasks, "merge small files", light=light)
     for (stream, files), merged in zip(chosen.items(), done, strict=True):
-        outcomes[stream].removed |= {file.name for file in files}
-        outcomes[stream].added += merged
+        if merged is not None:
+            outcomes[stream].removed |= {file.name for file in files}
+            outcomes[stream].added += merged
 
 
 def small_files(work: StreamWork, outcome: Outcome) -> list[DataFile]:
@@ -81,11 +82,15 @@ def small_files(work: StreamWork, outcome: Outcome) -> list[DataFile]:
     return [file for file in kept if file.name in names]
 
 
-def merge_files(task: FileMerge) -> tuple[DataFile, ...]:
-    """The rows of these files, a batch of one of them at a time."""
-    with TableOutput(task.successor, task.target) as output:
-        for path in task.paths:
-            with pq.ParquetFile(path) as file:
-                for batch in file.iter_batches(ROWS_PER_READ):
-                    output.write_table(evolved(pa.Table.from_batches([batch]), task.target, None))
+def merge_files(task: FileMerge) -> tuple[DataFile, ...] | None:
+    """The rows of these files, a batch of one of them at a time. None: one of them cannot be read, which
+    `penstock verify` tells, and no round without need to read it fails for."""
+    try:
+        with TableOutput(task.successor, task.target) as output:
+            for path in task.paths:
+                with pq.ParquetFile(path) as file:
+                    for batch in file.iter_batches(ROWS_PER_READ):
+                        output.write_table(evolved(pa.Table.from_batches([batch]), task.target, None))
+    except (OSError, pa.ArrowException):
+        return None
     return output.files

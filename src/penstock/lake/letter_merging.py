@@ -21,6 +21,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import pyarrow as pa
+
 from penstock.core.stream import StreamId
 from penstock.destinations.parquet_files import new_file_name
 from penstock.destinations.records import HISTORY, OPEN, SETTLED, DataFile, DeadLetters, MergedLetters
@@ -60,7 +62,8 @@ def merge_letters(stages: Stages, works: Sequence[StreamWork], outcomes: Mapping
     light = letters_are_light([task.bytes for task in tasks.values()])
     done = stages.run(merge_files, list(tasks.values()), "merge dead letters", light=light)
     for (stream, task), after in zip(tasks.items(), done, strict=True):
-        outcomes[stream].merged_letters = MergedLetters(task.letters, after)
+        if after is not None:
+            outcomes[stream].merged_letters = MergedLetters(task.letters, after)
 
 
 def plan_merge(work: StreamWork) -> LetterMerge | None:
@@ -91,8 +94,15 @@ def _run(sizes: Sequence[int], start: int) -> tuple[int, int]:
     return first, end
 
 
-def merge_files(task: LetterMerge) -> DeadLetters:
-    """What the letters are afterwards, row by row the same."""
+def merge_files(task: LetterMerge) -> DeadLetters | None:
+    """What the letters are afterwards, row by row the same; None: some cannot be read."""
+    try:
+        return _merged(task)
+    except (OSError, pa.ArrowException):
+        return None
+
+
+def _merged(task: LetterMerge) -> DeadLetters:
     letters, directory = task.letters, task.directory
     merged = [directory / name for name in letters.files[task.first : task.end]]
     with OutputFile(directory / new_file_name(HISTORY.removesuffix("-")), DEAD_LETTERS) as history:

@@ -25,7 +25,7 @@ from typing import Literal, Self
 
 import numpy as np
 
-from penstock.core.errors import TooManyDeadLettersError
+from penstock.core.errors import ConfigError, TooManyDeadLettersError
 from penstock.core.stream import StreamId
 from penstock.streams import letter_requests
 from penstock.streams.blocked_keys import BEHIND, BEHIND_ANOTHER, BlockedKeys, Why
@@ -136,11 +136,19 @@ class DeadLetters:
                 self._file.execute("DELETE FROM known")
             self._settle_replays(0 if standing is None else standing.replays, found)
             self._take_back(standing)
-            if self.blocked.keeps_order:
-                self._keys.check()
             newest: int = self._file.rows("SELECT coalesce(max(batch), 0) FROM letters")[0][0]
         self._remember()
-        return newest if standing is None else standing.batches
+        passed = newest if standing is None else standing.batches
+        if self.blocked.keeps_order:
+            self._check_keys(passed)
+        return passed
+
+    def _check_keys(self, passed: int) -> None:
+        try:
+            self._keys.check()
+        except ConfigError:  # what nobody can set back is given up by order
+            self.replays.drop(passed)
+            self._keys.check()
 
     def follow(self, standing: Standing) -> None:
         """The lane goes on from there, as the target knows: whatever lies behind it comes again.

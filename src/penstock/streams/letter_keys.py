@@ -2,7 +2,7 @@
 
 Another `format`, or another mask of a key, writes other bytes for the same key: an event of a blocked key
 would go past its letters. So the form is noted with a stream's letters, and a lane that writes another one
-does not begin while there are some.
+does not begin while there are some: until the settings are back, or the letters are dropped.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _FACT = "keys of "
 
 
 class LetterKeys:
-    """Used within transactions of the file. `form_of` gives a stream's form as it is now."""
+    """`form_of` gives a stream's form as it is now."""
 
     def __init__(self, file: LetterFile, lane: str, form_of: Callable[[str], str]) -> None:
         self._file = file
@@ -29,18 +29,21 @@ class LetterKeys:
         with_letters = {stream for (stream,) in self._file.rows(query)}
         noted = self._file.rows("SELECT name, value FROM facts WHERE instr(name, ?) = 1", (_FACT,))
         forms = {name.removeprefix(_FACT): form for name, form in noted}
-        for stream in forms.keys() - with_letters:
-            self._file.execute("DELETE FROM facts WHERE name = ?", (_FACT + stream,))
+        with self._file.transaction():
+            for stream in forms.keys() - with_letters:
+                self._file.execute("DELETE FROM facts WHERE name = ?", (_FACT + stream,))
         others = sorted(
             stream for stream in forms.keys() & with_letters if forms[stream] != self._form_of(stream)
         )
         if others:
+            of_lane, names = f"--lane {self._lane} --yes", ", ".join(others)
             raise ConfigError(
-                f"`format` or `mask` of the lane {self._lane} was changed while {', '.join(others)} "
+                f"What keys are made by was changed for the lane {self._lane} (`format`, `mask`, "
+                f"`mask_salt`, `prefix`, `debezium` or the schema registry) while {names} "
                 f"{'has' if len(others) == 1 else 'have'} dead letters: later events of their keys would be "
                 "sent before them.",
-                remedy=f"Set `lanes.{self._lane}` back, replay or drop them (`penstock dlq replay --lane "
-                f"{self._lane} --yes`), then change it.",
+                remedy=f"Set `lanes.{self._lane}` back, replay them (`penstock dlq replay {of_lane}`), then "
+                f"change it. Or give them up (`penstock dlq drop {of_lane}`) and start the lane again.",
             )
 
     def note(self, streams: Iterable[str]) -> None:

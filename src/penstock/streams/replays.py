@@ -98,6 +98,12 @@ class Replays:
                 self._run = None
         return None
 
+    def drop(self, passed: int) -> None:
+        """Carry out all drops that were asked for, as `next` does."""
+        for request in letter_requests.waiting(self._file):
+            if request.action == "drop":
+                self._drop(request, passed)
+
     def keep(self, portion: Portion, refused: Mapping[int, Why]) -> Portion:
         """The portion without letters that were refused again, and those behind them in their keys."""
         held: set[_Key] = set()

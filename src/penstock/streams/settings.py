@@ -108,6 +108,7 @@ class StreamSettings:
         form: list[object] = [encoding.format]
         if encoding.format != "json":
             form += [self.prefix, encoding.schemas, *astuple(encoding.modes)]
+            form += [] if encoding.registry is None else [encoding.registry.url]
         # A column of the key can be hashed only.
         if hashed := [name for name, kind in self.masks(of) if kind == "sha256"]:
             form += [hashed, encoding.mask_salt]

@@ -254,7 +254,8 @@ def _files_after(work: StreamWork, outcome: Outcome) -> tuple[DataFile, ...]:
         location = work.table.file_location(each.file.name)
         new = HeldDeletes(location, each.file.rows, each.file.bytes, each.vector)
         held = files[each.of]
-        files[each.of] = replace(held, deletes=(new,) if each.vector else (*held.deletes, new))
+        left = () if each.vector else tuple(old for old in held.deletes if old not in each.replaces)
+        files[each.of] = replace(held, deletes=(*left, new))
     return (*files.values(), *outcome.added)
 
 

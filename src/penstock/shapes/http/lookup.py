@@ -18,7 +18,7 @@ class ShapeLookup:
     def __init__(self, api: ShapeApi, settings: ShapeSettings) -> None:
         self._api = api
         self._settings = settings
-        self._making: set[asyncio.Task[Shape]] = set()
+        self._making: dict[str, asyncio.Task[Shape]] = {}
 
     async def load(self, asked: Asked) -> Shape:
         """The shape of the request; `RefetchError` if its handle is not that shape's."""
@@ -40,18 +40,22 @@ class ShapeLookup:
         return shape if shape.definition.identity == definition.identity else None
 
     async def _made(self, definition: ShapeDefinition) -> Shape:
-        """A client that goes away does not keep others from the shape that is being made."""
-        making = asyncio.get_running_loop().create_task(self._api.resolve(definition))
-        self._making.add(making)
-        making.add_done_callback(self._forget)
+        """A client that goes away does not keep others from the shape that is being made, nor does one that
+        asks again have it made once more."""
+        identity = definition.identity
+        making = self._making.get(identity)
+        if making is None:
+            making = asyncio.get_running_loop().create_task(self._api.resolve(definition))
+            self._making[identity] = making
+            making.add_done_callback(lambda done: self._forget(identity, done))
         try:
             async with asyncio.timeout(self._settings.snapshot_started_timeout.total_seconds()):
                 return await asyncio.shield(making)
         except TimeoutError:
             raise SnapshotProblem(503, "Timeout waiting for the shape to be made", 10) from None
 
-    def _forget(self, making: asyncio.Task[Shape]) -> None:
-        self._making.discard(making)
+    def _forget(self, identity: str, making: asyncio.Task[Shape]) -> None:
+        del self._making[identity]
         if not making.cancelled():
             making.exception()  # who waits for it is told; if nobody does, it is nobody's
 
@@ -74,8 +78,10 @@ class ShapeLookup:
         """That it is still there."""
         if shape.error is not None:
             raise shape.error
-        if shape.state == "gone" or shape.storage.is_gone:
+        if shape.state == "gone":
             raise RefetchError(self.replacement(shape))
+        if shape.storage.is_gone:  # it is about to be dropped, and until then there is no other
+            raise SnapshotProblem(503, "The shape is being removed", 1)
 
     def replacement(self, shape: Shape) -> str | None:
         """The handle of the shape that has taken its place."""

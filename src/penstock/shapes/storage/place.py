@@ -33,7 +33,7 @@ from penstock.core.position import Lsn
 from penstock.file_lock import is_at, lock_file
 
 _LOCK, _CLAIM, _FILES = "lock", "claim", "held."
-_UNHELD = "commits", "shapes"  # where earlier versions had them: beside the lock
+_UNHELD = "commits", "shapes", "removed"  # where earlier versions had them: beside the lock
 
 
 class Claim(NamedTuple):
@@ -84,7 +84,8 @@ class Place:
             self.close()
             raise _not_ours(self._directory) from error
         for name in _UNHELD:
-            if (self._directory / name).exists() and not (mine / name).exists():
+            if (self._directory / name).exists():  # an earlier version was at work since
+                shutil.rmtree(mine / name, ignore_errors=True)
                 (self._directory / name).rename(mine / name)
         durable.sync_directory(mine)
         durable.sync_directory(self._directory)
