@@ -246,7 +246,7 @@ def test_what_there_is(shop: MysqlServer) -> None:
     assert [(c.name, c.type_name, c.nullable, c.missing_value) for c in child.schema.columns] == [
         ("id", "int", False, "0"),
         ("parent", "int", True, None),
-        ("amount", "decimal", False, "0"),
+        ("amount", "decimal", False, "0.00"),
         ("size", "int unsigned", False, "7"),
         ("word", "varchar", True, "it's"),
     ]
