@@ -662,7 +662,7 @@ def compact_killed(pipeline: PipelineUnderTest, place: str) -> None:
 def test_compact_killed_at_any_step_while_changes_come_loses_nothing_and_is_done_again(
     database: Database, make: MakePipeline, place: str
 ) -> None:
-    pipeline = worn_pipeline(database, make, 11 if place == "compact.manifests_merged" else 6, **EXPIRE_ALL)
+    pipeline = worn_pipeline(database, make, 20 if place == "compact.manifests_merged" else 6, **EXPIRE_ALL)
     with Ordering(database) as orders:
         pipeline.sync()
         before = shown(pipeline)
