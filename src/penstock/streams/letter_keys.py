@@ -49,4 +49,5 @@ class LetterKeys:
     def note(self, streams: Iterable[str]) -> None:
         """Letters of these are written."""
         for stream in streams:
-            self._file.set_fact(_FACT + stream, self._form_of(stream))
+            if form := self._form_of(stream):  # else every format has the same keys, or nobody knows
+                self._file.set_fact(_FACT + stream, form)
