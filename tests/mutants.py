@@ -522,6 +522,14 @@ MUTANTS = (
         ("tests/unit/test_shape_storage.py::test_events_are_not_readable_before_they_are_durable",),
     ),
     Mutant(
+        "shapes: what comes after a commit that was not written is written",
+        "shapes/storage/write_loop.py",
+        "                self._commits.clear()\n",
+        "                pass\n",
+        "tests/unit/test_shape_storage.py"
+        "::test_a_store_that_ends_before_a_commit_is_written_writes_none_that_came_after_it",
+    ),
+    Mutant(
         "shapes: who was sent events resumes within the last transaction",
         "shapes/http/sse.py",
         "    closing = events(up_to_date(end.tx + 1))\n",

@@ -14,6 +14,7 @@ from typing import Any
 import brotli
 import pytest
 
+from penstock.shapes.http.compression import Body
 from penstock.shapes.http.connection import Connection
 from tests.conftest import wait_until
 from tests.serving import Answer
@@ -124,6 +125,27 @@ def test_a_long_answer_to_those_who_wait_is_whole(
     wire.append(shape, 100, sent)
     for each in waiting:
         assert each.result().json() == [*sent, up_to_date(100)]
+    wait_until(lambda: wire.app.admission.present["existing"] == 0, "nobody is counted any more")
+
+
+def test_an_answer_that_cannot_be_made_is_told_to_all_who_wait_for_it(
+    wire: Wire, meanwhile: Callable[[Callable[[], Answer]], Future[Answer]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape = wire.synced()
+    acquaint(wire, shape)
+
+    def fail(*_: object) -> bytes:
+        raise MemoryError
+
+    monkeypatch.setattr(Body, "encoded", fail)
+    parameters = {"table": "items", "offset": "0_inf", "handle": shape.handle, "live": "true"}
+    waiting = [
+        meanwhile(lambda: wire.ask("GET", "/v1/shape", parameters, headers={"accept-encoding": "br"}))
+        for _ in range(3)
+    ]
+    waits(wire, 3)
+    wire.append(shape, 100, [item(number) for number in range(300)])  # too much to be compressed in the loop
+    assert [each.result().status for each in waiting] == [500, 500, 500]
     wait_until(lambda: wire.app.admission.present["existing"] == 0, "nobody is counted any more")
 
 

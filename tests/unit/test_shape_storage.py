@@ -18,7 +18,7 @@ from penstock.core.offset import LogOffset
 from penstock.core.position import Lsn
 from penstock.shapes.storage import ShapeStorage, ShapeStore, SnapshotChunk, place
 from penstock.shapes.storage.records import BLOCK_BYTES_MAX
-from tests.conftest import wait_until
+from tests.conftest import WAIT_S, wait_until
 from tests.shape_log import (
     START,
     Item,
@@ -436,6 +436,43 @@ def test_a_full_disk_under_the_commit_log_is_waited_for(
     store.close()
     again = ShapeStore(tmp_path)
     assert list(again.recover()) == ["a"]
+    assert read(again.open("a", 0)) == texts(inserts(10))
+    again.close()
+
+
+def test_a_store_that_ends_before_a_commit_is_written_writes_none_that_came_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A position says that everything up to it is there."""
+    store = ShapeStore(tmp_path)
+    store.recover()
+    storage = ready_shape(store, "a", 0)
+    store.start()
+    storage.append_to_log(log_items(inserts(10)))
+    store.commit(Lsn(11))
+    assert store.wait_flushed(Lsn(11), WAIT_S)
+
+    write, begun, refused = store.loop.log.write, threading.Event(), threading.Event()
+
+    def refuse_the_first(packed: bytes) -> None:
+        if refused.is_set():
+            write(packed)
+            return
+        begun.set()
+        assert store.loop._stopped.wait(WAIT_S)
+        refused.set()
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(store.loop.log, "write", refuse_the_first)
+    for tx in (20, 30):
+        storage.append_to_log(log_items(inserts(tx)))
+        store.commit(Lsn(tx + 1))
+        assert begun.wait(WAIT_S)  # the second waits behind the first
+    store.close()
+    assert refused.is_set()
+    again = ShapeStore(tmp_path)
+    assert list(again.recover()) == ["a"]
+    assert again.position == Lsn(11)
     assert read(again.open("a", 0)) == texts(inserts(10))
     again.close()
 

@@ -31,7 +31,7 @@ from penstock.shapes.rendering.row_lines import Lines, snapshot_end
 from penstock.shapes.shape import Shape, SnapshotPoint
 from penstock.shapes.source.moving import MovedRows
 from penstock.shapes.storage import LogItems, ShapeStore, store
-from penstock.shapes.subquery import layers
+from penstock.shapes.subquery import layers, starting
 from penstock.shapes.subquery.held_state import HeldState
 from penstock.shapes.subquery.layers import DependencyLayers
 from penstock.shapes.subquery.members import form_of
@@ -590,6 +590,22 @@ def test_what_is_kept_until_a_snapshots_position_is_reached_is_bounded_and_none_
         hand_in(engine, number, ("items", {"id": str(number), "owner": "1", "note": "x" * 1000}))
     assert engine.ended == ({} if shown else {outer.handle: "too much to keep"})
     assert engine.layers._waiting.bytes == 0
+    engine.store.close()
+
+
+def test_values_that_come_and_go_until_a_snapshots_position_is_reached_are_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(starting, "_FLIPS_BYTES_MAX", 20_000)
+    engine = Engine(tmp_path)
+    outer = begun(engine)
+    engine.take_snapshot(outer, SnapshotPoint(1000, 1000, (), 1 << 40), NOTHING)
+    for number in range(1, 5):
+        hand_in(engine, number, ("users", {"id": f"{number}" * 4_000, "flag": "y"}))
+    assert engine.ended == {}
+    for number in range(5, 10):
+        hand_in(engine, number, ("users", {"id": f"{number}" * 4_000, "flag": "y"}))
+    assert engine.ended == {outer.handle: "too much to keep"}
     engine.store.close()
 
 

@@ -162,7 +162,10 @@ class LogServing:
 
     async def _deliver_encoded(self, polls: list[Poll], end: LogOffset, body: Body, is_level: bool) -> None:
         first = polls[0]
-        answer = await self._delivery.whole(first.asked, first.shape, end, body, up_to_date=is_level)
+        try:
+            answer = await self._delivery.whole(first.asked, first.shape, end, body, up_to_date=is_level)
+        except Exception:  # nobody waits for ever
+            answer = answers.internal_error()
         self._deliver_all(polls, answer)
 
     def _later(self, delivering: Coroutine[Any, Any, None]) -> None:

@@ -274,6 +274,8 @@ class WriteLoop:
     def _commit(self, commits: Sequence[Commit]) -> None:
         self._sync_snapshots(commits)
         if not self._write_commits(commits):
+            with self._changed:  # a later one that can be written would say that these are durable
+                self._commits.clear()
             return
         failpoints.reach("shapes.committed")
         self._fence()

@@ -262,7 +262,7 @@ class DependencyLayers:
             outer = queue[slot]
             flips = outer.take_flips(tx, xid)
             if slot in self._starting:
-                self._starting[slot].flips += flips
+                self._starting[slot].keep(flips)
                 self._starting[slot].has_turned |= outer.has_turned
                 continue
             with self._alone(outer):

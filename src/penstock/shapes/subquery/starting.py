@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -12,8 +12,10 @@ from penstock.core.stream import StreamId
 from penstock.shapes.engine.consumer import RoutedRows
 from penstock.shapes.shape import SnapshotPoint
 from penstock.shapes.subquery.outer import Flip
+from penstock.shapes.subquery.values import bytes_of
 
-_KEPT_MAX = 1_000_000  # flips, and transactions
+_TRANSACTIONS_MAX = 1_000_000
+_FLIPS_BYTES_MAX = 256 << 20
 
 
 @dataclass(slots=True)
@@ -26,6 +28,7 @@ class Starting:
     point: SnapshotPoint | None = None
     rows: list[RoutedRows] = field(default_factory=list)
     flips: list[Flip] = field(default_factory=list)
+    flips_bytes: int = 0  # about
     seen: dict[int, int] = field(default_factory=dict)
     has_turned: bool = False  # nulls came or went meanwhile, which concerns more values than are told
 
@@ -34,9 +37,16 @@ class Starting:
             firsts = np.concatenate(([0], np.flatnonzero(np.diff(changes.tx)) + 1))
             self.seen.update(zip(changes.tx[firsts].tolist(), changes.xid[firsts].tolist(), strict=True))
 
+    def keep(self, flips: Sequence[Flip]) -> None:
+        """Those of a transaction. When it is too much, none: the shape is given up."""
+        self.flips.extend(flips)
+        self.flips_bytes += sum(bytes_of(flip.value) for flip in flips)
+        if self.is_too_much:
+            self.flips.clear()
+
     @property
     def is_too_much(self) -> bool:
-        return len(self.flips) > _KEPT_MAX or len(self.seen) > _KEPT_MAX
+        return self.flips_bytes > _FLIPS_BYTES_MAX or len(self.seen) > _TRANSACTIONS_MAX
 
     def is_passed(self, position: int) -> bool:
         """Whether all that the snapshot may show was handed out."""
