@@ -526,8 +526,10 @@ MUTANTS = (
         "shapes/storage/write_loop.py",
         "                self._commits.clear()\n",
         "                pass\n",
-        "tests/unit/test_shape_storage.py"
-        "::test_a_store_that_ends_before_a_commit_is_written_writes_none_that_came_after_it",
+        (
+            "tests/unit/test_shape_storage.py"
+            "::test_a_store_that_ends_before_a_commit_is_written_writes_none_that_came_after_it",
+        ),
     ),
     Mutant(
         "shapes: who was sent events resumes within the last transaction",
