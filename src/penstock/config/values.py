@@ -208,6 +208,8 @@ PostgresUrl = Annotated[SecretStr, BeforeValidator(_postgres_url)]
 MysqlUrl = Annotated[SecretStr, BeforeValidator(_mysql_url)]
 MongoUrl = Annotated[SecretStr, BeforeValidator(_mongodb_url)]
 SparkValue = Annotated[str, BeforeValidator(_spark_value)]
+#: The same, of settings among which some are credentials: which ones, their program alone knows.
+SecretValue = Annotated[SecretStr, BeforeValidator(_spark_value)]
 
 __all__ = [
     "Address",
@@ -225,6 +227,7 @@ __all__ = [
     "PathOrObject",
     "Pause",
     "PostgresUrl",
+    "SecretValue",
     "Share",
     "SlotName",
     "SocketOrAddress",

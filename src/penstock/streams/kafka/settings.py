@@ -51,7 +51,7 @@ def client_settings(config: KafkaLaneConfig) -> dict[str, Any]:
     }
     usual = {"client.id": "penstock", "socket.keepalive.enable": True}
     own = {"log_level": _LOG_CRITICAL, "logger": _SILENT, "allow.auto.create.topics": False}
-    chosen = {name: str(value) for name, value in config.properties.items()}
+    chosen = {name: value.get_secret_value() for name, value in config.properties.items()}
     return usual | chosen | own | {name: value for name, value in told.items() if value is not None}
 
 
@@ -117,7 +117,7 @@ def make(
 def _why_not(error: Exception, config: KafkaLaneConfig) -> str:
     for name, value in config.properties.items():
         try:
-            Producer({name: str(value), "log_level": _LOG_CRITICAL, "logger": _SILENT})
+            Producer({name: value.get_secret_value(), "log_level": _LOG_CRITICAL, "logger": _SILENT})
         except (KafkaException, TypeError, ValueError):
             return f"librdkafka has no property `{name}`, or does not take its value."
     told = error.args[0] if isinstance(error, KafkaException) else None
