@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from datetime import timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -211,6 +212,11 @@ SparkValue = Annotated[str, BeforeValidator(_spark_value)]
 #: The same, of settings among which some are credentials: which ones, their program alone knows.
 SecretValue = Annotated[SecretStr, BeforeValidator(_spark_value)]
 
+
+def revealed(settings: Mapping[str, SecretStr]) -> dict[str, str]:
+    return {name: value.get_secret_value() for name, value in settings.items()}
+
+
 __all__ = [
     "Address",
     "ByteSize",
@@ -235,5 +241,6 @@ __all__ = [
     "SparkValue",
     "StreamPattern",
     "Token",
+    "revealed",
     "share_of",
 ]
