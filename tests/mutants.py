@@ -398,7 +398,7 @@ MUTANTS = (
     Mutant(
         "streams: a put is begun without a proof of the lead",
         "streams/lease.py",
-        "        return self._leads is None or _now() - self._proved_at < within_s\n",
+        "        return proved_at >= self._counts_from and _now() - proved_at < within_s\n",
         "        return True\n",
         (KINESIS_WOKEN,),
     ),

@@ -2,7 +2,8 @@
 way to the target loses requests and answers. Each change is at the target once all the same.
 
 What breaks is drawn from the seed alone, which a run prints: it is repeated by `PENSTOCK_CHAOS_SEED`, but for
-what depends on the moment. What cannot be proved is counted by the lane and printed.
+what depends on the moment. Every kind comes once, then any. What cannot be proved is counted by the lane and
+printed.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ import random
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
@@ -28,6 +31,7 @@ pytestmark = [pytest.mark.chaos, pytest.mark.timeout(1200)]
 STORM_S = {"short": 0.0, "once": 60.0, "full": 300.0}[LEVEL]
 _STRIKE_S = 20.0  # in which a lane comes to most failpoints, if it leads
 _STANDSTILL_S = 8.0  # longer than it takes the other instance to lead
+_Kind = TypeVar("_Kind")
 #: Of the requests to a target.
 SHARES: dict[str, dict[Kind, float]] = {
     "kafka": {"reset": 0.01, "slow": 0.02, "lost": 0.01, "late": 0.005},
@@ -64,10 +68,26 @@ def test_whatever_breaks_at_once_each_change_is_there_once(
         changes = lane.compare(*pair)
         unproven = sum(instance.lane.unproven() for instance in pair)
         print(f"{name}: {storm}, proxy {plan}; {changes} changes, each once; {unproven} not provable")
+        assert not storm.spared, "each kind has come"
         assert storm.failpoints, "some failpoint was struck"
         assert plan.struck or name == "file", "the way to the target has failed"
         if LEVEL == "full":
             assert not storm.left, "every failpoint was struck"
+
+
+def test_each_kind_comes_once_before_any_comes_again() -> None:
+    kinds = "abcde"
+    orders = {"".join(islice(drawn(kinds, random.Random(seed)), len(kinds))) for seed in range(20)}
+    assert all(sorted(order) == sorted(kinds) for order in orders)
+    assert len(orders) > 1, "the seed tells in which order"
+    assert {*islice(drawn(kinds, random.Random(1)), 5, 100)} == {*kinds}, "then any"
+
+
+def drawn(kinds: Sequence[_Kind], chance: random.Random) -> Iterator[_Kind]:
+    """Without end."""
+    yield from chance.sample(kinds, len(kinds))
+    while True:
+        yield chance.choice(kinds)
 
 
 class Storm:
@@ -89,20 +109,29 @@ class Storm:
             self._kinds += [self._restart_broker]
 
     def blow(self, seconds: float) -> None:
-        """So long; then until a failpoint was struck, by `make chaos` every one, in at most so long again."""
+        """So long; then until each kind has come and a failpoint was struck, by `make chaos` every one, in at
+        most so long again.
+        """
         begun = time.monotonic()
+        kinds = drawn(self._kinds, self._chance)
         while (blown_s := time.monotonic() - begun) < 2 * seconds:
-            if blown_s >= seconds and self.failpoints and not (LEVEL == "full" and self.left):
+            has_blown = blown_s >= seconds and not self.spared
+            if has_blown and self.failpoints and not (LEVEL == "full" and self.left):
                 return
             self._watch(self._chance.uniform(1, 5))
-            kind = self._strike if blown_s >= seconds else self._chance.choice(self._kinds)
+            kind = self._strike if has_blown else next(kinds)
             kind()
-            self.struck[kind.__name__.strip("_")] += 1
+            self.struck[_name(kind)] += 1
 
     @property
     def failpoints(self) -> Counter[str]:
         """At which lanes were killed, by what they wrote down themselves."""
         return sum((instance.lane.struck for instance in self._pair), Counter())
+
+    @property
+    def spared(self) -> list[str]:
+        """Kinds that have not come."""
+        return [_name(kind) for kind in self._kinds if _name(kind) not in self.struck]
 
     @property
     def left(self) -> list[str]:
@@ -163,3 +192,7 @@ class Storm:
             self._at.server.start()
         else:
             self._at.server.restart()
+
+
+def _name(kind: Callable[[], None]) -> str:
+    return kind.__name__.strip("_")

@@ -20,8 +20,10 @@ from penstock.config.base import Section
 from penstock.config.problems import Problem, problems_of
 from penstock.config.selection import choose
 from penstock.config.substitution import SubstitutionError, substitute
+from penstock.config.values import revealed
 from penstock.core.errors import ConfigError
 from penstock.core.stream import StreamId
+from penstock.lake.destination import catalog_properties, iceberg_settings, spark_conf
 from penstock.sources.open import open_source
 
 MINIMAL = """\
@@ -81,7 +83,10 @@ lanes: {}
 """,
         )
         assert config.streams[1].rename == {"_op": "op"}
-        assert config.spark.conf == {"spark.ui.enabled": "false", "spark.sql.shuffle.partitions": "8"}
+        assert revealed(config.spark.conf) == {
+            "spark.ui.enabled": "false",
+            "spark.sql.shuffle.partitions": "8",
+        }
         assert config.log.step_bytes_max == 16 * 1024 * 1024
         assert config.log.retention == timedelta(hours=36)
         assert config.loading.rows_per_chunk == 1000
@@ -93,6 +98,16 @@ lanes: {}
         config = load(tmp_path, MINIMAL.replace("app@", f"app:{SECRET}@"))
         assert SECRET in config.source.url.get_secret_value()
         assert SECRET not in f"{config!r} {config} {config.source!r} {config.model_dump_json()}"
+
+    def test_credentials_among_settings_of_other_programs_show_nowhere(self, tmp_path: Path) -> None:
+        catalog = f"{{type: rest, uri: 'http://r', properties: {{token: {SECRET}}}}}"
+        iceberg = f"{{type: iceberg, warehouse: ./lake, catalog: {catalog}}}"
+        text = MINIMAL.replace("{type: parquet, path: ./lake}", iceberg)
+        config = load(tmp_path, text + f"spark: {{conf: {{spark.hadoop.fs.s3a.secret.key: {SECRET}}}}}\n")
+        printed = f"{config!r} {config} {config.model_dump_json()} {iceberg_settings(config.destination)!r}"
+        assert SECRET not in printed
+        assert catalog_properties(config.destination)["token"] == SECRET
+        assert spark_conf(config)["spark.hadoop.fs.s3a.secret.key"] == SECRET
 
 
 class TestWhatIsSaidWhenAFileIsWrong:

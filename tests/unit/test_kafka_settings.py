@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.config.streams import KafkaLaneConfig
+from penstock.core.errors import ConfigError
 from penstock.streams.error_classes import ErrorClass
 from penstock.streams.kafka import settings
 from penstock.streams.kafka.errors import TABLE, target_error
@@ -87,6 +89,19 @@ def test_tokens() -> None:
         "sasl.oauthbearer.scope": "s",
     }
     settings.make(AdminClient, told, lane).poll(0)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [("ssl.keystoer.password", "`ssl.keystoer.password`"), ("ssl.key.pem", "the lane's settings")],
+)
+def test_no_error_shows_the_value_of_a_property_that_is_not_taken(wrong: str, said: str) -> None:
+    properties = {"socket.timeout.ms": 9000, wrong: "hunter2"}
+    lane = config(security={"protocol": "ssl"}, properties=properties)
+    with pytest.raises(ConfigError) as caught:
+        settings.make(AdminClient, settings.client_settings(lane), lane)
+    assert said in str(caught.value)
+    assert "hunter2" not in "".join(traceback.format_exception(caught.value))
 
 
 def test_only_what_a_broker_says_of_a_record_is_the_records() -> None:

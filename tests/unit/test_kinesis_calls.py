@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import base64
-import json
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -20,43 +18,13 @@ from penstock.streams.kinesis.shard_room import ShardRoom
 from penstock.streams.kinesis.target import KinesisTarget
 from penstock.streams.target import RecordLimits
 from tests.conftest import wait_until
+from tests.kinesis_service import Service
 from tests.publishing import STREAMS, events, term
 
 pytestmark = pytest.mark.unit
 _MIB = 1 << 20
 #: Of PutRecords, as AWS documents them.
 _RECORDS_MAX, _BYTES_MAX, _RECORD_BYTES_MAX = 500, 5 * _MIB, _MIB
-
-
-class Service:
-    """A stream with one shard. `taking` is called for each call, while it is under way."""
-
-    def __init__(self) -> None:
-        self.calls: list[list[int]] = []  # the sizes of each call's records
-        self.taking: Callable[[], None] = lambda: None
-
-    def __call__(self, _: KinesisSettings) -> Service:
-        return self
-
-    def ask(self, operation: str, **_: Any) -> Any:
-        whole = {"StartingHashKey": "0", "EndingHashKey": str(2**128 - 1)}
-        shard = {"ShardId": "shard-0", "HashKeyRange": whole, "SequenceNumberRange": {}}
-        answers = {
-            "DescribeStreamSummary": {"StreamDescriptionSummary": {}},
-            "ListShards": {"Shards": [shard]},
-        }
-        return answers.get(operation, {})
-
-    def call(self, operation: str, body: bytes, _: Callable[[], bool]) -> Any:
-        assert operation == "PutRecords"
-        records = json.loads(body)["Records"]
-        self.calls.append(
-            [len(each["PartitionKey"]) + len(base64.b64decode(each["Data"])) for each in records]
-        )
-        self.taking()
-        return {"Records": [{"ShardId": "shard-0", "SequenceNumber": "1"}] * len(records)}
-
-    def close(self) -> None: ...
 
 
 @pytest.fixture

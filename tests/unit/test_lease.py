@@ -63,6 +63,27 @@ def test_who_does_not_lead_any_more_has_its_proof_until_it_is_old(monkeypatch: p
     assert not lease.prove(5)
 
 
+def test_what_was_proved_or_asked_for_before_may_be_made_to_count_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = _Clock(monkeypatch)
+
+    def leads() -> bool:
+        clock.now += 1
+        if clock.now < 103:
+            lease.forget()  # while the answer is awaited
+        return True
+
+    lease = Lease(leads)
+    assert lease.renew()
+    assert not lease.is_proved(5)
+    assert not lease.prove(5)
+    assert lease.prove(5)
+    lease.forget()
+    assert not lease.is_proved(5)
+    assert lease.prove(5)
+
+
 def test_the_clock_goes_on_while_the_process_is_stopped() -> None:
     code = """
 import sys

@@ -6,6 +6,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from pydantic import SecretStr
 
 from penstock.capture.from_config import spec_of
 from penstock.capture.spec import ServiceSpec
@@ -13,6 +14,7 @@ from penstock.config import Config
 from penstock.config.streams import KafkaLaneConfig
 from penstock.core.errors import ConfigError
 from penstock.core.stream import MESSAGES, StreamId
+from penstock.streams.kafka.settings import client_settings
 from penstock.streams.record_publisher import RecordPublisher
 from penstock.streams.settings import StreamSettings
 from penstock.streams.targets import publisher_of
@@ -92,16 +94,21 @@ def test_no_credential_shows_in_what_is_printed_or_said(tmp_path: Path) -> None:
     text = (
         'lanes: {kafka: {bootstrap: "b:1", mask_salt: "${SALT}", security: {protocol: sasl_ssl, '
         'mechanism: PLAIN, username: u, password: "${SECRET}"}, '
-        'schema_registry: {url: "http://r", password: "${SECRET}"}}}\n'
+        'schema_registry: {url: "http://r", password: "${SECRET}"}, '
+        'properties: {ssl.key.pem: "${SECRET}", socket.timeout.ms: 9000}}}\n'
     )
     config = load(tmp_path, text, SECRET="hunter2", SALT="grain")
-    assert "hunter2" not in repr(config)
+    settings = StreamSettings.of_pipeline(config, "kafka")
+    for printed in (repr(config), str(config), config.model_dump_json(), repr(settings)):
+        assert "hunter2" not in printed
     assert "grain" not in repr(config)
     lane = config.lanes.kafka
     assert lane is not None
     assert lane.security.password is not None
     assert lane.security.password.get_secret_value() == "hunter2"
-    assert StreamSettings.of_pipeline(config, "kafka").encoding.mask_salt == "grain"
+    assert client_settings(lane)["ssl.key.pem"] == "hunter2"
+    assert client_settings(lane)["socket.timeout.ms"] == "9000"
+    assert settings.encoding.mask_salt == "grain"
 
 
 @pytest.mark.parametrize(
@@ -141,8 +148,8 @@ def test_what_makes_no_sense_is_refused_with_its_place(tmp_path: Path, lane: str
 def test_a_property_that_would_break_the_promise_is_refused() -> None:
     for name in ("enable.idempotence", "transactional.id", "max.in.flight", "isolation.level"):
         with pytest.raises(ValueError, match="no property to choose"):
-            KafkaLaneConfig(bootstrap="b:1", properties={name: "x"})
-    assert KafkaLaneConfig(bootstrap="b:1", properties={"socket.timeout.ms": "9"}).properties
+            KafkaLaneConfig(bootstrap="b:1", properties={name: SecretStr("x")})
+    assert KafkaLaneConfig(bootstrap="b:1", properties={"socket.timeout.ms": SecretStr("9")}).properties
 
 
 def test_a_lane_may_have_some_of_the_streams_and_masks_of_each(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 from pydantic import Field, SecretStr, field_validator, model_validator
 
 from penstock.config.base import Section
-from penstock.config.values import LocalPath, PartitionBy, SortBy, SparkValue
+from penstock.config.values import LocalPath, PartitionBy, SecretValue, SortBy, SparkValue
 from penstock.core.table_options import PartitionField, SortField, TableOptions, check_partitions
 
 _ICEBERG_ONLY = ("catalog", "upserts", "format_version", "properties", "jars_dir")
@@ -29,8 +29,8 @@ class CatalogConfig(Section):
     """Readers of a SQL catalog give the same name."""
     uri: SecretStr | None = None
     """Where it is: `postgresql://…`, `http://…` (REST) or `thrift://…` (Hive)."""
-    properties: dict[str, SparkValue] = Field(default={})
-    """Further settings, by Iceberg's own names."""
+    properties: dict[str, SecretValue] = Field(default={})
+    """Further settings, by Iceberg's own names. No error, log or check shows their values."""
 
     @model_validator(mode="after")
     def _says_where(self) -> CatalogConfig:

@@ -23,9 +23,9 @@ from penstock.config.values import (
     Lookbacks,
     PathOrObject,
     Pause,
+    SecretValue,
     Share,
     SocketOrAddress,
-    SparkValue,
     StreamPattern,
     Token,
 )
@@ -115,8 +115,8 @@ class SparkConfig(Section):
 
     master: str = "local[*]"
     """Spark's master URL."""
-    conf: dict[str, SparkValue] = Field(default={})
-    """Further Spark settings, by their own names."""
+    conf: dict[str, SecretValue] = Field(default={})
+    """Further Spark settings, by their own names. No error, log or check of ours shows their values."""
 
 
 class LogConfig(Section):

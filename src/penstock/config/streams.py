@@ -14,7 +14,15 @@ from typing import Annotated, Literal
 from pydantic import Field, PositiveInt, SecretStr, field_validator, model_validator
 
 from penstock.config.base import Section
-from penstock.config.values import ByteSize, Duration, LocalPath, Pause, SparkValue, StreamPattern
+from penstock.config.values import (
+    ByteSize,
+    Duration,
+    LocalPath,
+    Pause,
+    SecretValue,
+    SparkValue,
+    StreamPattern,
+)
 
 KAFKA_LANE, KINESIS_LANE, FILE_LANE = "kafka", "kinesis", "file"
 STREAM_LANES = (KAFKA_LANE, KINESIS_LANE, FILE_LANE)
@@ -302,8 +310,9 @@ class KafkaLaneConfig(StreamLaneConfig):
     """After a delete, an event of the same key without a value, so that compaction forgets the key."""
     security: KafkaSecurityConfig = KafkaSecurityConfig()
     schema_registry: SchemaRegistryConfig | None = None
-    properties: dict[str, SparkValue] = Field(default={})
-    """Further settings of librdkafka, by its own names; not those that decide over loss, doubles or order."""
+    properties: dict[str, SecretValue] = Field(default={})
+    """Further settings of librdkafka, by its own names; not those that decide over loss, doubles or order. No
+    error, log or check shows their values."""
 
     @field_validator("topic")
     @classmethod
@@ -312,7 +321,7 @@ class KafkaLaneConfig(StreamLaneConfig):
 
     @field_validator("properties")
     @classmethod
-    def _properties_are_free(cls, properties: Mapping[str, str]) -> Mapping[str, str]:
+    def _properties_are_free(cls, properties: Mapping[str, SecretStr]) -> Mapping[str, SecretStr]:
         for name in properties:
             if name in _OWN_PROPERTIES:
                 raise ValueError(f"`{name}` is no property to choose: Penstock sets it itself")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from datetime import timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -208,6 +209,13 @@ PostgresUrl = Annotated[SecretStr, BeforeValidator(_postgres_url)]
 MysqlUrl = Annotated[SecretStr, BeforeValidator(_mysql_url)]
 MongoUrl = Annotated[SecretStr, BeforeValidator(_mongodb_url)]
 SparkValue = Annotated[str, BeforeValidator(_spark_value)]
+#: The same, of settings among which some are credentials: which ones, their program alone knows.
+SecretValue = Annotated[SecretStr, BeforeValidator(_spark_value)]
+
+
+def revealed(settings: Mapping[str, SecretStr]) -> dict[str, str]:
+    return {name: value.get_secret_value() for name, value in settings.items()}
+
 
 __all__ = [
     "Address",
@@ -225,6 +233,7 @@ __all__ = [
     "PathOrObject",
     "Pause",
     "PostgresUrl",
+    "SecretValue",
     "Share",
     "SlotName",
     "SocketOrAddress",
@@ -232,5 +241,6 @@ __all__ = [
     "SparkValue",
     "StreamPattern",
     "Token",
+    "revealed",
     "share_of",
 ]

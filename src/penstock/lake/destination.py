@@ -8,6 +8,7 @@ from pyspark.sql import SparkSession
 
 from penstock.config.destination import CatalogConfig, DestinationConfig
 from penstock.config.models import Config
+from penstock.config.values import revealed
 from penstock.destinations.iceberg import IcebergDestination
 from penstock.destinations.iceberg_catalog import IcebergSettings
 from penstock.destinations.iceberg_java import Java
@@ -51,9 +52,9 @@ def spark_conf(config: Config) -> dict[str, str]:
     """The Spark settings of a pipeline; what the file says wins."""
     destination = config.destination
     if destination.type == "parquet":
-        return dict(config.spark.conf)
+        return revealed(config.spark.conf)
     packages = (ICEBERG, *DRIVERS.get(destination.catalog.type, ()))
-    return {**iceberg_conf(packages, destination.jars_dir), **config.spark.conf}
+    return {**iceberg_conf(packages, destination.jars_dir), **revealed(config.spark.conf)}
 
 
 def catalog_properties(config: DestinationConfig) -> dict[str, str]:
@@ -64,7 +65,7 @@ def catalog_properties(config: DestinationConfig) -> dict[str, str]:
         "warehouse": str(config.directory),
         **_where(catalog, config),
     }
-    return {**properties, **catalog.properties}
+    return {**properties, **revealed(catalog.properties)}
 
 
 def _where(catalog: CatalogConfig, config: DestinationConfig) -> dict[str, str]:

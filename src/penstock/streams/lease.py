@@ -10,6 +10,10 @@ before that moment. A successor begins later, waits W, and reads: whatever was b
 takes T at most to arrive, is there by then if L + T <= W. The clock goes on while the process is stopped and
 while the machine sleeps, so whoever wakes up finds that its proof is old, and asks again.
 
+That holds for a successor that waits. It does not if it finds that nobody is at work: so a lane first lets
+others see that it is, durably, and rests on no proof that was asked for before (`forget`). By one that was
+asked for later, no other term had begun by then, and whoever begins after it sees it.
+
 What remains is a stop between the last look at the clock and the call's last byte: that call is under way,
 and arrives when its process goes on. So the look is as late as it can be.
 """
@@ -26,7 +30,7 @@ class Lease:
 
     def __init__(self, leads: Callable[[], bool] | None = None) -> None:
         self._leads = leads
-        self._proved_at = float("-inf")
+        self._proved_at = self._counts_from = float("-inf")
         self._asking = threading.Lock()
 
     def renew(self) -> bool:
@@ -34,9 +38,16 @@ class Lease:
         with self._asking:
             return self._ask()
 
+    def forget(self) -> None:
+        """Only what is asked for from now on is a proof, and no answer that is awaited still."""
+        self._counts_from = _now()
+
     def is_proved(self, within_s: float) -> bool:
         """Whether there is a proof that is younger than that. Nobody is asked."""
-        return self._leads is None or _now() - self._proved_at < within_s
+        if self._leads is None:
+            return True
+        proved_at = self._proved_at
+        return proved_at >= self._counts_from and _now() - proved_at < within_s
 
     def prove(self, within_s: float) -> bool:
         """The same, but if there is none, asks for it."""

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from penstock.config.streams import KafkaLaneConfig, KafkaOAuthConfig
+from penstock.config.values import revealed
 from penstock.core.errors import ConfigError
 
 #: A record that is larger, with key and headers, is refused; the broker's own limit is about the same.
@@ -51,7 +52,7 @@ def client_settings(config: KafkaLaneConfig) -> dict[str, Any]:
     }
     usual = {"client.id": "penstock", "socket.keepalive.enable": True}
     own = {"log_level": _LOG_CRITICAL, "logger": _SILENT, "allow.auto.create.topics": False}
-    chosen = {name: str(value) for name, value in config.properties.items()}
+    chosen = revealed(config.properties)
     return usual | chosen | own | {name: value for name, value in told.items() if value is not None}
 
 
@@ -115,9 +116,9 @@ def make(
 
 
 def _why_not(error: Exception, config: KafkaLaneConfig) -> str:
-    for name, value in config.properties.items():
+    for name, value in revealed(config.properties).items():
         try:
-            Producer({name: str(value), "log_level": _LOG_CRITICAL, "logger": _SILENT})
+            Producer({name: value, "log_level": _LOG_CRITICAL, "logger": _SILENT})
         except (KafkaException, TypeError, ValueError):
             return f"librdkafka has no property `{name}`, or does not take its value."
     told = error.args[0] if isinstance(error, KafkaException) else None

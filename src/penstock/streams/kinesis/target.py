@@ -10,6 +10,9 @@ Kinesis has neither transactions nor a way to shut a former leader out. What sta
   whatever is behind the standing lies behind the checkpoint's bounds, what is not found is not there.
 - Before each put it must be proved that this term leads, not longer ago than the wait leaves room for
   (`streams.lease`). So a leader that was stopped and wakes up puts nothing more, but what was on its way.
+- Who finds no checkpoint, or that of a term that ended in order, does not wait. So a term begins by a
+  checkpoint that says it is at work, and what was proved before that one was durable counts for nothing: a
+  successor that had read by then what was there before would put the same events.
 - A call without an answer is treated in the same way: wait, read its shards back, send what is missing.
   Nothing is sent again by anybody below: botocore's own retries are not used.
 - Checkpoints are of one state directory, and the stream says of which (`owner`).
@@ -87,6 +90,7 @@ class KinesisTarget:
         self._unproven: Counter[str] = Counter()
         self._refreshing = threading.Lock()
         self._carries_found = False
+        self._is_seen_at_work = False
         self._standing: Standing | None = None
 
     @property
@@ -129,7 +133,7 @@ class KinesisTarget:
         if self._carries_found:
             self._checkpoints.write_found(self._found, term.epoch)
         taken_over = replace(checkpoint, is_closed=False, has_found=self._carries_found)
-        self._checkpoints.write(taken_over, term.epoch)
+        self._keep(taken_over)
         self._checkpoints.forget_before(term.epoch)
         self._standing = checkpoint.standing
         return checkpoint.standing
@@ -190,8 +194,13 @@ class KinesisTarget:
         self._client.close()
 
     def _write(self, standing: Standing, bounds: Bounds, *, is_closed: bool = False) -> None:
-        checkpoint = Checkpoint(standing, bounds, self._bounds.since, is_closed, self._carries_found)
+        self._keep(Checkpoint(standing, bounds, self._bounds.since, is_closed, self._carries_found))
+
+    def _keep(self, checkpoint: Checkpoint) -> None:
         self._checkpoints.write(checkpoint, self._term.epoch)
+        if not self._is_seen_at_work:
+            self._term.lease.forget()
+            self._is_seen_at_work = True
 
     def _is_past(self, standing: Standing) -> bool:
         """Whether nothing of what was found will be asked for any more (`load_state` has what loads say)."""
