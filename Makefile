@@ -7,7 +7,8 @@
 #                      SHARE=8 an eighth of them
 #   make lint          ruff, mypy --strict, import-linter
 #   make chaos-once    kill -9 at every failpoint, on Parquet and on Iceberg, writers running on; REST=1 as in CI:
-#                      what `make test` left, and with SHARE=4 a fourth of what is left of MySQL and MongoDB
+#                      what `make test` left, and with SHARE=6 a sixth of what is left of MySQL and MongoDB,
+#                      and of the kills of compaction, another one whenever code changes; without SHARE all
 #   make chaos         the whole matrix: at every failpoint several times, in every scenario, on both
 #   make soak          leader and standby under load while something breaks every while; SECONDS=1200
 #   make failover      a standby takes over within its seconds, with nothing else on the machine

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from structlog.testing import capture_logs
 
 from penstock.core.position import Lsn
 from penstock.core.schema import SourceColumn, TableSchema
@@ -181,18 +183,64 @@ def test_rows_keep_their_order(tmp_path: Path) -> None:
     assert pq.read_table(rounds.table.path(merged[0])).column("id").to_pylist() == [5, 3, 4, 9, 1]
 
 
-def test_a_file_that_cannot_be_read_is_left_alone_and_no_round_fails_for_it(
+@pytest.mark.parametrize("damage", ["cut off", "overwritten"])
+def test_a_file_that_cannot_be_read_is_left_alone_and_the_others_are_merged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str
+) -> None:
+    rounds = Rounds(tmp_path, "append")
+    for number in range(1, 8):
+        rounds.round([number])
+    before = rounds.record.files
+    damaged = before[3]
+    path = rounds.table.path(damaged)
+    content = path.read_bytes()
+    half = len(content) // 2
+    path.write_bytes(content[:half] if damage == "cut off" else bytes(half) + content[half:])
+    monkeypatch.setattr(file_merging, "SMALL_FILES_MAX", 3)
+    with capture_logs() as logs:
+        outcome = rounds.round([8])
+    assert outcome.removed == {file.name for file in before} - {damaged.name}
+    assert [file.rows for file in outcome.added] == [1, len(before) - 1]
+    assert [(each["stream"], each["file"]) for each in logs] == [(str(STREAM), damaged.name)]
+    for number in range(9, 20):
+        rounds.round([number])
+        assert rounds.files <= 5
+    assert damaged in rounds.record.files
+    path.write_bytes(content)
+    rounds.round([20])
+    rounds.assert_same()
+
+
+def test_a_small_file_that_cannot_be_read_does_not_keep_larger_ones_from_being_merged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(file_merging, "SMALL_FILES_MAX", 3)
     rounds = Rounds(tmp_path, "append")
-    damaged = rounds.table.path(rounds.record.files[0])
-    content = damaged.read_bytes()
-    damaged.write_bytes(content[: len(content) // 2])
-    for number in range(1, 8):
+    sizes = (1, 5, 100, 100, 100)
+    files = [replace(rounds.write([number])[0], bytes=size) for number, size in enumerate(sizes)]
+    rounds.table.path(files[0]).unlink()
+    outcome = Outcome()
+    assert small_files(rounds.work(files), outcome) == files[:2], "a third is larger than both"
+    merge_small_files(Stages(no_spark), [rounds.work(files)], {STREAM: outcome})
+    assert outcome.removed == {file.name for file in files[1:]}
+
+
+def test_a_merge_that_fails_though_every_file_can_be_read_is_left_to_a_later_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_merging, "SMALL_FILES_MAX", 3)
+    rounds = Rounds(tmp_path, "append")
+    for number in range(1, 4):
         rounds.round([number])
-    assert rounds.files == 8
-    damaged.write_bytes(content)
-    rounds.round([8])
-    assert rounds.files < 4
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no space")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(TableOutput, "write_table", full)
+        outcome = Outcome()
+        merge_small_files(Stages(no_spark), [rounds.work()], {STREAM: outcome})
+    assert not outcome.removed
+    rounds.round([4])
+    assert rounds.files == 2
     rounds.assert_same()

@@ -97,6 +97,30 @@ def test_exactly_the_rows_that_are_held_inside_the_range_are_found(
         assert not inside
 
 
+@pytest.mark.parametrize(("name", "kind"), [("float4", pa.float32()), ("float8", pa.float64())])
+@pytest.mark.parametrize("held_as", ["", "list"], ids=["value", "list"])
+def test_a_zero_whose_sign_changed_is_another_row_and_every_nan_is_the_same(
+    tmp_path: Path, name: str, kind: pa.DataType, held_as: str
+) -> None:
+    value = SourceColumn("v", 0, -1, name, name, 2)
+    if held_as:
+        value = SourceColumn("v", 0, -1, f"_{name}", f"{name}[]", 2, element=name, held_as=held_as)
+        kind = pa.list_(kind)
+    target = Target(TableSchema(StreamId("public", "items"), (COLUMNS[0], value), ("id",)), "upsert")
+
+    def rows(*values: float | None) -> list[pa.Array]:
+        cells = [[each] if held_as else each for each in values]
+        return [pa.array(range(len(values)), pa.int64()), pa.array(cells, kind)]
+
+    other_nan = float(np.array(0x7FF8000020000000).view(np.float64))
+    path = tmp_path / "0.parquet"
+    pq.write_table(pa.table(rows(0.0, -0.0, 0.0, -0.0, other_nan, None), schema=target.arrow_schema()), path)
+    there = HeldRows(HeldRange((path,), None, COLUMNS[0], None, None), target)
+    found = there.contain(rows(0.0, -0.0, -0.0, 0.0, np.nan, None))
+    assert found is not None
+    assert found.tolist() == [True, True, False, False, True, True]
+
+
 def same(printed: pa.RecordBatch) -> pa.RecordBatch:
     return printed
 

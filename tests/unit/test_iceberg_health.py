@@ -136,6 +136,22 @@ def test_of_too_many_the_oldest_go_unless_somebody_may_count_on_them() -> None:
     assert to_expire(made, 9, 1, Most(8, 99)) == to_expire(made, 9, 1)
 
 
+def test_a_snapshot_was_read_until_the_next_one_of_main_whatever_a_branch_put_on_top_of_it() -> None:
+    line = [version(1, None), version(8, 1), version(9, 8), version(10, 9)]
+    load = [version(2, 1), version(3, 2)]
+    made = history(*line, *load, main=Reference(10, True), penstock_load=Reference(3, True))
+    assert to_expire(made, 0, 1, Most(2, older_than_ms=8)) == set(), "1 was read until 8 was made"
+    assert to_expire(made, 0, 1, Most(2, older_than_ms=9)) == {1}
+
+
+def test_a_snapshot_that_main_has_left_was_read_until_its_last_successor_at_least() -> None:
+    left = [version(2, 1), version(3, 2), version(7, 2)]
+    line = [version(1, None), version(8, 1), version(9, 8)]
+    made = history(*line, *left, main=Reference(9, True))
+    assert to_expire(made, 0, 1, Most(1, older_than_ms=7)) == {3}
+    assert to_expire(made, 0, 1, Most(1, older_than_ms=8)) == {2, 3, 7}
+
+
 def test_all_of_a_branch_stays_and_what_was_rolled_back_goes() -> None:
     made = history(
         version(1, None, ours=True),

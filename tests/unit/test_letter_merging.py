@@ -280,3 +280,25 @@ def test_letters_of_the_first_format_are_merged(tmp_path: Path) -> None:
     [letter, *others] = DeadLetterTable(STREAM, rounds.destination).to_arrow().to_pylist()
     assert (letter["_tx"], letter["_row"]) == (5, [{"column": "id", "value": "7"}])
     assert len(others) == FILES_MAX
+
+
+@pytest.mark.parametrize("is_there", [True, False], ids=["damaged", "missing"])
+def test_letters_that_cannot_be_read_are_not_merged_and_no_round_fails_for_them(
+    tmp_path: Path, is_there: bool
+) -> None:
+    rounds = Rounds(tmp_path)
+    for number in range(FILES_MAX + 1):
+        rounds.round([f"k{number}"])
+    before = rounds.record.dead_letters
+    path = rounds.table.dead_letters_directory / before.files[3]
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2])
+    if not is_there:
+        path.unlink()
+    _, outcome = rounds.write_round(["k1"])
+    assert outcome.merged_letters is None
+    path.unlink(missing_ok=True)
+    path.write_bytes(content)
+    rounds.round(["k1"])
+    assert len(rounds.record.dead_letters.files) == 2
+    rounds.assert_same()

@@ -101,9 +101,10 @@ def to_expire(history: History, older_than_ms: int, snapshots_min: int, most: Mo
     by_age = sorted(history.versions.values(), key=lambda each: each.at_ms)
     kept = {each.snapshot_id for each in by_age if each.at_ms >= older_than_ms}
     if most is not None:
-        superseded: dict[int | None, int] = {}  # when: until then whoever began to read read that one
-        for each in by_age:
-            superseded.setdefault(each.parent_id, each.at_ms)
+        # When: until then whoever began to read read that one. What a branch puts on top of a snapshot of
+        # `main` makes no difference to that; of one that `main` has left, its last successor is taken.
+        superseded = {each.parent_id: each.at_ms for each in by_age}
+        superseded |= {each.parent_id: each.at_ms for each in map(history.versions.__getitem__, line)}
         kept -= {
             each.snapshot_id
             for each in by_age[: -most.snapshots]

@@ -206,14 +206,15 @@ def unknown_letters(
     return letters_at(written, ~known), int((lacks & ~known).sum())
 
 
-def letter_batches(path: Path) -> Iterator[pa.RecordBatch]:
+def letter_batches(path: Path, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
     """The letters in a file, a batch at a time."""
+    schema = pa.schema([DEAD_LETTERS.field(name) for name in columns or DEAD_LETTERS.names])
     with pq.ParquetFile(path) as file:
         if "_key" not in file.schema_arrow.names:
-            yield from _of_first_format(file.read()).to_batches()
+            yield from _of_first_format(file.read()).select(schema.names).to_batches()
             return
-        for batch in file.iter_batches(_BATCH_ROWS):
-            yield batch.select(DEAD_LETTERS.names).cast(DEAD_LETTERS)
+        for batch in file.iter_batches(_BATCH_ROWS, columns=schema.names):
+            yield batch.select(schema.names).cast(schema)
 
 
 def letters_at(paths: Sequence[Path], wanted: Flags) -> pa.Table:

@@ -12,12 +12,13 @@ more than `BYTES_MAX` by this, as little as the file of a chunk of a load. Icebe
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import structlog
 
 from penstock.core.stream import StreamId
 from penstock.destinations.parquet_files import new_file_name
@@ -27,6 +28,8 @@ from penstock.lake.light import Stages, merging_is_light
 from penstock.lake.rewrite_task import ROWS_PER_READ, evolved
 from penstock.lake.table_output import TableOutput
 from penstock.lake.target import Target
+
+_logger = structlog.get_logger("penstock.lake")
 
 SMALL_FILES_MAX = 64
 SMALL_BYTES = 16 * 1024 * 1024
@@ -45,31 +48,54 @@ class FileMerge:
 def merge_small_files(
     stages: Stages, works: Sequence[StreamWork], outcomes: Mapping[StreamId, Outcome]
 ) -> None:
-    """Where tables have too many small files, let the commits of these outcomes make them fewer."""
-    chosen = {work.stream: files for work in works if (files := small_files(work, outcomes[work.stream]))}
-    tasks = [
-        FileMerge(
-            work.target,
-            tuple(work.table.path(file) for file in chosen[work.stream]),
-            work.table.files_directory / new_file_name("merged"),
+    """Where tables have too many small files, let the commits of these outcomes make them fewer.
+
+    What is merged is chosen again without files that turn out not to be readable: beside one of those there
+    may be none of its size, and then no round would merge anything."""
+    unreadable: set[Path] = set()
+    while works:
+        chosen = {
+            work.stream: files
+            for work in works
+            if (files := small_files(work, outcomes[work.stream], unreadable))
+        }
+        works = [work for work in works if work.stream in chosen]
+        tasks = [
+            FileMerge(
+                work.target,
+                tuple(work.table.path(file) for file in chosen[work.stream]),
+                work.table.files_directory / new_file_name("merged"),
+            )
+            for work in works
+        ]
+        light = merging_is_light([file for files in chosen.values() for file in files])
+        done = stages.run(merge_files, tasks, "merge small files", light=light)
+        failed = []
+        for work, task, merged in zip(works, tasks, done, strict=True):
+            if merged is None:
+                failed.append((work, task))
+            else:
+                outcomes[work.stream].removed |= {file.name for file in chosen[work.stream]}
+                outcomes[work.stream].added += merged
+        found = stages.run(
+            unreadable_files, [task for _, task in failed], "look for files that cannot be read", light=light
         )
-        for work in works
-        if work.stream in chosen
-    ]
-    light = merging_is_light([file for files in chosen.values() for file in files])
-    done = stages.run(merge_files, tasks, "merge small files", light=light)
-    for (stream, files), merged in zip(chosen.items(), done, strict=True):
-        if merged is not None:
-            outcomes[stream].removed |= {file.name for file in files}
-            outcomes[stream].added += merged
+        works = [work for (work, _), paths in zip(failed, found, strict=True) if paths]
+        for work, paths in zip(works, filter(None, found), strict=True):
+            unreadable |= paths
+            for path in sorted(paths):
+                _logger.warning(
+                    "a file that cannot be read is not merged", stream=str(work.stream), file=path.name
+                )
 
 
-def small_files(work: StreamWork, outcome: Outcome) -> list[DataFile]:
+def small_files(work: StreamWork, outcome: Outcome, unreadable: Set[Path] = frozenset()) -> list[DataFile]:
     """The files that a round makes one of; none if there is no need."""
     if work.table.deletes_rows:
         return []
     kept = [file for file in work.files if file.name not in outcome.removed]
-    small = sorted((file for file in kept if file.bytes < SMALL_BYTES), key=lambda file: file.bytes)
+    readable = (file for file in kept if file.bytes < SMALL_BYTES and work.table.path(file) not in unreadable)
+    small = sorted(readable, key=lambda file: file.bytes)
     if len(small) <= SMALL_FILES_MAX:
         return []
     chosen, size = small[:2], sum(file.bytes for file in small[:2])
@@ -88,9 +114,28 @@ def merge_files(task: FileMerge) -> tuple[DataFile, ...] | None:
     try:
         with TableOutput(task.successor, task.target) as output:
             for path in task.paths:
-                with pq.ParquetFile(path) as file:
-                    for batch in file.iter_batches(ROWS_PER_READ):
-                        output.write_table(evolved(pa.Table.from_batches([batch]), task.target, None))
+                for rows in _rows(path, task.target):
+                    output.write_table(rows)
     except (OSError, pa.ArrowException):
         return None
     return output.files
+
+
+def unreadable_files(task: FileMerge) -> set[Path]:
+    """Those whose rows cannot be merged; none if it was for something else, as a disk that is full."""
+    return {path for path in task.paths if not _is_readable(path, task.target)}
+
+
+def _is_readable(path: Path, target: Target) -> bool:
+    try:
+        for _ in _rows(path, target):
+            pass
+    except (OSError, pa.ArrowException):
+        return False
+    return True
+
+
+def _rows(path: Path, target: Target) -> Iterator[pa.Table]:
+    with pq.ParquetFile(path) as file:
+        for batch in file.iter_batches(ROWS_PER_READ):
+            yield evolved(pa.Table.from_batches([batch]), target, None)

@@ -180,8 +180,15 @@ def _comparable(rows: pa.Table) -> pa.Table:
         if pa.types.is_list(array.type):
             array = pa.array([None if value is None else repr(value) for value in array.to_pylist()])
             array = array.cast(pa.string())
-        columns += [array.is_null(), array.fill_null(_any_value(array.type)) if array.null_count else array]
+        whole = array.fill_null(_any_value(array.type)) if array.null_count else array
+        columns += [array.is_null(), _bits(whole) if pa.types.is_floating(array.type) else whole]
     return pa.table(columns, names=[str(number) for number in range(len(columns))])
+
+
+def _bits(floats: pa.Array) -> pa.Array:
+    """Of each its 64 bits, and of every NaN the same: in a `KeySet` -0 is 0, which would hide a change."""
+    doubles = floats.cast(pa.float64()).to_numpy(zero_copy_only=False)
+    return pa.array(np.where(np.isnan(doubles), np.nan, doubles).view(np.int64))
 
 
 def _any_value(kind: pa.DataType) -> pa.Scalar:

@@ -9,9 +9,10 @@ position of the snapshot they were read under, so that the newer of the two is t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -23,12 +24,12 @@ from penstock.lake.dead_letters import (
     DEAD_LETTERS,
     SETTLED_KEYS,
     key_columns,
+    letter_batches,
     letter_files,
     letters_at,
     open_letters,
-    read_dead_letters,
 )
-from penstock.lake.keys import KeySet
+from penstock.lake.keys import KeySet, flat
 from penstock.lake.output import OutputFile
 from penstock.lake.target import Target
 from penstock.sources.types import cast_text
@@ -43,15 +44,22 @@ class KnownLetters:
         self._seen: set[int] = set()  # positions in `_open` of letters whose keys were read and fit
 
     def fresh(self, letters: pa.RecordBatch) -> pa.RecordBatch:
-        """Those of `letters` that are not there yet. Few rows come here: Python compares them."""
+        """Those of `letters` that are not there yet. Few rows come here: Python compares them, with a batch
+        of the others at a time, of which there may be any number."""
+        words = [repr(row) for row in letters.column("_row").to_pylist()]
+        sought, known = set(words), set[str]()
+        for batch in self._known(letters):
+            known |= sought.intersection(map(repr, batch.column("_row").to_pylist()))
+        return letters.filter(pa.array([each not in known for each in words], pa.bool_()))
+
+    def _known(self, letters: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """Letters that may say the same."""
         if self._target.write == "upsert":
-            known = self._letters_of(_of_keys(self._open, letters))
-        else:
-            known = read_dead_letters(self._paths, [*_PLACE, "_row"])
-            known = _of_keys(known, letters) if self._target.schema.key else known
-        words = set(map(repr, known.column("_row").to_pylist()))
-        is_new = [repr(row) not in words for row in letters.column("_row").to_pylist()]
-        return letters.filter(pa.array(is_new, pa.bool_()))
+            yield from self._letters_of(self._open_like(letters)).to_batches()
+            return
+        for path in letter_files(self._paths):
+            for batch in letter_batches(path, ["_key", "_row"]):
+                yield _of_keys(batch, letters) if self._target.schema.key else batch
 
     def settle(self, keys: pa.Table, fits: Flags | None) -> None:
         """These keys were read; those that fit are no longer dead letters."""
@@ -74,14 +82,31 @@ class KnownLetters:
             output.write_table(pa.table([*marks, keys], schema=SETTLED_KEYS))
         return output.data_file
 
+    def _open_like(self, letters: pa.RecordBatch) -> pa.Table:
+        """The places of open letters with these keys: no more than one for each."""
+        width = len(self._target.schema.key)
+        near = _of_keys(self._open, letters)
+        keys = KeySet(key_columns(letters.column("_key"), width))
+        return near.filter(pa.array(keys.contains(key_columns(flat(near.column("_key")), width))))
+
     def _letters_of(self, places: pa.Table) -> pa.Table:
-        """The letters at these places; of all others no row is read."""
+        """The letters at these places; of all others no row is read, and a round's share an offset."""
         if not places.num_rows:
             return DEAD_LETTERS.empty_table()
-        paths, wanted = letter_files(self._paths), set(_places(places))
-        offsets = KeySet(places.select(_OFFSET)).contains(read_dead_letters(paths, _OFFSET))
-        found = _of_keys(letters_at(paths, offsets), places)
-        return found.filter(pa.array([place in wanted for place in _places(found)], pa.bool_()))
+        paths, wanted = letter_files(self._paths), KeySet(self._place(places))
+        flags = [
+            wanted.contains(self._place(pa.Table.from_batches([batch])))
+            for path in paths
+            for batch in letter_batches(path, _PLACE)
+        ]
+        return letters_at(paths, np.concatenate([np.empty(0, np.bool_), *flags]))
+
+    def _place(self, letters: pa.Table) -> pa.Table:
+        """Key and offset of each."""
+        place = key_columns(flat(letters.column("_key")), len(self._target.schema.key))
+        for name in _OFFSET:
+            place = place.append_column(name, letters.column(name))
+        return place
 
     @cached_property
     def _open(self) -> pa.Table:
@@ -101,15 +126,13 @@ class KnownLetters:
         return KeySet(pa.table(typed, names=self._target.key))
 
 
+Letters = TypeVar("Letters", pa.RecordBatch, pa.Table)
+
 _OFFSET = ["_tx", "_op_index"]
 _PLACE = ["_key", *_OFFSET]
 
 
-def _places(letters: pa.Table) -> list[str]:
-    return [repr(place) for place in letters.select(_PLACE).to_pylist()]
-
-
-def _of_keys(known: pa.Table, letters: pa.RecordBatch | pa.Table) -> pa.Table:
+def _of_keys(known: Letters, letters: pa.RecordBatch) -> Letters:
     """Those with the first part of a key in common with these."""
     first = pc.list_element(letters.column("_key"), 0)
     return known.filter(pc.is_in(pc.list_element(known.column("_key"), 0), value_set=first))

@@ -67,7 +67,14 @@ def merge_letters(stages: Stages, works: Sequence[StreamWork], outcomes: Mapping
 
 
 def plan_merge(work: StreamWork) -> LetterMerge | None:
-    """What this round merges; None: there is no need."""
+    """What this round merges; None: there is no need, or one of the files is not there."""
+    try:
+        return _planned(work)
+    except OSError:  # no round without need to read it fails for it
+        return None
+
+
+def _planned(work: StreamWork) -> LetterMerge | None:
     letters, directory = work.letters, work.table.dead_letters_directory
     single = [number for number, name in enumerate(letters.files) if not is_history(Path(name))]
     if len(single) + len(letters.settled) <= FILES_MAX:
