@@ -104,6 +104,16 @@ def test_every_change_is_in_the_log_as_the_source_sent_it(orders: Database, tmp_
     assert json.loads((tmp_path / "checkpoint.json").read_text())["lsn"] == str(end)
 
 
+def test_how_far_it_has_read_and_sealed_can_be_asked(orders: Database, tmp_path: Path) -> None:
+    with CaptureProcess(spec(orders, tmp_path)) as capture:
+        capture.start()
+        orders.execute("INSERT INTO orders VALUES (1, 'one')")
+        end = read_now(capture)
+        found = capture.progress()
+        assert (found.log_end, found.rows, found.transactions) == (end, 1, 1)
+        assert found.position >= end
+
+
 def test_operations_are_numbered_over_all_published_tables(orders: Database, tmp_path: Path) -> None:
     orders.execute("CREATE TABLE items (id int PRIMARY KEY)")
     orders.execute("CREATE TABLE others (id int PRIMARY KEY)")

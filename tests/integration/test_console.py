@@ -492,7 +492,8 @@ def _status(names: list[str], begun: float) -> dict[str, Any]:
         "epoch": "0/1",
         "checkpoint_age_s": 0.0,
     }
-    table = {"freshness_s": 3.0, "lag_s": 1.0, "dead_letters": 0, "rows": 5, "files": 1, **none}
+    table = {"freshness_s": 3.0, "lag_s": 1.0, "dead_letters": 0, "differences": 0, **none}
+    table |= {"rows": 5, "files": 1}
     return {
         "host": "h",
         "pid": 1,
@@ -518,11 +519,9 @@ def test_two_hundred_streams_are_painted_within_a_second(tmp_path: Path) -> None
     console = Console(Config.load(file), file, lambda: _status(names, begun))
     try:
         with browser() as page:
-            page.open(url=console.link)
-            page.wait(selector=".squares a >> nth=199")
             found = []
-            for _ in range(3):
-                page.open(url=console.url + "/")
+            for url in (console.link, *[console.url + "/"] * 3):
+                page.open(url=url)
                 page.wait(selector=".squares a >> nth=199")
                 found.append(
                     page.evaluate(
@@ -530,9 +529,10 @@ def test_two_hundred_streams_are_painted_within_a_second(tmp_path: Path) -> None
                     )
                 )
                 found.append(page.evaluate(script="window.penstock.paintedAt"))
+            page.gone(selector=".stale")
             print("first paint and first numbers, ms:", [round(each) for each in found])
-            assert min(found[::2]) < 1000
-            assert min(found[1::2]) < 1000, "all streams are on the page"
+            assert max(found[::2]) < 1000, "the first opening is one of them"
+            assert max(found[1::2]) < 1000, "all streams are on the page"
             page.go(screen="streams")
             page.wait(selector="tbody tr >> nth=99")
             assert page.count(selector="tbody tr") == 100

@@ -135,6 +135,8 @@ def test_a_wrong_a_missing_and_a_row_too_many_are_found_and_named(
         ("different", {"id": "31"}),
     ]
     (column,) = told.differences[2].columns
+    assert (column.name, column.source, column.table) == ("note", None, None), "nobody asked for values"
+    (column,) = only(verify(shapes, handle, show_values=True)).differences[2].columns
     assert (column.name, column.source, column.table) == ("note", "note 31", "nope 31")
     assert told.columns == {"note": 1}
     limited = only(verify(shapes, handle, limit=2))

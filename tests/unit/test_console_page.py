@@ -48,6 +48,13 @@ def test_a_page_that_nobody_sees_keeps_no_connection() -> None:
     assert re.match(r"[^)]*\) => \{\s+if \(document\.hidden\) rest\(\)\s+else if [^{]+\{ listen\(\)", seen)
 
 
+def test_what_a_lane_writes_has_one_word_on_every_screen() -> None:
+    """Changes of the shapes lane were rows on one screen and changes on another."""
+    assert [name for name, text in sorted(ASSETS.items()) if "rate(lane.rate" in text] == ["format.js"]
+    for screen in ("flow.js", "lanes.js"):
+        assert "laneRate(lane)" in ASSETS[screen]
+
+
 @pytest.mark.parametrize("theme", ["light", "dark", "dark by the system"])
 def test_every_text_can_be_read_on_what_it_stands(theme: str) -> None:
     sheet = ASSETS["console.css"]

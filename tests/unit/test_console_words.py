@@ -142,8 +142,21 @@ def test_what_holds_the_slot_is_named() -> None:
         ((status(), [], [lane("lake", known=False)]), "busy", "has not said how far it is"),
         (
             (status(), [], [lane("lake"), lane("kafka", 5, state="reconnecting", reason="no broker\nmore")]),
-            "busy",
+            "bad",
             "The kafka lane is reconnecting (no broker).",
+        ),
+        (
+            (
+                status(),
+                [paused],
+                [
+                    lane("lake"),
+                    lane("kafka", None, known=False, state="starting"),
+                    lane("shapes", state="waiting"),
+                ],
+            ),
+            "bad",
+            "The lake lane waits for public.orders, paused since",
         ),
         (
             (

@@ -33,6 +33,7 @@ from penstock.metrics import (
     RESTARTS,
     SAMPLES_DROPPED,
     VERIFY_FAILURES,
+    VERIFY_TIMESTAMP,
 )
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
@@ -140,6 +141,14 @@ class TestMonitoring:
                 began = re.search(rf"{name}\b\)? > 0\s+unless\s.*{name} offset {span}", text, re.DOTALL)
                 assert began or name in from_zero, text
         assert looked_at > from_zero
+
+    def test_comparisons_that_are_no_longer_made_are_alerted_on(self) -> None:
+        """Who compares by schedule would else take silence for tables that are equal."""
+        age = re.compile(rf"time\(\) - max by \(job\) \({VERIFY_TIMESTAMP.name}\) > (\d+) \* 86400")
+        limits = [
+            int(found[1]) for text in all_under(read_yaml(RULES), "expr") if (found := age.search(text))
+        ]
+        assert limits == [2], "one may be missed of those that are made each day"
 
     def test_the_dashboard_shows_every_metric_and_no_other(self) -> None:
         dashboard = json.loads(DASHBOARD.read_text())

@@ -675,6 +675,24 @@ def test_files_about_to_be_committed_and_those_of_a_pending_load_are_not_swept(t
     assert ids(table) == [5]
 
 
+def test_files_that_no_record_names_stay_for_a_grace_that_is_longer_than_an_hour(table: ParquetTable) -> None:
+    """A comparison reads what it applied to a table for itself, and no commit names that."""
+    load(table, [1])
+    view = write(table, [2])
+    make_older(table, 5_000)
+    assert table.sweep(grace_s=6 * 3600).files == 0
+    assert view.name in names(table.files_directory)
+    make_older(table, 6 * 3600)
+    assert table.sweep(grace_s=6 * 3600).files == 1
+    assert view.name not in names(table.files_directory)
+    fresh = write(table, [3])
+    make_older(table, 3_000)
+    assert table.sweep(grace_s=60).files == 0, "a writer may be about to commit it"
+    make_older(table, 1_000)
+    assert table.sweep(grace_s=60).files == 1
+    assert fresh.name not in names(table.files_directory)
+
+
 def test_the_newest_records_are_kept(table: ParquetTable) -> None:
     load(table, [1])
     for number in range(RECORDS_KEPT + 3):

@@ -75,7 +75,7 @@ def compared(
         sides.put_source(source)
         sides.put_first_rows([*first, {"headers": {"control": "snapshot-end"}}])
         sides.apply(changes, Visible(SnapshotPoint(50, 50, (), 5000)))
-        found = sides.differences(20)
+        found = sides.differences(20, show_values=False)
         assert not found.not_compared
         return [
             (each.kind, each.key["id"], [column.name for column in each.columns]) for each in found.told()
@@ -127,6 +127,27 @@ def test_a_change_that_is_not_there_is_a_difference_of_its_row(
     assert compared(tmp_path, definition, source, first, changes) == named
 
 
+@pytest.mark.parametrize(
+    ("asked", "told"), [(True, ("new", "old")), (False, (None, None))], ids=["asked for", "not asked for"]
+)
+def test_values_that_differ_are_kept_where_they_are_asked_for_alone(
+    tmp_path: Path, *, asked: bool, told: tuple[str | None, str | None]
+) -> None:
+    """What comes of a comparison may be printed, saved and sent on by whoever made it."""
+    with Wire(tmp_path / "shapes") as wire:
+        definition = wire.synced().definition
+    (other,) = (name for name in definition.columns if name != "id")
+    with closing(BothSides(tmp_path / "sides", definition)) as sides:
+        sides.put_source([item("insert", "1", {other: "new"}), item("insert", "2", {other: "secret"})])
+        sides.put_first_rows([item("insert", "1", {other: "old"})])
+        found = sides.differences(20, show_values=asked)
+    missing, different = found.told()
+    [column] = different.columns
+    assert (column.name, column.source, column.table) == (other, *told)
+    assert different.key == {"id": "1"}, "which row it is, is told"
+    assert "secret" not in repr(missing)
+
+
 def test_a_column_that_is_younger_than_a_row_is_named_and_not_compared(tmp_path: Path) -> None:
     with Wire(tmp_path / "shapes") as wire:
         definition = wire.synced().definition
@@ -134,7 +155,7 @@ def test_a_column_that_is_younger_than_a_row_is_named_and_not_compared(tmp_path:
     with closing(BothSides(tmp_path / "sides", definition)) as sides:
         sides.put_source([item("insert", "1", {other: "its default"})])
         sides.put_first_rows([item("insert", "1", {})])
-        found = sides.differences(20)
+        found = sides.differences(20, show_values=False)
     assert (found.told(), found.not_compared) == ((), {other})
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, Self
 
 from penstock.capture.spec import ExportedSnapshot
 from penstock.core.position import Lsn
@@ -54,6 +54,11 @@ class Progress:
     bytes: int
     transactions: int
     acknowledged: Lsn
+
+    @classmethod
+    def from_json(cls, document: dict[str, Any]) -> Self:
+        positions = {name: Lsn.parse(document[name]) for name in ("position", "log_end", "acknowledged")}
+        return cls(**document | positions)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,12 +18,14 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import IO, Any, Self
 
+from penstock.capture.base import Progress
 from penstock.capture.spec import CaptureProgress, CaptureSpec, ExportedSnapshot, Started
 from penstock.core import errors
 from penstock.core.errors import PenstockError, SourceError
 from penstock.core.position import Lsn
 
 _STOP_TIMEOUT_S = 10.0
+_ANSWER_S = 60.0  # for what needs no waiting at capture
 
 
 class CaptureProcess:
@@ -126,6 +128,10 @@ class CaptureProcess:
                     return None
                 self._heard.wait(left)
             return self._reached
+
+    def progress(self) -> Progress:
+        """How far it has read and sealed."""
+        return Progress.from_json(self._ask("progress", timeout_s=_ANSWER_S))
 
     def acknowledge(self, lane: str, position: Lsn) -> Lsn:
         """`lane` holds everything up to `position` durably; what the source has confirmed then."""

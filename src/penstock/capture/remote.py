@@ -164,9 +164,7 @@ class RemoteCapture:
         return Lsn.parse(self._ask_of_term("flushed", lane=lane, position=str(position)))
 
     def progress(self) -> Progress:
-        found = self._ask_of_term("progress")
-        positions = {name: Lsn.parse(found.pop(name)) for name in ("position", "log_end", "acknowledged")}
-        return Progress(**found, **positions)
+        return Progress.from_json(self._ask_of_term("progress"))
 
     def lanes(self) -> list[LaneStanding]:
         """Every lane that capture knows, joined or not."""

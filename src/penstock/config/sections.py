@@ -218,7 +218,8 @@ class ReadersConfig(Section):
     """What readers of the tables may count on."""
 
     grace: Duration = timedelta(hours=1)
-    """How long a replaced version of a table stays for readers that have opened it."""
+    """How long a replaced version of a table stays for readers that have opened it. Files that no version
+    has, as a comparison's own, stay as long, and for an hour at least."""
 
 
 class LoadConfig(Section):

@@ -59,11 +59,11 @@ def _of_lanes(
         return _said("busy", _text("Nothing is known of the lanes yet."))
     if left := [lane for lane in lanes if not lane["configured"]]:
         return _of_left(max(left, key=_lag), has_slot=has_slot)
-    for is_so, words in _STANDING:
-        found = [lane for lane in lanes if is_so(lane)]
-        if found:
-            return words(max(found, key=_lag))
+    if (said := _first_of(_STANDING, lanes)) is not None:
+        return said
     if (said := _of_paused(streams)) is not None:
+        return said
+    if (said := _first_of(_PASSING, lanes)) is not None:
         return said
     lane = max(lanes, key=_lag)
     if lane["lane"] == "lake" and (said := _of_loading(streams)) is not None:
@@ -82,6 +82,14 @@ def _of_lanes(
     return _said("good", _text(f"{free} lane is up to date."))
 
 
+def _first_of(cases: _Cases, lanes: list[dict[str, Any]]) -> dict[str, Any] | None:
+    for is_so, words in cases:
+        found = [lane for lane in lanes if is_so(lane)]
+        if found:
+            return words(max(found, key=_lag))
+    return None
+
+
 def _lag(lane: dict[str, Any]) -> float:
     """A lane that has not said how far it is may be at the very beginning."""
     return float("inf") if lane["lag_bytes"] is None else float(lane["lag_bytes"])
@@ -89,6 +97,15 @@ def _lag(lane: dict[str, Any]) -> float:
 
 def _is_down(lane: dict[str, Any]) -> bool:
     return (lane.get("state") or "running") not in ("running", *_BEGINNING)
+
+
+def _is_beginning(lane: dict[str, Any]) -> bool:
+    return (lane.get("state") or "running") in _BEGINNING
+
+
+def _is_in_trouble(lane: dict[str, Any]) -> bool:
+    """What it lacks is told of where gaps are."""
+    return bool(lane.get("reason")) and not lane.get("gaps")
 
 
 def _of_left(lane: dict[str, Any], *, has_slot: bool) -> dict[str, Any]:
@@ -129,14 +146,18 @@ def _of_silent(lane: dict[str, Any]) -> dict[str, Any]:
     )
 
 
-#: States of a lane that end by themselves.
-_BEGINNING = ("starting", "waiting", "reconnecting", "stopping")
-_STANDING: tuple[tuple[Callable[[dict[str, Any]], bool], Callable[[dict[str, Any]], dict[str, Any]]], ...] = (
+#: States of a lane that end by themselves. Not `reconnecting`: it failed, and may go on failing for ever.
+_BEGINNING = ("starting", "waiting", "stopping")
+_Cases = tuple[tuple[Callable[[dict[str, Any]], bool], Callable[[dict[str, Any]], dict[str, Any]]], ...]
+_STANDING: _Cases = (
     (lambda lane: bool(lane["paused"]), _of_paused_lane),
     (_is_down, _of_down),
+    (lambda lane: lane["known"] and not _is_beginning(lane) and _is_in_trouble(lane), _of_waiting),
+)
+#: What nobody needs to act on yet: said when nothing waits for somebody.
+_PASSING: _Cases = (
     (lambda lane: not lane["known"], _of_silent),
-    (lambda lane: (lane.get("state") or "running") in _BEGINNING, _of_beginning),
-    (lambda lane: bool(lane.get("reason")) and not lane.get("gaps"), _of_waiting),
+    (_is_beginning, _of_beginning),
 )
 
 

@@ -26,7 +26,7 @@ from penstock.core.table_options import NO_OPTIONS, TableOptions
 from penstock.destinations import moves
 from penstock.destinations.parquet_files import new_file_name, write_empty_like
 from penstock.destinations.parquet_layout import TableLayout
-from penstock.destinations.parquet_sweep import RECORDS_KEPT, Swept, drop, sweep
+from penstock.destinations.parquet_sweep import ABANDONED_AFTER_S, RECORDS_KEPT, Swept, drop, sweep
 from penstock.destinations.records import (
     DataFile,
     Marker,
@@ -287,8 +287,10 @@ class ParquetTable:
     def drop_all(self) -> None:
         drop(self.layout)
 
-    def sweep(self, grace_s: float, abandoned_after_s: float = 3600.0) -> Swept:
+    def sweep(self, grace_s: float, abandoned_after_s: float | None = None) -> Swept:
         """Remove what no reader and no commit needs any more; see `parquet_sweep`."""
+        if abandoned_after_s is None:  # a comparison may read files of its own for as long as other readers
+            abandoned_after_s = max(grace_s, ABANDONED_AFTER_S)
         return sweep(self.layout, grace_s, abandoned_after_s)
 
     def roll_forward(self) -> None:

@@ -3,7 +3,8 @@
 Kept, always: the version `current` shows and the newest record names, the newest records, the files of the
 newest record and of the pending load. Kept for the grace: versions superseded less than that ago, counted
 from the record that superseded them, since a reader may have resolved `current` just before. Kept for the
-safety age: files and directories that no record names, since a writer may be about to commit them.
+safety age: files and directories that no record names, since a writer may be about to commit them, or a
+comparison read what it wrote for itself. That age is an hour, or the grace if it is longer.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from penstock.destinations.parquet_layout import TableLayout
 from penstock.destinations.records import TableRecord
 
 RECORDS_KEPT = 100
+ABANDONED_AFTER_S = 3600.0  # of files that no record names; longer where readers are given longer
 
 
 @dataclass(frozen=True, slots=True)

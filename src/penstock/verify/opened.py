@@ -12,17 +12,19 @@ read stays in the log for the next sync.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
+from penstock.capture.base import Progress
 from penstock.capture.client import CaptureProcess
 from penstock.capture.from_config import spec_of
 from penstock.capture.remote import RemoteCapture
 from penstock.capture.spec import ExportedSnapshot
 from penstock.config import Config
-from penstock.core.errors import CaptureAwayError, StateError
+from penstock.core.errors import CaptureAwayError, SourceError, StateError
 from penstock.core.position import Lsn
 from penstock.core.report import ProgressListener
 from penstock.core.stream import StreamId
@@ -35,6 +37,7 @@ from penstock.resolution import resolve_from_source
 from penstock.sources.open import open_source
 from penstock.turns import Turns
 
+_LOOK_EVERY_S = 0.5
 LANE = "verify"  # as capture knows us; it never joins, so nothing is held for it
 
 
@@ -50,6 +53,36 @@ class LogReader(Protocol):
     def read_to(self, target: Lsn) -> None: ...
 
     def reached(self, within_s: float | None = None) -> Lsn | None: ...
+
+    def progress(self) -> Progress: ...
+
+
+def log_read_to(log: LogReader, target: Lsn, still_s: float) -> Lsn:
+    """The log's end once everything up to `target` is sealed, however long that takes while it goes on.
+
+    A `SourceError` once nothing has come nearer to it for so long: a snapshot is held meanwhile, and with it
+    what the source would else clean up.
+    """
+    log.read_to(target)
+    standing, since = None, time.monotonic()
+    while (end := log.reached(_LOOK_EVERY_S)) is None:
+        now = _standing(log.progress(), target)
+        if now != standing:
+            standing, since = now, time.monotonic()
+        elif time.monotonic() - since > still_s:
+            raise SourceError(
+                f"The log is to be read to {target}, and stands at {now[0]} since {still_s:.0f} seconds.",
+                remedy="`penstock status` and `penstock check` say what keeps capture from reading on; "
+                "compare again when it does.",
+            )
+    return end
+
+
+def _standing(now: Progress, target: Lsn) -> tuple[Lsn, Lsn, int]:
+    """What changes while the log comes nearer to `target`. What is received beyond it does not count."""
+    if now.position < target:
+        return now.log_end, now.position, now.bytes
+    return now.log_end, target, 0
 
 
 @dataclass(frozen=True, slots=True)

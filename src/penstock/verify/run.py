@@ -53,7 +53,7 @@ from penstock.verify.history import (
     plan_history,
 )
 from penstock.verify.moved import Keys, moved_keys
-from penstock.verify.opened import Opened
+from penstock.verify.opened import Opened, log_read_to
 from penstock.verify.outcome import Digests, Drilled, Telling, Unreadable, digest_all, look_into, verdict
 from penstock.verify.view import (
     NotComparableError,
@@ -73,13 +73,13 @@ from penstock.verify.view import (
 TRIES_MAX = 3
 SHARES_PER_CORE = 2
 SESSIONS_MAX = 8  # that hold a snapshot in this process
-_LOOK_EVERY_S = 0.5
 _GONE = "its table is gone at the source"
 
 
 @dataclass(frozen=True, slots=True)
 class VerifyOptions:
-    """`streams`: none means all. `limit`: how many differences of a stream are told one by one."""
+    """`streams`: none means all. `limit`: how many differences of a stream are told one by one. `still_s`: so
+    long the log may stand still before it has what the source shows."""
 
     streams: tuple[StreamId, ...] = ()
     sample: float = 1.0
@@ -87,6 +87,7 @@ class VerifyOptions:
     show_values: bool = False
     at: Lsn | None = None  # the version of each table that is compared; None: the newest
     secret: Secret | None = None  # by which rows have their buckets; None: another one for each comparison
+    still_s: float = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -416,9 +417,7 @@ class Verification:
         if self._source.log_may_be_ahead:
             # A cluster time is passed when there is a later one, which nobody else may make for a while.
             target = max(position, self._opened.log.note_target())
-        self._opened.log.read_to(target)
-        while (end := self._opened.log.reached(_LOOK_EVERY_S)) is None:
-            pass
+        end = log_read_to(self._opened.log, target, self._options.still_s)
         if end < position:
             raise SourceError(f"The log was sealed to {end}, and not to {position}.", remedy="Try again.")
 

@@ -2,7 +2,7 @@
 
 import { h } from './dom.js'
 import { app, load } from './app.js'
-import { bytes, clock, count, moment, position, rate, short, span } from './format.js'
+import { bytes, clock, count, laneRate, moment, position, rate, short, span } from './format.js'
 import { card, empty, laneState, levelOf, link, state, streamLink } from './parts.js'
 import { spark } from './chart.js'
 
@@ -83,7 +83,7 @@ function laneRow(lane, view) {
   return h('div', { class: 'lane', key: lane.lane },
     node(`lane-${lane.lane}`, link('lanes', `${lane.lane} lane`), level, [
       fact('behind', lane.known ? `${bytes(lane.lag_bytes)} · ${span(lane.lag_seconds)}` : 'not known yet'),
-      lane.rate !== null && fact('writes', rate(lane.rate, { stream: ' events', shapes: ' changes' }[lane.kind] ?? ' rows')),
+      lane.rate !== null && fact('writes', laneRate(lane)),
       lane.dead_letters > 0 && fact('dead letters', link('letters', count(lane.dead_letters))),
       lane.gaps > 0 && fact('with a gap', count(lane.gaps)),
     ], word, lane.paused ? lane.paused_reason : lane.reason),

@@ -25,6 +25,9 @@ export function bytes(value) {
 
 export const rate = (value, unit = '') => (value === null || value === undefined ? NONE : `${short(value)}${unit}/s`)
 
+// What a lane makes of changes: events for a stream, changes for the shapes' clients, rows of tables.
+export const laneRate = (lane) => rate(lane.rate, { stream: ' events', shapes: ' changes' }[lane.kind] ?? ' rows')
+
 const trimmed = (value) => (value >= 100 ? value.toFixed(0) : value.toFixed(1).replace(/\.0$/, ''))
 
 export function span(seconds) {

@@ -2,7 +2,7 @@
 
 import { h } from './dom.js'
 import { act, app, load } from './app.js'
-import { bytes, count, moment, position, rate, span } from './format.js'
+import { bytes, count, laneRate, moment, position, span } from './format.js'
 import { card, empty, laneState, link, problem, state } from './parts.js'
 
 export function lanes(view) {
@@ -32,7 +32,7 @@ function one(lane, standing) {
     lane.reason && !lane.paused && h('p', { class: 'reason' }, lane.reason),
     h('dl', { class: 'facts' },
       pair('holds up to', position(standing?.position)), pair('behind', lane.known ? bytes(lane.lag_bytes) : 'not known'), pair('for', span(lane.lag_seconds)),
-      lane.rate !== null && pair('writes', rate(lane.rate, lane.kind === 'stream' ? ' events' : ' rows')),
+      lane.rate !== null && pair('writes', laneRate(lane)),
       lane.kind === 'stream' && pair('events in this run', count(lane.events)), lane.kind === 'stream' && pair('freshness', span(lane.freshness_s)),
       lane.loading > 0 && pair('streams loading', count(lane.loading)), lane.gaps > 0 && pair('streams with a gap', count(lane.gaps)),
       lane.dead_letters > 0 && pair('dead letters', link('letters', count(lane.dead_letters))),

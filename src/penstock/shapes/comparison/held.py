@@ -81,7 +81,8 @@ class BothSides:
         source, shape = self._file.execute("SELECT count(source), count(shape) FROM sides").fetchone()
         return source, shape
 
-    def differences(self, limit: int) -> Found:
+    def differences(self, limit: int, *, show_values: bool) -> Found:
+        """Values are told where they are asked for; keys always, as which rows differ."""
         found = Found(limit)
         query = "SELECT key, source, shape FROM sides WHERE source IS NOT shape"
         for key, source, shape in self._file.execute(query):
@@ -95,7 +96,8 @@ class BothSides:
                 if isinstance(there, bool):
                     found.not_compared.add(name)
                 elif there != expected and not isinstance(expected, bool):
-                    columns.append(ColumnDifference(name, expected, there))
+                    held = (expected, there) if show_values else ()
+                    columns.append(ColumnDifference(name, *held))
             if columns:
                 found.add("different", self._named(key, row), columns)
         return found

@@ -148,7 +148,7 @@ class _Comparison:
             for items in served.changes(_reached_at(point.lsn), self._options.behind_s):
                 sides.apply(items, visible)
             source_rows, shape_rows = sides.counted()
-            found = sides.differences(self._options.limit)
+            found = sides.differences(self._options.limit, show_values=self._options.show_values)
         told = found.told()
         return VerifiedStream(
             shape.name,
