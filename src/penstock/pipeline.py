@@ -25,6 +25,7 @@ from pyspark.sql import DataFrame, SparkSession
 from penstock import failpoints
 from penstock.capture.from_config import require_postgres
 from penstock.config import Config, StreamConfig
+from penstock.config.source import FIELDS_FILE
 from penstock.core.errors import ConfigError, DestinationError, LogGoneError, PenstockError
 from penstock.core.offset import LogOffset
 from penstock.core.position import Lsn
@@ -210,6 +211,8 @@ class Pipeline:
             failpoints.reach("resync.ordered")
             for leftover in ("log", "load"):
                 shutil.rmtree(self.config.state / leftover, ignore_errors=True)
+            # Collections are sampled again, but not before the log is gone, which has the former columns.
+            (self.config.state / FIELDS_FILE).unlink(missing_ok=True)
 
     def compact(
         self, streams: Sequence[str] = (), listener: ProgressListener | None = None, *, dry_run: bool = False

@@ -172,11 +172,11 @@ LOADING_TO_READ_ON = Scenario(
     first=1,
     times=2,
 )
-#: The same of a pipeline that reads MySQL. What destinations do of their own is struck above.
+#: The same of a pipeline that reads MySQL.
 FOLLOWING_MYSQL = Scenario(
-    turns=tuple(name for name in FOLLOWING.names if name not in OF_PARQUET + OF_ICEBERG),
+    names=FOLLOWING.names,
     short=(("parquet", "log.manifest_written"),),
-    nth={name: nth for name, nth in FOLLOWING.nth.items() if name not in OF_PARQUET + OF_ICEBERG},
+    nth=FOLLOWING.nth,
 )
 LOADING_MYSQL = Scenario(
     turns=("capture.slot_created", "destination.file_write", *LOAD),

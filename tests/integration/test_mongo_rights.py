@@ -243,3 +243,33 @@ def test_what_the_server_has_is_asked_of_collections_that_may_be_followed(
     wait_for_times(secured)
     with pytest.raises(AnotherSourceError, match="does not have the last change"), started(spec):
         pass
+
+
+def test_a_right_that_was_taken_away_is_told_of_and_is_no_cluster_that_was_put_back(
+    secured: MongoServer, shop: Shop, spec: CaptureSpec
+) -> None:
+    """The last change of the log is of a collection that nobody can be asked about any more."""
+    assert isinstance(spec.source, MongoSpec)
+    admin = secured.client.admin
+    admin.command(
+        "createUser", "limited", pwd="limited", roles=["some", {"role": "readWrite", "db": "penstock"}]
+    )
+    limited = replace(spec, source=replace(spec.source, url=secured.url_of("limited", "limited")))
+    with started(limited) as capture:
+        shop["items"].insert_one({"_id": 1})
+        shop["orders"].insert_one({"_id": 2})
+        capture.to_now()
+    items = {"resource": {"db": "shop", "collection": "items"}, "actions": ["find", "changeStream"]}
+    admin.command("createRole", "less", privileges=[items], roles=[])
+    admin.command("revokeRolesFromUser", "limited", roles=["some"])
+    admin.command("grantRolesToUser", "limited", roles=["less"])
+    for streams in ((ORDERS, ITEMS), (ITEMS,)):
+        with pytest.raises(SourceError) as error, started(replace(limited, streams=streams)):
+            pass
+        assert "limited@admin may not follow shop.orders any more (changeStream)" in error.value.message
+        assert 'db.grantRolesToUser("limited"' in error.value.remedy
+    admin.command("grantRolesToUser", "limited", roles=["some"])
+    with started(limited) as capture:
+        shop["orders"].insert_one({"_id": 3})
+        capture.to_now()
+    assert [row["__id"] for row in changes(limited, "orders")] == ["2", "3"]

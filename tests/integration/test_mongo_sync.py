@@ -165,6 +165,32 @@ def test_integers_that_outgrow_32_bits_are_in_their_column_from_loads_and_change
     ]
 
 
+@pytest.mark.parametrize("destination", ["parquet", pytest.param("iceberg", marks=pytest.mark.slow)])
+def test_a_resync_of_all_streams_looks_at_the_fields_again_and_that_of_one_does_not(
+    mongo: MongoServer, shop: Shop, tmp_path: Path, destination: str
+) -> None:
+    stream = f"{shop.name}.people"
+    shop["people"].insert_many([{"_id": f"{number}", "age": number} for number in range(20)])
+    settings = {"destination": DESTINATIONS[destination]}
+    synced = pipeline(mongo, shop, tmp_path / "pipeline", "fields", [stream], **settings)
+    synced.sync()
+    for each in shop["people"].find():
+        shop["people"].update_one({"_id": each["_id"]}, {"$set": {"city": f"c{each['_id']}", "age": "old"}})
+
+    def shown() -> dict[str, dict[str, object]]:
+        return {row.pop("_id"): row for row in rows_of(synced, shop, "people")}
+
+    synced.sync_apart(command=("resync", stream))
+    assert {name for row in shown().values() for name in row if not name.startswith("__")} == {"age", "_rest"}
+    synced.sync_apart(command=("resync", "--yes"))
+    shop["people"].insert_one({"_id": "new", "city": "cnew", "age": "young"})
+    synced.sync()
+    assert shown() == {
+        each["_id"]: {"age": each["age"], "city": each["city"], "_rest": None}
+        for each in shop["people"].find()
+    }
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("destination", "exact"), [("parquet", False), ("parquet", True), ("iceberg", False)]

@@ -83,6 +83,44 @@ def test_each_setting_has_its_own_finding(server: MysqlServer) -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("hours", "found"),
+    [(None, {("log retention", "error")}), ("2", {("log retention", "warning")}), ("168", set())],
+)
+def test_how_long_a_managed_service_keeps_logs_is_what_its_own_setting_says(
+    server: MysqlServer, hours: str | None, found: set[tuple[str, str]]
+) -> None:
+    """The variable says nothing there."""
+    server.execute(
+        "CREATE TABLE mysql.rds_configuration (name VARCHAR(64), value VARCHAR(64))",
+        "INSERT INTO mysql.rds_configuration VALUES "
+        f"('binlog retention hours', {'NULL' if hours is None else hours}), ('source delay', '0')",
+    )
+    try:
+        findings = _check(server)
+    finally:
+        server.execute("DROP TABLE mysql.rds_configuration")
+    assert _not_ok(findings) == found
+    [retention] = [each for each in findings if each.name == "log retention"]
+    assert hours is None or f"kept for {float(hours):.1f} hours" in retention.message
+    assert not found or "mysql.rds_set_configuration" in retention.remedy
+
+
+def test_without_global_transaction_ids_a_server_of_mysql_cannot_be_followed(server: MysqlServer) -> None:
+    steps = ("ON_PERMISSIVE", "OFF_PERMISSIVE", "OFF") if server.kind is MYSQL else ()
+    try:
+        for mode in steps:
+            server.execute(f"SET GLOBAL gtid_mode = {mode}")
+            findings = _check(server)
+            assert _not_ok(findings) == {("global transaction ids", "error")}
+            [told] = [each for each in findings if each.name == "global transaction ids"]
+            assert f"gtid_mode is {mode}:" in told.message
+    finally:
+        for mode in (*reversed(steps[:-1]), "ON") if steps else ():
+            server.execute(f"SET GLOBAL gtid_mode = {mode}")
+    assert _not_ok(_check(server)) == set()  # MariaDB has them always
+
+
 def test_rights_that_are_missing_are_named(server: MysqlServer) -> None:
     found = _not_ok(_check(server, user="poor:secret"))
     assert found == {("replication client privilege", "error"), ("replication privilege", "error")}

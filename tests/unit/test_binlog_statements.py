@@ -7,6 +7,7 @@ from unittest.mock import MagicMock
 
 import pytest
 
+from penstock.capture.mysql.alter_clauses import ColumnChanges
 from penstock.capture.mysql.statements import TableStatement, read_statement
 from penstock.capture.mysql.tables import MappedTable, MappedTables, mapped_table
 from penstock.core.stream import StreamId
@@ -67,6 +68,33 @@ def test_an_alter_with_words_in_a_comment_that_is_carried_out_is_not_certain() -
 )  # fmt: skip
 def test_tables_that_are_not_what_they_were_are_named(text: str, changed: list[str]) -> None:
     assert _told(text) == ("", changed, False)
+
+
+@pytest.mark.parametrize(
+    ("text", "changed"),
+    [
+        ("DROP INDEX u ON orders", "shop.orders"),
+        ("drop index `on` on `other`.`or``ders` ALGORITHM = INPLACE", "other.or`ders"),
+        ("DROP INDEX IF EXISTS u ON orders WAIT 5", "shop.orders"),
+        ("/* by hand */ DROP INDEX /*!100000 IF EXISTS */ u ON /* which */ orders", "shop.orders"),
+        ("DROP ONLINE INDEX u ON orders", "shop.orders"),
+        ("SET STATEMENT lock_wait_timeout=1 FOR DROP INDEX u ON orders", "shop.orders"),
+        ("CREATE UNIQUE INDEX u ON orders (a)", "shop.orders"),
+        ("CREATE UNIQUE INDEX IF NOT EXISTS u USING BTREE ON s.orders NOWAIT (a, b)", "s.orders"),
+        ("CREATE OR REPLACE INDEX u ON orders (a)", "shop.orders"),
+        ("CREATE OR REPLACE UNIQUE INDEX u ON orders (a)", "shop.orders"),
+    ],
+)
+def test_a_table_by_whose_unique_index_rows_may_be_known_is_named_if_indexes_go_or_come(
+    text: str, changed: str
+) -> None:
+    assert _told(text) == ("", [changed], False)
+    assert read_statement(Statement("shop", text)).columns == ColumnChanges(has_indexes=True)
+
+
+def test_to_drop_the_primary_key_as_an_index_is_not_a_change_of_indexes_alone() -> None:
+    told = read_statement(Statement("shop", "DROP INDEX `PRIMARY` ON orders"))
+    assert (told.changed, told.columns) == ((StreamId("shop", "orders"),), None)
 
 
 @pytest.mark.parametrize(
@@ -209,6 +237,8 @@ def test_a_table_that_is_made_with_rows_of_a_statement_is_not_what_it_was() -> N
         "CREATE TABLE IF NOT EXISTS orders (id INT)",
         "DROP TEMPORARY TABLE IF EXISTS t",
         "CREATE INDEX i ON orders (a)",
+        "CREATE FULLTEXT INDEX i ON orders (a)",
+        "DROP VIEW v",
         "CREATE VIEW v AS SELECT 1",
         "SAVEPOINT `s`",
         "SET PASSWORD FOR app = 'x'",

@@ -143,6 +143,15 @@ def test_lag_is_counted_in_bytes_of_files_and_not_in_their_numbers() -> None:
     assert later.lag_bytes(later.numbering.position(BinlogPlace("binlog.000004", 4))) == 1996 + 300
 
 
+def test_lag_is_counted_where_files_have_come_to_seven_digits() -> None:
+    last = BinlogPlace("binlog.1000001", 300)
+    sizes = (("binlog.999999", 1000), ("binlog.1000000", 2000), ("binlog.1000001", 300))
+    health = LogHealth(LogFiles(sizes, last), Numbering("binlog"))
+    at = health.numbering.position
+    assert health.lag_bytes(at(BinlogPlace("binlog.999999", 900))) == 100 + 2000 + 300
+    assert health.lag_bytes(at(BinlogPlace("binlog.1000000", 500))) == 1500 + 300
+
+
 def test_whoever_reads_what_the_server_has_removed_is_not_healthy_and_one_who_nearly_does_is_told() -> None:
     """Where files are not removed, the oldest may be read without a word."""
     notes: list[str] = []

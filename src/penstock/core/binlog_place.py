@@ -61,8 +61,14 @@ class BinlogPlace:
         return self.name.rpartition(".")[0]
 
     @property
+    def file(self) -> tuple[str, int]:
+        """In the order of files, which their names as text do not have: behind 999999 comes 1000000."""
+        base, _, number = self.name.rpartition(".")
+        return base, int(number)
+
+    @property
     def number(self) -> int:
-        return int(self.name.rpartition(".")[2]) << _BYTES | self.pos
+        return self.file[1] << _BYTES | self.pos
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ and its document of the pipeline from the copy, and its times go on beyond ours:
 last event that the log has does: a cluster that has it has all before it, and one that lost any has lost the
 last. So the server is asked for it. One that is older than the oplog tells nothing; but an oplog that ended
 before it, and went on after it, would not reach back to the log's end either, for which it is asked first.
+Nor does one of a collection that the user may not follow any more: that is told instead.
 """
 
 from __future__ import annotations
@@ -26,8 +27,10 @@ from penstock.core.position import Lsn
 from penstock.core.resume_token import ResumeToken
 from penstock.log.manifest import Manifest, newest_manifest
 from penstock.sources.mongodb.check import SERVER_VERSION_MIN
+from penstock.sources.mongodb.check_streams import grant
 from penstock.sources.mongodb.connection import Client, query_errors
 from penstock.sources.mongodb.control import Control
+from penstock.sources.mongodb.rights import FOLLOW, read_rights
 from penstock.sources.mongodb.source import (
     TIMELINE,
     has_change_at,
@@ -67,7 +70,7 @@ def set_up(
     if begun:
         require_kept(client, source.database, read_from)
         if newest is not None:
-            _require_same_past(client, source.database, newest, epoch)
+            _require_same_past(client, source, newest, epoch)
     published = control.select(source.name, wanted.streams)
     selection = Selection(wanted.streams, wanted.full_identity)
     started = Started(
@@ -83,16 +86,36 @@ def set_up(
     return MongoLog(started, newest, read_from, source, selection, version, sharded)
 
 
-def _require_same_past(client: Client, database: str, newest: Manifest, epoch: Lsn) -> None:
+def _require_same_past(client: Client, source: MongoSpec, newest: Manifest, epoch: Lsn) -> None:
     last = newest.place
     # A log that an earlier version wrote does not say it; a stream of one database has no events of others.
-    if last is None or last.server != database:
+    if last is None or last.server != source.database:
         return
-    if epoch < newest.end or not has_change_at(client, database, ResumeToken(last.text).time):
+    is_there = epoch >= newest.end
+    if is_there and not has_change_at(client, source.database, ResumeToken(last.text).time):
+        _require_rights(client, source)
+        is_there = False
+    if not is_there:
         raise AnotherSourceError(
             "The cluster does not have the last change that the change log has: it was put back to an "
             "earlier state, from a copy or a backup, or members were forced into losing changes.",
             remedy=f"{_RESYNC} If the url leads to a copy by mistake, correct it.",
+        )
+
+
+def _require_rights(client: Client, source: MongoSpec) -> None:
+    """That a change which was not found is not one of a collection that could not be asked."""
+    rights = read_rights(client)
+    if rights.may(FOLLOW, source.database):
+        return
+    followed = Control(client).selected(source.name)
+    hidden = [each for each in followed if not rights.may(FOLLOW, each.namespace, each.name)]
+    if hidden:
+        raise SourceError(
+            f"The user {rights.user} may not follow {hidden[0]} any more ({FOLLOW}). The last change that "
+            "the change log has may be of it, so nobody can tell whether the cluster still has that.",
+            remedy=f"{grant(rights, hidden[0].namespace)} For a collection that is no stream any more it is "
+            "needed for one start. Or run `penstock resync --yes` to load the tables again.",
         )
 
 

@@ -51,7 +51,8 @@ class LogHealth:
         place = self.numbering.place(received) if self.has(received) else self.oldest
         if place.number >= self.files.last.number:
             return 0
-        between = sum(size for name, size in self.files.sizes if place.name <= name < self.files.last.name)
+        first, last = place.file, self.files.last.file
+        between = sum(size for name, size in self.files.sizes if first <= BinlogPlace(name, 0).file < last)
         return max(0, between + self.files.last.pos - place.pos)
 
 

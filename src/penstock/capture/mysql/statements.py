@@ -33,6 +33,8 @@ _LOADED = re.compile(r"\bINTO\s+TABLE\b", re.IGNORECASE)
 _SELECTS = re.compile(r"\bSELECT\b", re.IGNORECASE)
 _LISTS = {"DROP": True, "RENAME": True, "ALTER": False, "CREATE": False, "TRUNCATE": False}
 _FILLERS = frozenset({"TEMPORARY", "OR", "REPLACE", "ONLINE", "IGNORE", "IF", "NOT", "EXISTS"})
+#: What CREATE and DROP have where they are of an index.
+_OF_INDEXES = frozenset({"INDEX", "UNIQUE", "FULLTEXT", "SPATIAL", "VECTOR"})
 #: Where an ALTER names a second table: one that it renames to, or that partitions come from or go to.
 _SECOND_TABLE = re.compile(r"\b(?:RENAME\s+(?:TO|AS|=)?|(?:WITH|TO|CONVERT)\s+TABLE\b)\s*", re.IGNORECASE)
 
@@ -55,7 +57,8 @@ class TableStatement:
     database (a pattern). `changes_rows`: of the table `target`, if that and all in `reads` are tables; None:
     of which ones is not known.
     `takes_back`: rows before it in its transaction, since some savepoint, do not count.
-    `columns`: of a table that is altered, all that it does; None: that is not certain (`alterations`).
+    `columns`: of a table that is altered, or its indexes, all that it does; None: that is not certain
+    (`alterations`).
     `moves_rows`: rows of the tables went or came with it, of which the log has no change.
     """
 
@@ -98,7 +101,7 @@ def read_statement(statement: Statement) -> TableStatement:
         return TableStatement(changed=tuple(_dropped_database(words)))
     if word not in ("TABLE", "TABLES"):
         if verb != "TRUNCATE":
-            return _NOTHING  # of a view, a user, an index
+            return _of_index(words, verb, word, statement.schema, replaces=replaces)
         words.back()
     words.pass_fillers()
     names = tuple(_names(words, statement.schema, listed=_LISTS[verb]))
@@ -111,6 +114,24 @@ def read_statement(statement: Statement) -> TableStatement:
     if verb == "ALTER":
         return _altered(statement, names, words.at, is_plain=is_plain, is_ignoring=is_ignoring)
     return TableStatement(changed=names)
+
+
+def _of_index(words: _Words, verb: str, word: str, schema: str, *, replaces: bool) -> TableStatement:
+    """What ALTER TABLE says of indexes may stand alone: rows may be known by one that is unique. One that is
+    not says nothing, unless it takes the place of another; nor does what is of a view or a user."""
+    if word not in _OF_INDEXES or (verb == "CREATE" and word != "UNIQUE" and not replaces):
+        return _NOTHING
+    if word != "INDEX":
+        words.word()
+    words.pass_fillers()
+    index = words.name()
+    while (between := words.word()) not in ("ON", ""):
+        pass  # of which kind it is
+    table = next(_names(words, schema, listed=False), None) if between else None
+    if index is None or table is None:
+        return _NOTHING
+    is_key = index.upper() == "PRIMARY"
+    return TableStatement(changed=(table,), columns=None if is_key else ColumnChanges(has_indexes=True))
 
 
 def _altered(

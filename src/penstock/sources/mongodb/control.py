@@ -82,6 +82,12 @@ class Control:
         known = frozenset((before or {}).get(_STREAMS, ()))
         return tuple(stream for stream in streams if str(stream) not in known)
 
+    def selected(self, name: str) -> tuple[StreamId, ...]:
+        """All that the pipeline ever followed since its beginning."""
+        with query_errors(f"reading {DATABASE}.{COLLECTION}"):
+            found = self.documents.find_one({"_id": document_id(name)})
+        return tuple(StreamId.parse(stream) for stream in (found or {}).get(_STREAMS, ()))
+
     def begin_at(self, name: str, position: Lsn, streams: Iterable[StreamId]) -> bool:
         """Have a pipeline that is yet to begin do so here, with these streams. False: one of this name has
         begun already, which a mark of its own tells."""
