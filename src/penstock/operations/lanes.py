@@ -35,7 +35,8 @@ def standings(config: Config) -> list[LaneStanding]:
         for name, lane in registry.lanes().items()
     ]
     found += [
-        LaneStanding(name, None, name in configured, None, None, dropped=True) for name in registry.dropped()
+        LaneStanding(name, None, True, None, None, dropped=True)
+        for name in registry.dropped().intersection(configured)
     ]
     return sorted(found, key=lambda each: each.lane)
 
