@@ -58,8 +58,9 @@ class Shop(CapturedLane):
         wait_until(lambda: self.held(resumed=resumed) == self.source(), "the lane to be level", WAIT_S)
         self.require_once()
 
-    def held(self, *, resumed: bool) -> dict[str, tuple[str | None, ...]]:
-        rows = rows_of(events_of(self.out), "public.orders", resumed=resumed)
+    def held(self, *, resumed: bool, since: int = 0) -> dict[str, tuple[str | None, ...]]:
+        """What somebody has who applies the events, or those behind so many."""
+        rows = rows_of(events_of(self.out)[since:], "public.orders", resumed=resumed)
         return {
             key: tuple(None if value is None else str(value) for value in row.values())
             for key, row in rows.items()

@@ -253,7 +253,11 @@ def test_a_parked_lane_costs_no_slot_and_catches_up_from_the_log(
                 source.execute("SELECT pg_switch_wal()")
                 source.execute("CHECKPOINT")
                 _wait_for_acknowledged_log(source, pipeline)
-            (status,) = source.query("SELECT wal_status FROM pg_replication_slots")[0]
+            status, retained = source.query(
+                "SELECT wal_status, pg_size_pretty(pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn)) "
+                "FROM pg_replication_slots"
+            )[0]
+        print(f"lane parked for 24 segments of log: the slot is {status} and keeps {retained}")
         assert status in ("reserved", "extended")
         assert a.state_of("lake") == "parked"
         a.process.send_signal(signal.SIGHUP)

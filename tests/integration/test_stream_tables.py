@@ -12,8 +12,9 @@ import yaml
 
 from penstock import metrics
 from penstock.streams import table_watch
+from tests.always import AlwaysOn, always_spec
 from tests.conftest import WAIT_S, Database, wait_until
-from tests.stream_lane import LaneThread, position_of, standing_of
+from tests.stream_lane import LaneThread, events_of, position_of, standing_of
 from tests.stream_shop import SHOP, Shop, opened
 
 CUSTOMERS = "CREATE TABLE customers (id bigint PRIMARY KEY); INSERT INTO customers VALUES (1);"
@@ -169,6 +170,48 @@ def test_a_gap_is_not_forgotten_by_a_lane_that_is_killed_as_it_finds_it(two_tabl
             assert process.process.wait(WAIT_S) == -9
     with shop.lane() as lane:
         _wait_until_standing_still(lane)
+
+
+def test_a_lane_that_was_dropped_and_comes_again_passes_over_nothing(
+    database: Database, tmp_path: Path
+) -> None:
+    """Nobody read its table meanwhile: the log goes on without a gap, and lacks the changes."""
+    database.execute(SHOP + CUSTOMERS)
+    shop = Shop(tmp_path, database)
+    with shop.captured() as capture:
+        with shop.lane():
+            shop.wait_for(50)
+            shop.execute("INSERT INTO orders VALUES (51)")
+            shop.wait_for(51)
+        capture.capture.drop_lane("file")
+        assert capture.stop() == 0
+    without_it = always_spec(database, shop.config.state, lanes={"file": None, "other": None})
+    with AlwaysOn(without_it, "other") as capture:
+        capture.join("public.customers")
+        shop.execute("INSERT INTO orders VALUES (60, 'placed', 'nobody reads it')")
+        shop.execute("UPDATE orders SET status = 'sent' WHERE id = 1")
+        shop.execute("DELETE FROM orders WHERE id = 2")
+        shop.execute("INSERT INTO customers VALUES (2)")
+        capture.capture.acknowledge("other", capture.read_now())
+        capture.capture.drop_lane("other")
+        assert capture.stop() == 0
+    with shop.captured():
+        with shop.process(PENSTOCK_FAILPOINT="streams.opened=kill") as process:
+            assert process.process.wait(WAIT_S) == -9
+        with shop.lane() as lane:
+            told = "public.customers, public.orders stand still"
+            wait_until(lambda: told in lane.state[1] or lane.error is not None, "the lane to say so", WAIT_S)
+            shop.execute("INSERT INTO orders VALUES (61)")
+            sent = len(events_of(shop.out))
+            shop.orders.write(shop.orders.read().load_anew(()))
+
+            def is_level() -> bool:
+                return shop.held(resumed=True, since=sent) == shop.source()
+
+            wait_until(is_level, "the rows to be sent again", WAIT_S)
+            wait_until(lambda: lane.state == ("running", ""), "the lane to follow again", WAIT_S)
+            shop.execute("UPDATE orders SET note = 'after it' WHERE id = 60")
+            wait_until(is_level, "the lane to be level", WAIT_S)
 
 
 def test_rows_that_were_not_wanted_are_loaded_when_they_are(database: Database, tmp_path: Path) -> None:

@@ -49,7 +49,8 @@ def test_a_lane_goes_only_when_it_is_dropped(path: Path) -> None:
     assert registry.drop("kafka", is_configured=False)
     assert not registry.drop("kafka", is_configured=False)
     assert LaneRegistry(path).positions() == {"lake": None}
-    assert not LaneRegistry(path).dropped()
+    assert LaneRegistry(path).lanes().keys() == {"lake"}
+    assert not registry.drop("nobody", is_configured=False)
 
 
 def test_a_configured_lane_that_was_dropped_is_given_up_until_it_joins_again(path: Path) -> None:
@@ -67,11 +68,44 @@ def test_a_configured_lane_that_was_dropped_is_given_up_until_it_joins_again(pat
         assert each.positions() == {"lake": None}
         assert each.dropped() == {"kafka"}
     assert notes_of_left_lanes(path, ["lake"]) == []
-    assert LaneRegistry(path).join("kafka", [orders]) == ()
+    assert LaneRegistry(path).join("kafka", [orders]) == (orders,)
     assert LaneRegistry(path).positions() == {"kafka": None, "lake": None}
     assert not LaneRegistry(path).dropped()
     assert registry.drop("shapes", is_configured=True), "one that never joined"
     assert LaneRegistry(path).dropped() >= {"shapes"}
+
+
+@pytest.mark.parametrize("is_configured", [True, False], ids=["in the pipeline file", "not in it"])
+def test_a_lane_that_was_dropped_is_told_when_it_comes_again_that_all_its_streams_may_lack_changes(
+    path: Path, is_configured: bool
+) -> None:
+    orders, items, late = (StreamId("public", name) for name in ("orders", "items", "late"))
+    registry = LaneRegistry(path)
+    registry.join("kafka", [orders, items], [orders])
+    registry.heard("kafka")
+    assert registry.join("kafka", [orders, items]) == ()
+    assert registry.drop("kafka", is_configured=is_configured)
+    registry.heard("kafka")  # it runs, and has not heard of it
+    LaneRegistry(path).join("lake", [orders])  # a term without it
+    assert LaneRegistry(path).join("kafka", [orders]) == (orders, items), (
+        "one it does not ask for at once, too"
+    )
+    registry = LaneRegistry(path)  # the lane died before it noted that, and so did capture
+    assert registry.join("kafka", [orders, items, late], [late]) == (orders, items, late)
+    registry.heard("kafka", [orders])
+    assert registry.drop("kafka", is_configured=is_configured), (
+        "dropped once more, before it has heard of all"
+    )
+    assert set(LaneRegistry(path).join("kafka", [late])) == {orders, items, late}
+    registry = LaneRegistry(path)
+    registry.heard("kafka")
+    assert LaneRegistry(path).join("kafka", [orders, items, late]) == ()
+
+
+def test_of_a_lane_that_never_joined_before_it_was_dropped_every_stream_may_lack_changes(path: Path) -> None:
+    orders = StreamId("public", "orders")
+    assert LaneRegistry(path).drop("kafka", is_configured=True)
+    assert LaneRegistry(path).join("kafka", [orders]) == (orders,)
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"format_version": 1, "lanes": {"lake": {}}}'])

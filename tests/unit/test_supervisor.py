@@ -964,10 +964,26 @@ class TestLaneCommand:
         assert (code, answer["error"]["code"]) == (3, "capture_away")
         assert len(lane("list")[1]["lanes"]) == 2
 
-    def test_a_configured_lane_that_was_given_up_is_listed_as_such(self, lane: Any) -> None:
-        assert lane("drop", "lake", "--yes")[0] == 0
+    def test_a_configured_lane_that_was_given_up_is_listed_as_such(self, lane: Any, tmp_path: Path) -> None:
+        (tmp_path / "penstock.yaml").write_text(PIPELINE + "lanes: {file: {path: ./out}}\n")
+        LaneRegistry(tmp_path / "state" / LANES_FILE).join("file")
+        assert lane("drop", "file", "--yes")[0] == 0
         found = {each["lane"]: each["dropped"] for each in lane("list")[1]["lanes"]}
-        assert found == {"gone": False, "lake": True}
+        assert found == {"file": True, "gone": False, "lake": False}
+
+    def test_the_lake_is_not_given_up(self, lane: Any) -> None:
+        code, answer = lane("drop", "lake", "--yes")
+        assert code == 2
+        assert "acknowledge_log" in answer["error"]["remedy"]
+        assert "penstock teardown" in answer["error"]["remedy"]
+        assert not any(each["dropped"] for each in lane("list")[1]["lanes"])
+
+    def test_the_last_lane_is_not_given_up(self, lane: Any, tmp_path: Path) -> None:
+        LaneRegistry(tmp_path / "state" / LANES_FILE).drop("lake", is_configured=True)
+        code, answer = lane("drop", "gone", "--yes")
+        assert code == 2
+        assert "penstock teardown" in answer["error"]["remedy"]
+        assert {each["lane"]: each["dropped"] for each in lane("list")[1]["lanes"]}["gone"] is False
 
     def test_a_lane_is_given_up_on_purpose_only(self, lane: Any) -> None:
         assert lane("drop", "gone")[0] == 2

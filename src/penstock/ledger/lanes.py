@@ -5,8 +5,9 @@ a lane is on this list, durably, before it is given anything, and stays on it un
 position is saved now and then and is a lower bound: to hold the source there is safe. A lane that joins says
 anew how far it is, and that may be less than it was: its tables were put back, or the source was.
 
-A lane that is dropped though the pipeline file has it is marked: later terms hold nothing for it either,
-until it joins again.
+A lane that is dropped is marked: later terms hold nothing for it either, until it joins again. Nor do they
+read its streams, so changes of them may be in no log, and nothing at the source tells that. A lane that comes
+again is told so of all its streams, as if they had not been published until then.
 
 Streams that a join put into the publication stay written down until the lane says that it has heard: a lane
 that died before it noted that changes of theirs may be missing is told again.
@@ -36,8 +37,8 @@ FORMAT_VERSION = 1
 class Lane:
     """`position`: None while it has not said how far it is; `since`: when it first joined.
 
-    `streams`: those that it was given when it last joined; `published`: those of them that were not in the
-    publication until then. `dropped`: given up, until it joins again.
+    `streams`: those that it was given when it last joined; `published`: those whose changes may be missing
+    from before, as far as it has not heard of that. `dropped`: given up, until it joins again.
     """
 
     position: Lsn | None
@@ -104,10 +105,13 @@ class LaneRegistry:
     ) -> tuple[StreamId, ...]:
         """Put a lane on the list, with its streams; it is there durably when this returns.
 
-        All that were published for it and that it has not heard of.
+        All whose changes may be missing from before, and that it has not heard of: those that were published
+        for it, and every one of a lane that was dropped.
         """
         with self._lock:
-            lane = self._waited_for(name) or Lane(None, _now())
+            lane = self._lanes.get(name) or Lane(None, _now())
+            if lane.dropped:
+                lane = Lane(None, _now(), published=tuple(dict.fromkeys([*lane.streams, *streams])))
             unheard = tuple(dict.fromkeys([*lane.published, *published]))
             joined = replace(lane, streams=tuple(streams), published=unheard)
             self._joined.add(name)
@@ -150,12 +154,20 @@ class LaneRegistry:
                 self._write(self._lanes)
 
     def drop(self, name: str, *, is_configured: bool) -> bool:
-        """Wait for a lane no more, durably; whether that is news. One that is configured is marked."""
+        """Wait for a lane no more, durably; whether that is news.
+
+        One that the pipeline file has not, too, may come again: its target still says how far it was.
+        """
         with self._lock:
-            if self._waited_for(name) is None and (not is_configured or name in self._lanes):
+            lane = self._lanes.get(name)
+            if lane is None:
+                if not is_configured:
+                    return False
+                lane = Lane(None, _now())
+            elif lane.dropped:
                 return False
-            others = {other: lane for other, lane in self._lanes.items() if other != name}
-            self._write(others | ({name: Lane(None, _now(), dropped=True)} if is_configured else {}))
+            streams = tuple(dict.fromkeys([*lane.streams, *lane.published]))
+            self._write({**self._lanes, name: Lane(None, _now(), streams, dropped=True)})
             return True
 
     def _waited_for(self, name: str) -> Lane | None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from penstock.capture.base import LaneStanding
 from penstock.capture.from_config import lanes_of
+from penstock.capture.spec import LAKE_LANE
 from penstock.config import Config
 from penstock.core.errors import CaptureAwayError, ConfigError
 from penstock.core.position import Lsn
@@ -35,7 +36,8 @@ def standings(config: Config) -> list[LaneStanding]:
         for name, lane in registry.lanes().items()
     ]
     found += [
-        LaneStanding(name, None, name in configured, None, None, dropped=True) for name in registry.dropped()
+        LaneStanding(name, None, True, None, None, dropped=True)
+        for name in registry.dropped().intersection(configured)
     ]
     return sorted(found, key=lambda each: each.lane)
 
@@ -89,7 +91,23 @@ def resync(config: Config, lane: str, streams: tuple[str, ...]) -> None:
 
 
 def drop(config: Config, lane: str) -> None:
-    """Give a lane up: the source no longer keeps what it lacks."""
+    """Give a lane up: the source no longer keeps what it lacks.
+
+    Not the lake's: where its state is lost, its tables are gone on with from the source's position, which
+    says that they have everything up to there. Nor the last one: nothing is acknowledged without a lane.
+    """
+    if lane == LAKE_LANE:
+        raise ConfigError(
+            "The lake lane cannot be given up: its tables would lack changes that the source has forgotten.",
+            remedy="Start it. For the source to keep less meanwhile, set `wal.on_wal_pressure: "
+            "acknowledge_log`; `penstock teardown` gives the whole pipeline up.",
+        )
+    registry = LaneRegistry(config.state / LANES_FILE)
+    if registry.lanes().keys() | set(lanes_of(config)) - registry.dropped() <= {lane}:
+        raise ConfigError(
+            f"The lane {lane} is the last one: without any, the source is told nothing and keeps everything.",
+            remedy="`penstock teardown` gives the whole pipeline up.",
+        )
     with _running_capture(config) as capture:
         if capture is not None:
             capture.drop_lane(lane)

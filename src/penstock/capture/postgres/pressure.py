@@ -62,6 +62,6 @@ class WalPressure:
             return f"The source keeps {size}: from now on it may forget what the change log holds."
         return (
             f"The source keeps {size}, which is all it may: the slot will be lost if the server limits it. "
-            "Bring the lane that is behind back, drop it (`penstock lane drop`), or set "
-            "`wal.on_wal_pressure: acknowledge_log`."
+            "Bring the lane that is behind back, drop it (`penstock lane drop`; not the lake), or "
+            "set `wal.on_wal_pressure: acknowledge_log`."
         )
