@@ -298,6 +298,29 @@ def test_vectors_that_spark_wrote_are_merged_into_ours(database: Database, make:
     assert_same(pipeline)
 
 
+@pytest.mark.parametrize(
+    "destination",
+    [pytest.param(V2, id="positions"), pytest.param(V3, id="vectors", marks=pytest.mark.slow)],
+)
+def test_a_row_that_somebody_deleted_doubles_no_other_row_of_an_incremental_append_table(
+    database: Database, make: MakePipeline, destination: dict[str, Any]
+) -> None:
+    """The window is read again: of the touched file all rows but the deleted one are known to be there."""
+    database.execute(
+        "CREATE TABLE orders (id int PRIMARY KEY, n int NOT NULL);"
+        "INSERT INTO orders SELECT n, n FROM generate_series(1, 100) n"
+    )
+    stream = {"table": "public.orders", "mode": "incremental", "cursor": "n", "write": "append"}
+    pipeline = make([stream], destination=destination)
+    pipeline.sync()
+    delete_by_spark(pipeline, "id = 50")
+    assert [held.rows for file in files_of(pipeline) for held in file.deletes] == [1]
+    database.execute("INSERT INTO orders VALUES (101, 101)")
+    pipeline.sync()
+    ids = iceberg_rows(pipeline.warehouse, "public.orders").column("id").to_pylist()
+    assert sorted(ids) == list(range(1, 102))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("meddling", ["delete", "compact"])
 def test_a_foreign_commit_between_lookup_and_commit_loses_nothing(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Collection, Generator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 from penstock.core.schema import SourceColumn, TableSchema
 from penstock.core.stream import StreamId
 from penstock.core.where import Condition
+from penstock.destinations.records import HeldDeletes
 from penstock.lake import held_rows
-from penstock.lake.held_rows import HeldRange, HeldRows
+from penstock.lake.held_rows import ComparedFile, HeldRange, HeldRows
 from penstock.lake.keys import KeySet
 from penstock.lake.portions import InPortions, joined
 from penstock.lake.target import Target
@@ -40,13 +41,27 @@ def arrays(rows: Sequence[Row]) -> list[pa.Array]:
     return [pa.array([row[place] for row in rows], kind) for place, kind in enumerate(types)]
 
 
-def held(directory: Path, files: Sequence[Sequence[Row]], low: str = "7", high: str = "7") -> HeldRows:
-    paths = []
+def held(
+    directory: Path,
+    files: Sequence[Sequence[Row]],
+    low: str = "7",
+    high: str = "7",
+    *,
+    deleted: Sequence[Collection[int]] = (),
+    group: int = 100,
+) -> HeldRows:
+    """`deleted`: of each file, positions."""
+    compared = []
     for number, rows in enumerate(files):
-        paths.append(directory / f"{number}.parquet")
-        table = pa.table(arrays(rows), schema=TARGET.arrow_schema())
-        pq.write_table(table, paths[-1], row_group_size=100)
-    return HeldRows(HeldRange(tuple(paths), None, COLUMNS[1], low, high), TARGET)
+        path = directory / f"{number}.parquet"
+        pq.write_table(pa.table(arrays(rows), schema=TARGET.arrow_schema()), path, row_group_size=group)
+        gone = sorted(deleted[number]) if deleted else []
+        deletes = directory / f"{number}-deletes.parquet"
+        if gone:
+            pq.write_table(pa.table({"file_path": [str(path)] * len(gone), "pos": gone}), deletes)
+        held_deletes = (HeldDeletes(str(deletes), len(gone), 0),) if gone else ()
+        compared.append(ComparedFile(path, str(path), held_deletes, (deletes,) if gone else ()))
+    return HeldRows(HeldRange(tuple(compared), None, COLUMNS[1], low, high), TARGET)
 
 
 def test_however_many_rows_share_a_value_only_those_that_are_looked_for_are_kept(
@@ -83,18 +98,24 @@ ROWS = st.lists(
 )
 
 
-@given(table=st.lists(ROWS, max_size=3), chunk=ROWS)
-def test_exactly_the_rows_that_are_held_inside_the_range_are_found(
-    tmp_path_factory: pytest.TempPathFactory, table: list[list[Row]], chunk: list[Row]
+@given(table=st.lists(ROWS, max_size=3), gone=st.lists(st.booleans(), min_size=36, max_size=36), chunk=ROWS)
+def test_exactly_the_rows_that_are_held_inside_the_range_and_were_not_deleted_are_found(
+    tmp_path_factory: pytest.TempPathFactory, table: list[list[Row]], gone: list[bool], chunk: list[Row]
 ) -> None:
-    there = held(tmp_path_factory.mktemp("held"), table, "6", "8")
+    deleted = [[at for at in range(len(rows)) if gone[12 * number + at]] for number, rows in enumerate(table)]
+    there = held(tmp_path_factory.mktemp("held"), table, "6", "8", deleted=deleted, group=5)
     found = there.contain(arrays(chunk))
-    inside = {row for rows in table for row in rows if 6 <= row[1] <= 8}
-    expected = [row in inside for row in chunk]
+    left = {
+        row
+        for rows, dead in zip(table, deleted, strict=True)
+        for at, row in enumerate(rows)
+        if at not in dead and 6 <= row[1] <= 8
+    }
+    expected = [row in left for row in chunk]
     assert (found.tolist() if found is not None else [False] * len(chunk)) == expected
     if not there:
         assert found is None
-        assert not inside
+        assert not left
 
 
 @pytest.mark.parametrize(("name", "kind"), [("float4", pa.float32()), ("float8", pa.float64())])
@@ -115,7 +136,7 @@ def test_a_zero_whose_sign_changed_is_another_row_and_every_nan_is_the_same(
     other_nan = float(np.array(0x7FF8000020000000).view(np.float64))
     path = tmp_path / "0.parquet"
     pq.write_table(pa.table(rows(0.0, -0.0, 0.0, -0.0, other_nan, None), schema=target.arrow_schema()), path)
-    there = HeldRows(HeldRange((path,), None, COLUMNS[0], None, None), target)
+    there = HeldRows(HeldRange((ComparedFile(path),), None, COLUMNS[0], None, None), target)
     found = there.contain(rows(0.0, -0.0, -0.0, 0.0, np.nan, None))
     assert found is not None
     assert found.tolist() == [True, True, False, False, True, True]

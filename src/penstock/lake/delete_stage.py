@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.core.stream import StreamId
+from penstock.destinations.base import DestinationTable
 from penstock.destinations.deletion_vectors import new_vector_file_name
 from penstock.destinations.parquet_files import new_file_name
 from penstock.destinations.records import DataFile
@@ -74,6 +75,11 @@ def _tasks(
     ]
 
 
+def delete_paths(table: DestinationTable, file: DataFile) -> tuple[Path, ...]:
+    """Where what is deleted from a data file is, in the order of its deletes."""
+    return tuple(table.path(DataFile(each.location, 0, 0)) for each in file.deletes)
+
+
 def _has_fills(work: StreamWork) -> bool:
     """Whether existing rows get values in a column that was added: no metadata can give them those."""
     return work.target.write == "upsert" and any(source.fill is not None for source in work.rewrite or ())
@@ -96,7 +102,7 @@ def _held(work: StreamWork, file: DataFile, rewrites: bool, by_vector: bool) -> 
         rows=file.rows,
         index=table.index_path(file),
         deletes=file.deletes,
-        delete_paths=tuple(table.path(DataFile(each.location, 0, 0)) for each in file.deletes),
+        delete_paths=delete_paths(table, file),
         delete_path=table.files_directory / delete_name,
         successor=table.files_directory / new_file_name("rewritten") if rewrites else None,
     )

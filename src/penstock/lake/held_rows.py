@@ -5,8 +5,8 @@ exactly so are left out of it: an append table would get them twice, and an upse
 for nothing. Rows are compared whole: one that changed without a change of its cursor is another row.
 
 Only files whose statistics say that they may hold values of the window are read, and of those the rows inside
-it. However many rows share one value, what is in memory is a part of one chunk, past which the table's rows
-go. A file that some rows were deleted from (position deletes) is passed over: what it shows may be gone.
+it, without those that were deleted from it. However many rows share one value, what is in memory is a part of
+one chunk, past which the table's rows go.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from penstock.core.schema import SourceColumn
+from penstock.destinations.records import HeldDeletes
 from penstock.lake.change_set import Flags
 from penstock.lake.columns_by_id import ColumnsById
+from penstock.lake.delete_task import deleted_positions
 from penstock.lake.evolve import ColumnSource
 from penstock.lake.keys import NOT_FOUND, KeySet, flat
 from penstock.lake.rewrite_task import evolved
@@ -36,10 +38,30 @@ _MARGIN = 1e-9  # of a double against the decimal it stands for, and more
 
 
 @dataclass(frozen=True, slots=True)
+class ComparedFile:
+    """A data file of the table, and what is deleted from it."""
+
+    path: Path
+    location: str = ""  # as the table's metadata has it
+    deletes: tuple[HeldDeletes, ...] = ()
+    delete_paths: tuple[Path, ...] = ()
+
+    def shown(self, first: int, count: int) -> pa.Array | None:
+        """Which of `count` rows from `first` on readers see; None: all."""
+        if not self.deletes:
+            return None
+        shown = np.ones(count, np.bool_)
+        for positions in deleted_positions(self.deletes, self.delete_paths, self.location):
+            here = positions[(positions >= first) & (positions < first + count)]
+            shown[here - first] = False
+        return None if shown.all() else pa.array(shown)
+
+
+@dataclass(frozen=True, slots=True)
 class HeldRange:
     """Files of a table, and between which values of a cursor's column (None: any) its rows count."""
 
-    files: tuple[Path, ...]
+    files: tuple[ComparedFile, ...]
     columns: tuple[ColumnSource, ...] | None  # where the files' own columns are those of an older schema
     cursor: SourceColumn
     low: str | None
@@ -72,22 +94,25 @@ class HeldRows:
         held: Flags = found[sought.codes]
         return held
 
-    def _may_be_in(self) -> Iterator[tuple[Path, str, list[int]]]:
+    def _may_be_in(self) -> Iterator[tuple[ComparedFile, str, list[int]]]:
         """Files, what each calls the cursor's column, and which of its row groups."""
-        for path in self._held.files:
-            with pq.ParquetFile(path) as file:
+        for compared in self._held.files:
+            with pq.ParquetFile(compared.path) as file:
                 name = _name_in_file(self._held, self._target, file.schema_arrow)
                 if name is None:
                     continue
                 groups = range(file.num_row_groups)
                 if may_be := [group for group in groups if self._bounds.may_be_in(file, group, name)]:
-                    yield path, name, may_be
+                    yield compared, name, may_be
 
     def _rows(self) -> Iterator[pa.Table]:
-        for path, name, groups in self._places:
-            with pq.ParquetFile(path) as file:
+        for compared, name, groups in self._places:
+            with pq.ParquetFile(compared.path) as file:
                 for group in groups:
                     rows = file.read_row_group(group)
+                    first = sum(file.metadata.row_group(before).num_rows for before in range(group))
+                    shown = compared.shown(first, rows.num_rows)
+                    rows = rows if shown is None else rows.filter(shown)
                     inside = self._bounds.hold(rows.column(name))
                     rows = rows if inside is None else rows.filter(inside)
                     if rows.num_rows:

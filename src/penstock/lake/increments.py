@@ -24,10 +24,11 @@ from penstock.destinations.parquet_files import new_file_name
 from penstock.destinations.records import DataFile, Marker, TableRecord
 from penstock.lake.apply import Outcome, StreamWork, merge
 from penstock.lake.column_ids import dropped_partition, evolved_columns
+from penstock.lake.delete_stage import delete_paths
 from penstock.lake.evolve import plan_evolution
 from penstock.lake.file_merging import merge_small_files
 from penstock.lake.fold_task import FoldResult
-from penstock.lake.held_rows import HeldRange
+from penstock.lake.held_rows import ComparedFile, HeldRange
 from penstock.lake.increment_task import IncrementTask, read_increment
 from penstock.lake.lane_state import LaneState, LaneStream
 from penstock.lake.letter_merging import merge_letters
@@ -233,8 +234,16 @@ class Increments:
                 self._lane.settings.chunks_at_once or self._lane.spark().sparkContext.defaultParallelism,
             ),
         )
-        comparable = tuple(work.table.path(file) for file in work.files if not file.deletes)
-        held = HeldRange(comparable, work.rewrite, chunk.cursor.column, chunk.low, chunk.high)
+        compared = tuple(
+            ComparedFile(
+                work.table.path(file),
+                work.table.file_location(file.name),
+                file.deletes,
+                delete_paths(work.table, file),
+            )
+            for file in work.files
+        )
+        held = HeldRange(compared, work.rewrite, chunk.cursor.column, chunk.low, chunk.high)
         settled = work.table.dead_letters_directory / new_file_name("settled")
         return IncrementTask(load, held, work.table.dead_letter_paths(), settled, staging)
 

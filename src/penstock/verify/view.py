@@ -23,6 +23,7 @@ from penstock.core.stream import StreamId
 from penstock.destinations.base import DestinationTable
 from penstock.destinations.records import DataFile, HeldDeletes, Marker, TableRecord
 from penstock.lake.apply import Outcome, StreamWork, apply
+from penstock.lake.delete_stage import delete_paths
 from penstock.lake.lane_state import LaneStream
 from penstock.lake.light import Stages
 from penstock.lake.round_plan import plan_round
@@ -266,7 +267,7 @@ def _table_file(table: DestinationTable, file: DataFile, shown: Mapping[str, Pat
         bytes=file.bytes,
         location=table.file_location(file.name),
         deletes=file.deletes,
-        delete_paths=tuple(table.path(DataFile(each.location, 0, 0)) for each in file.deletes),
+        delete_paths=delete_paths(table, file),
     )
 
 
