@@ -284,6 +284,31 @@ def test_infinite_cursors_are_read_each_time_and_do_not_hold_up_the_others(
     pipeline.assert_same("public.b")
 
 
+def test_an_append_table_gets_rows_with_infinite_cursors_once_and_those_with_nan(
+    database: Database, make: MakePipeline
+) -> None:
+    """Beside others, by themselves, and where a chunk begins."""
+    values = {
+        "a": ("5", "-infinity", "9e400", "9e401", "NaN", "infinity", "NaN", "infinity"),
+        "b": ("infinity", "infinity", "NaN"),
+        "c": ("-infinity", "-infinity", "-infinity"),
+    }
+    for name, cursors in values.items():
+        database.execute(f"CREATE TABLE {name} (id int GENERATED ALWAYS AS IDENTITY PRIMARY KEY, n numeric)")
+        for cursor in cursors:
+            database.execute(f"INSERT INTO {name} (n) VALUES ('{cursor}')")
+    tables = [f"public.{name}" for name in values]
+    pipeline = make(
+        [incremental(table=table, write="append") for table in tables], load={"rows_per_chunk": 2}
+    )
+    pipeline.sync()
+    pipeline.assert_same(*tables)
+    database.execute("INSERT INTO a (n) VALUES ('9e402'), ('NaN'); INSERT INTO b (n) VALUES ('NaN')")
+    for loaded in (3, 0):
+        assert sum(stream.rows_loaded for stream in pipeline.sync().streams) == loaded
+        pipeline.assert_same(*tables)
+
+
 def test_a_dead_letter_is_written_once_and_settled_when_its_row_fits(
     database: Database, make: MakePipeline
 ) -> None:

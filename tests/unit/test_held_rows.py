@@ -25,6 +25,7 @@ from penstock.lake.keys import KeySet
 from penstock.lake.portions import InPortions, joined
 from penstock.lake.target import Target
 from penstock.sources.chunk import Block
+from penstock.sources.mysql.types import decimal_modifier
 
 COLUMNS = (
     SourceColumn("id", 20, -1, "int8", "bigint", 1),
@@ -140,6 +141,40 @@ def test_a_zero_whose_sign_changed_is_another_row_and_every_nan_is_the_same(
     found = there.contain(rows(0.0, -0.0, -0.0, 0.0, np.nan, None))
     assert found is not None
     assert found.tolist() == [True, True, False, False, True, True]
+
+
+NINES = "9" * 400
+TINY = f"0.{'0' * 400}1"
+ANY_SCALE = SourceColumn("n", 1700, -1, "numeric", "numeric", 2)
+MANY_DIGITS = SourceColumn("n", 0, decimal_modifier(65, 0), "decimal", "decimal(65,0)", 2, family="mysql")
+
+
+@pytest.mark.parametrize(
+    ("cursor", "values", "low", "high"),
+    [
+        (ANY_SCALE, ("5", "NaN", "Infinity", NINES), "5", None),
+        (ANY_SCALE, ("Infinity", "NaN"), "Infinity", None),
+        (ANY_SCALE, ("NaN", "NaN"), "NaN", None),
+        (ANY_SCALE, ("Infinity", "NaN"), "Infinity", "NaN"),
+        (ANY_SCALE, (NINES, f"{NINES}.5"), NINES, "Infinity"),
+        (ANY_SCALE, (f"-{NINES}", "-Infinity", TINY), "-Infinity", TINY),
+        (ANY_SCALE, ("-Infinity", "-Infinity"), "-Infinity", "-Infinity"),
+        (ANY_SCALE, (f"-{NINES}", "-Infinity"), None, f"-{NINES}"),
+        (MANY_DIGITS, ("99", "1000"), "99", None),
+    ],
+    ids=lambda each: str(each)[:20],
+)
+def test_numbers_that_are_text_are_found_in_the_order_of_numbers_and_those_without_an_end_too(
+    cursor: SourceColumn, values: tuple[str, ...], low: str | None, high: str | None, tmp_path: Path
+) -> None:
+    target = Target(TableSchema(StreamId("public", "items"), (COLUMNS[0], cursor), ("id",)), "upsert")
+    rows = [pa.array(range(len(values)), pa.int64()), pa.array(values)]
+    path = tmp_path / "0.parquet"
+    pq.write_table(pa.table(rows, names=["id", "n"]), path)
+    there = HeldRows(HeldRange((ComparedFile(path),), None, cursor, low, high), target)
+    found = there.contain(rows)
+    assert found is not None
+    assert found.tolist() == [True] * len(values)
 
 
 def same(printed: pa.RecordBatch) -> pa.RecordBatch:

@@ -11,6 +11,7 @@ one chunk, past which the table's rows go.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -31,7 +32,7 @@ from penstock.lake.evolve import ColumnSource
 from penstock.lake.keys import NOT_FOUND, KeySet, flat
 from penstock.lake.rewrite_task import evolved
 from penstock.lake.target import Target
-from penstock.sources.types import arrow_type, cast_text
+from penstock.sources.types import arrow_type, cast_text, types_of
 
 _LOOKUP_BYTES = 32 * 1024 * 1024  # of the table's rows that are looked up at a time
 _MARGIN = 1e-9  # of a double against the decimal it stands for, and more
@@ -149,18 +150,22 @@ def _of_today(rows: pa.Table, held: HeldRange, target: Target) -> pa.Table:
 
 
 class _Bounds:
-    """The values of a range in the column's own type; a value that it cannot hold is no bound."""
+    """The values of a range in the column's own type; a value that it cannot hold is no bound.
+
+    To be too wide costs time alone: rows are compared whole, whatever their place.
+    """
 
     def __init__(self, held: HeldRange) -> None:
         # A number of any scale is text in the table, and text has another order.
-        self._as_doubles = held.cursor.type_name == "numeric" and pa.types.is_string(arrow_type(held.cursor))
+        is_number = types_of(held.cursor).cursor_kind(held.cursor) == "number"
+        self._as_doubles = is_number and pa.types.is_string(arrow_type(held.cursor))
         self._low, self._high = (self._typed(held.cursor, text) for text in (held.low, held.high))
 
     def _typed(self, column: SourceColumn, text: str | None) -> pa.Scalar | None:
         if text is None:
             return None
         if self._as_doubles:
-            return pa.scalar(float(text), pa.float64())
+            return pa.scalar(float(text), pa.float64()) if math.isfinite(float(text)) else None
         value = cast_text(pa.array([text], pa.string()), column).values[0]
         return value if value.is_valid else None
 
@@ -180,7 +185,7 @@ class _Bounds:
         return not (below or above)
 
     def hold(self, column: pa.ChunkedArray) -> pa.ChunkedArray | None:
-        """Rows inside; a null is not. None: all rows."""
+        """Rows inside; a null is not, and a NaN is, which no comparison holds for. None: all rows."""
         low, high = self._low, self._high
         if self._as_doubles:
             column = column.cast(pa.float64())
@@ -194,6 +199,8 @@ class _Bounds:
         if not masks:
             return None
         inside = masks[0] if len(masks) == 1 else pc.and_(*masks)
+        if self._as_doubles:
+            inside = pc.or_(inside, pc.is_nan(column))
         return pc.fill_null(inside, False)
 
 
