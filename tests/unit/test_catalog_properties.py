@@ -48,7 +48,7 @@ EXPECTED: list[tuple[dict[str, Any], dict[str, str], tuple[str, ...]]] = [
 ]
 
 
-def config_of(catalog: dict[str, Any], directory: Path) -> Config:
+def config_of(catalog: dict[str, Any], directory: Path, *, jars_dir: str | None, **spark: Any) -> Config:
     return Config.model_validate(
         {
             "source": {"type": "postgres", "url": "postgresql://app@db/shop"},
@@ -56,9 +56,10 @@ def config_of(catalog: dict[str, Any], directory: Path) -> Config:
                 "type": "iceberg",
                 "warehouse": str(directory / "lake"),
                 "catalog": catalog,
-                "jars_dir": str(directory),
+                "jars_dir": jars_dir,
             },
             "state": str(directory / "state"),
+            "spark": spark,
             "streams": [{"table": "public.orders"}],
         }
     )
@@ -68,7 +69,7 @@ def config_of(catalog: dict[str, Any], directory: Path) -> Config:
 def test_a_catalog_gets_its_properties_and_its_jars(
     catalog: dict[str, Any], properties: dict[str, str], drivers: tuple[str, ...], tmp_path: Path
 ) -> None:
-    config = config_of(catalog, tmp_path)
+    config = config_of(catalog, tmp_path, jars_dir=str(tmp_path))
     asked = catalog_properties(config.destination)
     assert {"warehouse": str(tmp_path / "lake")} | properties == {
         name: value for name, value in asked.items() if name in {"warehouse", *properties}
@@ -80,3 +81,33 @@ def test_a_catalog_gets_its_properties_and_its_jars(
         (tmp_path / f"{artifact}-{version}.jar").touch()
     jars = spark_conf(config)["spark.jars"].split(",")
     assert len(jars) == 1 + len(drivers)
+
+
+@pytest.mark.parametrize("are_downloaded", [True, False], ids=["downloaded", "by name"])
+def test_jars_and_extensions_of_the_pipeline_file_come_beside_those_of_iceberg(
+    are_downloaded: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    directory = tmp_path / "penstock" / "ivy" / "jars"
+    directory.mkdir(parents=True)
+    names = [package.replace(":", "_", 1).replace(":", "-") for package in (ICEBERG, SQLITE)]
+    jars = [str(directory / f"{name}.jar") for name in names]
+    if are_downloaded:
+        for jar in jars:
+            Path(jar).touch()
+    conf = {
+        "spark.jars": "/own.jar",
+        "spark.jars.packages": f"org.example:one:1, {SQLITE},",
+        "spark.sql.extensions": "org.example.Extensions",
+        "spark.executor.memory": "4g",
+    }
+    asked = spark_conf(config_of({"type": "sqlite"}, tmp_path, jars_dir=None, conf=conf))
+    assert asked["spark.executor.memory"] == "4g"
+    extensions = asked["spark.sql.extensions"].split(",")
+    assert [name.rpartition(".")[2] for name in extensions] == ["IcebergSparkSessionExtensions", "Extensions"]
+    if are_downloaded:
+        assert asked["spark.jars"].split(",") == [*jars, "/own.jar"]
+        assert asked["spark.jars.packages"] == conf["spark.jars.packages"]
+    else:
+        assert asked["spark.jars"] == "/own.jar"
+        assert asked["spark.jars.packages"].split(",") == [ICEBERG, SQLITE, "org.example:one:1"]

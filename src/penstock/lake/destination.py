@@ -16,6 +16,8 @@ from penstock.destinations.parquet import ParquetDestination
 from penstock.lake.iceberg_session import DRIVERS, ICEBERG, iceberg_conf, java_in
 from penstock.lake.session import spark_gateway, spark_session
 
+#: Settings of which Iceberg needs entries of its own.
+_LISTS = ("spark.jars", "spark.jars.packages", "spark.sql.extensions")
 _IMPLEMENTED_BY = {"sqlite": "jdbc", "postgres": "jdbc"}
 
 
@@ -49,12 +51,23 @@ def session_of(config: Config) -> SparkSession:
 
 
 def spark_conf(config: Config) -> dict[str, str]:
-    """The Spark settings of a pipeline; what the file says wins."""
+    """The Spark settings of a pipeline; what the file says wins, and comes beside ours in a list."""
     destination = config.destination
     if destination.type == "parquet":
         return revealed(config.spark.conf)
     packages = (ICEBERG, *DRIVERS.get(destination.catalog.type, ()))
-    return {**iceberg_conf(packages, destination.jars_dir), **revealed(config.spark.conf)}
+    return _over(iceberg_conf(packages, destination.jars_dir), revealed(config.spark.conf))
+
+
+def _over(ours: dict[str, str], given: dict[str, str]) -> dict[str, str]:
+    lists = {name: _joined(ours[name], given[name]) for name in _LISTS if name in ours and name in given}
+    return {**ours, **given, **lists}
+
+
+def _joined(*lists: str) -> str:
+    """Each entry once."""
+    entries = [entry.strip() for each in lists for entry in each.split(",")]
+    return ",".join(dict.fromkeys(entry for entry in entries if entry))
 
 
 def catalog_properties(config: DestinationConfig) -> dict[str, str]:
