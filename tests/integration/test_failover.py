@@ -83,9 +83,10 @@ def test_a_standby_takes_over_in_seconds_and_nothing_is_lost_or_doubled(
     with instances(a, b), workload.start():
         _lead_and_follow(a, pipeline)
         _stand_by(b, warm=standby == "warm")
-        known, shown = a.epochs() | b.epochs(), pipeline.version("public.orders")
+        known = a.epochs() | b.epochs()
         struck = time.monotonic()
         assert len(a.send(strike)) >= 3, "the supervisor, capture and the lake process"
+        shown = pipeline.files("public.orders")
         b.wait_until(partial(_has_sealed_since, b, known), "the standby to seal a step")
         captured_s = time.monotonic() - struck
         b.wait_until(partial(_has_committed_since, pipeline, shown), "the standby to commit")
@@ -117,10 +118,11 @@ def test_a_leader_whose_network_falls_silent_is_followed_and_does_no_harm_when_i
             _lead_and_follow(a, pipeline)
             _stand_by(b)
             processes = {process.pid for process, role in a.processes() if role in ("capture", "lake")}
-            known, shown = a.epochs() | b.epochs(), pipeline.version("public.orders")
+            known = a.epochs() | b.epochs()
             assert network.connections >= 2, "the lock's and the slot's"
             network.fall_silent()
             struck = time.monotonic()
+            shown = pipeline.files("public.orders")
             b.wait_until(partial(_has_sealed_since, b, known), "the standby to seal a step")
             captured_s = time.monotonic() - struck
             b.wait_until(partial(_has_committed_since, pipeline, shown), "the standby to commit")
@@ -172,7 +174,7 @@ def test_leaders_that_change_places_again_and_again_leave_every_value_right(
                 other.start()
             _stand_by(other)
             leader.send(signal.SIGKILL)
-            shown = pipeline.version("public.orders")
+            shown = pipeline.files("public.orders")
             other.wait_until(partial(_has_committed_since, pipeline, shown), "a commit")
             pair.reverse()
         workload.stop()
@@ -296,8 +298,9 @@ def _has_sealed_since(instance: Instance, known: set[str]) -> bool:
     return bool(instance.epochs() - known)
 
 
-def _has_committed_since(pipeline: PipelineUnderTest, shown: object) -> bool:
-    return pipeline.version("public.orders") != shown
+def _has_committed_since(pipeline: PipelineUnderTest, shown: set[str]) -> bool:
+    """Rows: a leader that takes over commits to an Iceberg table before it has any."""
+    return pipeline.files("public.orders") != shown
 
 
 def _park_lake(instance: Instance) -> None:
