@@ -124,6 +124,8 @@ _FUNCTIONS: dict[tuple[ValueKind, ValueKind], Callable[[Any], Any]] = {
     (Kind.INTEGER, Kind.TEXT): str,
     (Kind.JSON, Kind.TEXT): print_json,
     (Kind.DATE, Kind.TIMESTAMP): _moment,
+    (Kind.TEXT, Kind.NAME): _from_text(Kind.NAME),
+    (Kind.NAME, Kind.TEXT): _same,
     (Kind.DATE, Kind.TIMESTAMPTZ): _moment,
     (Kind.TIMESTAMP, Kind.TIMESTAMPTZ): _same,
     (Kind.TIMESTAMPTZ, Kind.TIMESTAMP): _same,

@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Any, cast
 from penstock.core.where import tree
 from penstock.core.where.arrays import read_array
 from penstock.core.where.comparing import COMPARISONS, LIKES, compare, like, negated_if, symbol_of
-from penstock.core.where.convert import alike, converted, known, no_operator, read, type_of, unified
+from penstock.core.where.convert import (
+    alike,
+    converted,
+    known,
+    no_operator,
+    read,
+    textual,
+    type_of,
+    unified,
+)
 from penstock.core.where.kinds import ArrayOf, EnumOf, Kind, array_of
 from penstock.core.where.single import is_listed
 from penstock.core.where.wording import RefusedError, refused
@@ -35,6 +44,8 @@ def any_or_all(compiler: Compiler, expression: Any, *, every: bool) -> tree.Expr
     symbol = symbol_of(expression)
     operand = compiler.expression(expression.lexpr)
     if expression.rexpr.WhichOneof("node") == "a_array_expr":
+    if {Kind.NAME, Kind.TEXT} <= {operand.kind, *(item.kind for item in items)}:
+        raise RefusedError("IN takes names or texts, not both: write = and OR")
         items = [compiler.expression(item) for item in expression.rexpr.a_array_expr.elements]
         if items and not any(isinstance(item.kind, ArrayOf) for item in items):
             _refuse_real_in_lists(operand)
@@ -44,7 +55,7 @@ def any_or_all(compiler: Compiler, expression: Any, *, every: bool) -> tree.Expr
         raise refused("array") if symbol in COMPARISONS else _unknown_with_array(symbol)
     array = compiler.expression(expression.rexpr)
     if array.kind is Kind.UNKNOWN:
-        if isinstance(operand.kind, EnumOf):
+        if isinstance(operand.kind, EnumOf) or operand.kind is Kind.NAME:
             return _one_by_one(compiler, symbol, operand, _labels(array), every=every)
         wanted = array_of(type_of(known(operand)))
         if wanted is None:
@@ -61,7 +72,7 @@ def any_or_all(compiler: Compiler, expression: Any, *, every: bool) -> tree.Expr
 
 
 def _labels(array: tree.Expression) -> list[tree.Literal]:
-    """The labels in an array in quotes, to be read as those of an enumeration."""
+    """The labels in an array in quotes, to be read as those of an enumeration, or as names."""
     literal = read(array, ArrayOf("text"))
     if literal.text is None:
         raise refused("array")

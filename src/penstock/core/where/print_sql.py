@@ -50,7 +50,7 @@ def _typed(sql: str, kind: ValueKind) -> str:
         typed = f"{sql}::pg_catalog.{kind.element_type}[]"
         return f"({typed} {_C})" if kind.element is Kind.TEXT else f"({typed})"
     typed = f"{sql}::pg_catalog.{kind.value}"
-    return f"({typed} {_C})" if kind is Kind.TEXT else f"({typed})"
+    return f"({typed} {_C})" if kind in (Kind.TEXT, Kind.NAME) else f"({typed})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class Printer:
 
     def column(self, node: tree.Column) -> str:
         name = quoted_name(node.name)
-        collatable = node.kind is Kind.TEXT or node.kind == ArrayOf("text")
+        collatable = node.kind in (Kind.TEXT, Kind.NAME) or node.kind == ArrayOf("text")
         return _typed(name, node.kind) if collatable else name
 
     def literal(self, node: tree.Literal) -> str:
@@ -114,10 +114,10 @@ class Printer:
 
     def _uncollated(self, node: tree.Expression) -> str:
         match node:
-            case tree.Column(name, _, Kind.TEXT):
+            case tree.Column(name, _, Kind.TEXT | Kind.NAME):
                 return quoted_name(name)
-            case tree.Literal(text, Kind.TEXT):
-                return f"({_quoted(text)}::pg_catalog.text)"
+            case tree.Literal(text, Kind.TEXT | Kind.NAME as kind):
+                return f"({_quoted(text)}::pg_catalog.{kind.value})"
         return self.sql(node)
 
     def compare(self, node: tree.Compare) -> str:
