@@ -26,6 +26,14 @@ from penstock.core.where.wording import RefusedError, refused
 if TYPE_CHECKING:
     from penstock.core.where.compile import Compiler
 
+_QUANTIFIED: dict[str, tree.ComparisonOperator | tree.LikeOperator] = {
+    **{symbol: cast("tree.ComparisonOperator", found) for symbol, found in COMPARISONS.items()},
+    "~~": "LIKE",
+    "!~~": "NOT LIKE",
+    "~~*": "ILIKE",
+    "!~~*": "NOT ILIKE",
+}
+
 
 def in_list(compiler: Compiler, expression: Any) -> tree.Expression:
     if not expression.rexpr.HasField("list"):
@@ -36,6 +44,8 @@ def in_list(compiler: Compiler, expression: Any) -> tree.Expression:
         if compiler.total or not all(isinstance(item, tree.Literal) for item in items):
             _refuse_real_in_lists(operand)
         items = [known(converted(item, Kind.REAL), Kind.REAL) for item in items]
+    if {Kind.NAME, Kind.TEXT} <= {operand.kind, *(item.kind for item in items)}:
+        raise RefusedError("IN takes names or texts, not both: write = and OR")
     negated = symbol_of(expression) == "<>"
     return negated_if(negated, _equals_any(operand, items, total=compiler.total))
 
@@ -44,8 +54,6 @@ def any_or_all(compiler: Compiler, expression: Any, *, every: bool) -> tree.Expr
     symbol = symbol_of(expression)
     operand = compiler.expression(expression.lexpr)
     if expression.rexpr.WhichOneof("node") == "a_array_expr":
-    if {Kind.NAME, Kind.TEXT} <= {operand.kind, *(item.kind for item in items)}:
-        raise RefusedError("IN takes names or texts, not both: write = and OR")
         items = [compiler.expression(item) for item in expression.rexpr.a_array_expr.elements]
         if items and not any(isinstance(item.kind, ArrayOf) for item in items):
             _refuse_real_in_lists(operand)
@@ -65,10 +73,12 @@ def any_or_all(compiler: Compiler, expression: Any, *, every: bool) -> tree.Expr
         raise refused("array")
     if isinstance(array, tree.Literal) and array.text is not None:
         return _one_by_one(compiler, symbol, operand, _literals(array), every=every)
-    operand = known(operand, array.kind.element)
-    if symbol not in COMPARISONS or operand.kind != array.kind.element:
+    operand = textual(operand) if operand.kind is Kind.NAME else known(operand, array.kind.element)
+    if symbol not in _QUANTIFIED or operand.kind != array.kind.element:
         raise no_operator(symbol, operand, array)
-    return tree.Quantified(cast("tree.ComparisonOperator", COMPARISONS[symbol]), operand, array, every)
+    if symbol in LIKES and operand.kind is not Kind.TEXT:
+        raise no_operator("LIKE", operand, array)
+    return tree.Quantified(_QUANTIFIED[symbol], operand, array, every)
 
 
 def _labels(array: tree.Expression) -> list[tree.Literal]:
