@@ -127,5 +127,5 @@ _RULES: dict[tuple[str, int], _Rule] = {
     ("array_cat", 2): _array_cat,
     ("array_append", 2): _array_append,
     ("array_prepend", 2): _array_prepend,
-    **{(name, 1): _input for name in KIND_OF_TYPE},
+    **{(name, 1): _input for name in (*KIND_OF_TYPE, "interval", "name")},
 }

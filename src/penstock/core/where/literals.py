@@ -188,27 +188,28 @@ def _time(text: str) -> str:
 
 
 def _timestamp(text: str) -> str:
-    moment, zone = _moment(text)
+    moment, zone = read_moment(text)
     if isinstance(moment, str):
         return moment
     if zone is not None:
         # Postgres would drop the zone in silence.
         raise LiteralError("a timestamp without time zone takes no zone: leave it out")
-    return _printed_moment(moment)
+    return printed_moment(moment)
 
 
 def _timestamptz(text: str) -> str:
-    moment, zone = _moment(text)
+    moment, zone = read_moment(text)
     if isinstance(moment, str):
         return moment
     try:
         in_utc = moment.replace(tzinfo=zone or UTC).astimezone(UTC)
     except OverflowError:
         raise LiteralError("the year is not between 1 and 9999 in UTC") from None
-    return _printed_moment(in_utc.replace(tzinfo=None)) + "+00"
+    return printed_moment(in_utc.replace(tzinfo=None)) + "+00"
 
 
-def _moment(text: str) -> tuple[datetime | str, timezone | None]:
+def read_moment(text: str) -> tuple[datetime | str, timezone | None]:
+    """What is written, and its time zone; an infinity is what Postgres prints for it."""
     if text.lower() in _INFINITIES:
         return _INFINITIES[text.lower()], None
     parts = _TIMESTAMP.fullmatch(text)
@@ -238,7 +239,7 @@ def _zone(text: str | None) -> timezone | None:
     return timezone(-offset if text[0] == "-" else offset)
 
 
-def _printed_moment(moment: datetime) -> str:
+def printed_moment(moment: datetime) -> str:
     fraction = f"{moment.microsecond:06}".rstrip("0")
     printed = moment.replace(microsecond=0).isoformat(" ")
     return f"{printed}.{fraction}" if fraction else printed

@@ -16,6 +16,7 @@ from penstock.core.where import tree
 from penstock.core.where.calls import CALLS
 from penstock.core.where.condition import Subquery
 from penstock.core.where.kinds import ArrayOf, EnumOf, Kind, ValueKind
+from penstock.core.where.written_times import CLOCK_WORDS, NO_WORD, OF_THE_CLOCK
 
 _C = 'COLLATE "C"'
 _UTC = "'UTC'::pg_catalog.text"
@@ -158,7 +159,9 @@ class Printer:
         operand, source = self.sql(node.operand), node.operand.kind
         if source is Kind.INTEGER and node.kind is Kind.BOOLEAN:
             operand = f"{operand}::pg_catalog.int4"
-        if node.kind is Kind.TIMESTAMPTZ:
+        if source in (Kind.TEXT, Kind.NAME) and node.kind in OF_THE_CLOCK:
+            operand = f"pg_catalog.regexp_replace({operand}, '{CLOCK_WORDS}', '{NO_WORD}', 'gi')"
+        elif node.kind is Kind.TIMESTAMPTZ:
             return f"({_typed(operand, Kind.TIMESTAMP)} AT TIME ZONE {_UTC})"
         if source is Kind.TIMESTAMPTZ:
             operand = f"({operand} AT TIME ZONE {_UTC})"
