@@ -42,6 +42,22 @@ VALUES: dict[str, tuple[str, ...]] = {
     "measure float8": ("0.1", "-0", "NaN", "-Infinity", "9007199254740993", "2.5", "-2", "1e300"),
     "name text": ("", "a", "A", "ab", "Äb", "a%b", "a_b", "a\\b", "a\nb", "12", " 7 ", "true", "2.5"),
     "code varchar(8)": ("a", "A", "eu", "b", "%a", "a%"),
+    "label name": ("", "a", "A", "a%", "12", "2024-02-29", "x" * 63, "ä" * 31 + "x", "ä" * 31),
+    "long text": ("x" * 62, "x" * 63, "x" * 64, "ä" * 32, "ä" * 31 + "x", "ä" * 31 + "ß", "a", ""),
+    "noted text": (
+        "2024-02-29",
+        " 2024-01-31 ",
+        "2024-02-30",
+        "2024-02-29 12:30:00.5",
+        "2024-03-31T02:30Z",
+        "2023-10-29 01:30:00+02",
+        "infinity",
+        "-Infinity",
+        "12:30",
+        "23:59:59.999999",
+        "a",
+    ),
+    "lasted text": ("1 day", "24:00:00", "P1M", "1 mon -03:00:00.5", "1 day 1 day", "2 years", "a"),
     "day date": ("2024-02-29", "2024-01-31", "1969-12-31", "0044-03-15 BC", "infinity", "5874897-12-31"),
     "clock time": ("00:00:00", "12:30:00.5", "23:59:59.999999", "24:00:00"),
     "moment timestamp": (
@@ -67,7 +83,15 @@ VALUES: dict[str, tuple[str, ...]] = {
     "mood mood": LABELS,
     "numbers int4[]": ("{}", "{1}", "{1,2,2}", "{NULL,1}", "{{1,2},{3,4}}", "[0:1]={1,2}", "{42}"),
     "bigs int8[]": ("{}", "{1,2}", "{9223372036854775807,NULL}"),
-    "words text[]": ("{}", "{a}", "{a,b}", '{"a b",NULL,"NULL"}', '{"a\\"b","{}",""}', "{{a,b},{c,d}}"),
+    "words text[]": (
+        "{}",
+        "{a}",
+        "{%a%,_}",
+        "{NULL,Ä_}",
+        '{"a b",NULL,"NULL"}',
+        '{"a\\"b","{}",""}',
+        "{{a,b},{c,d}}",
+    ),
     "reals float8[]": ("{NaN,1}", "{0.1,-0}", "{}"),
     "days date[]": ("{2024-02-29,infinity}", "{}"),
     "document jsonb": (
@@ -94,7 +118,10 @@ COLUMNS = {
     "numeric": ("amount",),
     "float": ("measure",),
     "real": ("ratio",),
-    "text": ("name", "code"),
+    "text": ("name", "code", "long"),
+    "label": ("label",),
+    "noted": ("noted",),
+    "lasted": ("lasted",),
     "date": ("day",),
     "time": ("clock",),
     "moment": ("moment",),
@@ -128,6 +155,7 @@ class Generator:
                 self._form("({})::int4", "float"),
                 self._form("({})::int8", "numeric"),
                 self._form("({})::int4", "text"),
+                self._form("({})::int4", "label"),
                 self._form("({})::int2", "int"),
                 self._form("({})::int4", "bool"),
                 self._form("array_ndims({})", "numbers"),
@@ -170,6 +198,9 @@ class Generator:
                 self._form("least({}, {})", "text", "text"),
                 self._form("({})[{}]", "words", "index"),
                 self._form("({} ->> {})", "json", "member"),
+                self._form("({})::text", "label"),
+                self._form("lower({})", "label"),
+                self._form("({} || {})", "label", "text"),
                 self._form("mood::text"),
                 self._form("day::text"),
                 self._form("moment::text"),
@@ -186,12 +217,22 @@ class Generator:
                 self._form("({})::date", "instant"),
                 self._form("coalesce({}, {})", "date", "date"),
                 self._form("date('2024-02-29')"),
+                self._form("({})::date", "noted"),
+                self._form("date({})", "noted"),
+                self._form("({})::date", "label"),
+            ],
+            "label": [
+                self._form("({})::name", "text"),
+                self._form("name({})", "text"),
+                self._form("coalesce({}, {})", "label", "label"),
+                self._form("greatest({}, {})", "label", "label"),
             ],
             "time": [
                 self._form("({} + {})", "time", "interval"),
                 self._form("({} - {})", "time", "interval"),
                 self._form("({})::time", "moment"),
                 self._form("({})::time", "interval"),
+                self._form("({})::time", "noted"),
             ],
             "moment": [
                 self._form("({} + {})", "moment", "interval"),
@@ -201,6 +242,7 @@ class Generator:
                 self._form("({} AT TIME ZONE 'Europe/Berlin')", "instant"),
                 self._form("timezone('UTC', {})", "instant"),
                 self._form("({})::timestamp", "date"),
+                self._form("({})::timestamp", "noted"),
                 self._form("greatest({}, {})", "moment", "moment"),
             ],
             "instant": [
@@ -209,6 +251,7 @@ class Generator:
                 self._form("({} AT TIME ZONE 'Europe/Berlin')", "moment"),
                 self._form("({} AT TIME ZONE 'America/New_York')", "moment"),
                 self._form("({})::timestamptz", "moment"),
+                self._form("({})::timestamptz", "noted"),
             ],
             "interval": [
                 self._form("({} - {})", "moment", "moment"),
@@ -221,6 +264,7 @@ class Generator:
                 self._form("justify_hours({})", "interval"),
                 self._form("justify_interval({})", "interval"),
                 self._form("({})::interval", "time"),
+                self._form("({})::interval", "lasted"),
             ],
             "numbers": [
                 self._form("({} || {})", "numbers", "numbers"),
@@ -324,7 +368,11 @@ class Generator:
 
     def _patterns(self, depth: int) -> str:
         symbol = self._random.choice(("LIKE", "NOT LIKE", "ILIKE", "NOT ILIKE"))
-        pattern = self._random.choice((quoted(self._pattern()), "code", "(code || '%')", "name"))
+        pattern = self._random.choice((quoted(self._pattern()), "code", "(code || '%')", "name", "label"))
+        if self._random.random() < 0.2:
+            word = self._random.choice(("ANY", "ALL"))
+            text = self._random.choice(("text", "text", "label"))
+            return f"({self.value(text, depth)} {symbol} {word} ({self.value('words', depth)}))"
         if self._random.random() < 0.2:
             return f"({self.value('text', depth)} LIKE ANY(ARRAY[{quoted(self._pattern())}, 'a%']))"
         return f"({self.value('text', depth)} {symbol} {pattern})"
@@ -497,8 +545,8 @@ class Server:
             return "error"
 
     def has_infinity(self, condition: Condition, row: int) -> bool:
-        return any("infinity" in str(self.text[name][row]) for name in condition.columns) or (
-            "infinity" in condition.text
+        return any("infinity" in str(self.text[name][row]).lower() for name in condition.columns) or (
+            "infinity" in condition.text.lower()
         )
 
     def close(self) -> None:

@@ -40,6 +40,7 @@ TYPES = {
     "data": "jsonb",
     "mood": "mood",
     "place": "inet",
+    "label": "name",
 }
 COLUMNS = [
     SourceColumn(name, 20_000 if kind == "mood" else 23, -1, kind, kind) for name, kind in TYPES.items()
@@ -145,6 +146,54 @@ def test_a_value_that_cannot_be_read_is_not_in_the_error() -> None:
         with pytest.raises(EvaluationError) as failed:
             answers(compiled(text), name=["secret\\"])
         assert "secret" not in str(failed.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "written"),
+    [
+        ("name::date = '2024-02-29'", ["2024-02-29", " 2024-02-29T10:00:00Z", "2024-03-01"]),
+        ("date(name) = '2024-02-29'", ["2024-02-29", "2024-02-29 23:00:00.5-02", "infinity"]),
+        ("name::time = '10:00'", ["10:00:00", "2024-02-29 10:00+02", "10:01"]),
+        ("name::timestamp = '2024-02-29 10:00'", ["2024-02-29 10:00", "2024-02-29T10:00:00Z", "2024-02-29"]),
+        ("name::timestamptz = '2024-02-29 10:00'", ["2024-02-29T10:00Z", "2024-02-29 12:00+02", "-infinity"]),
+        ("name::interval = '36 hours'", ["1 day 12:00", "PT36H", "1 mon"]),
+    ],
+)
+def test_a_text_can_be_cast_to_a_day_or_a_time(text: str, written: list[str | None]) -> None:
+    assert answers(compiled(text), name=[*written, None]) == [True, True, False, None]
+
+
+@pytest.mark.parametrize("written", ["today", "29.02.2024", "2024-02-30", "24:00:00", "1 day 1 day", "PTS"])
+def test_a_text_that_is_read_by_the_clock_or_by_settings_has_no_answer(written: str) -> None:
+    for type_name in ("date", "time", "timestamp", "timestamptz", "interval"):
+        if (written, type_name) == ("24:00:00", "interval"):
+            continue
+        with pytest.raises(EvaluationError):
+            answers(compiled(f"name::{type_name} IS NULL"), name=[written])
+
+
+def test_a_name_is_cut_and_what_stands_beside_one_too() -> None:
+    long = "x" * 70
+    assert answers(compiled("label = $1", params={1: long}), label=["x" * 63, "x"]) == [True, False]
+    assert answers(compiled(f"name::name = '{long}'"), name=[long, "x" * 63, "x"]) == [True, True, False]
+    assert answers(compiled("name::name::text = $1", params={1: "ä" * 31}), name=["ä" * 32]) == [True]
+    assert answers(compiled("label = name"), label=["x" * 63, "b"], name=[long, "b"]) == [False, True]
+    assert answers(compiled("label > 'Z' AND lower(label) LIKE 'a%'"), label=["aB", "A"]) == [True, False]
+    assert answers(compiled("label = ANY('{a,b}')"), label=["a", "c"]) == [True, False]
+    for mixed in ("coalesce(label, name) = 'a'", f"label IN ('{long}'::text, 'a')"):
+        with pytest.raises(WhereError):
+            compiled(mixed)
+
+
+def test_patterns_may_be_in_an_array_of_the_row() -> None:
+    tags = ["{A%,b}", "{c,NULL}", "{}", None]
+    names: list[str | None] = ["ab", "ab", "ab", "ab"]
+    assert answers(compiled("name LIKE ANY(tags)"), name=names, tags=tags) == [False, None, False, None]
+    assert answers(compiled("name ILIKE ANY(tags)"), name=names, tags=tags) == [True, None, False, None]
+    assert answers(compiled("name NOT LIKE ALL(tags)"), name=names, tags=tags) == [True, None, True, None]
+    assert answers(compiled("name NOT ILIKE ANY(tags)"), name=names, tags=tags) == [True, True, False, None]
+    with pytest.raises(WhereError, match="operator"):
+        compiled("id LIKE ANY(numbers)")
 
 
 def test_what_a_pipeline_file_may_not_use_is_what_can_fail() -> None:

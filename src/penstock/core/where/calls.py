@@ -86,6 +86,16 @@ def _like(text: str, pattern: str, *, ignore_case: bool) -> bool:
     return matches(ascii_lower(text), ascii_lower(pattern)) if ignore_case else matches(text, pattern)
 
 
+#: By operator: whether it holds between a value and an element of an array.
+WITH_ELEMENT: dict[str, Callable[[Any, Any], bool]] = {
+    **{symbol: partial(single.compare, symbol) for symbol in single.COMPARISONS},
+    "LIKE": partial(_like, ignore_case=False),
+    "ILIKE": partial(_like, ignore_case=True),
+    "NOT LIKE": lambda text, pattern: not _like(text, pattern, ignore_case=False),
+    "NOT ILIKE": lambda text, pattern: not _like(text, pattern, ignore_case=True),
+}
+
+
 def _compare_day(symbol: ComparisonOperator, day: int, moment: int) -> bool:
     """The last days have no moments, but lie before infinity."""
     return single.COMPARISONS[symbol](_INFINITE.get(day, day * DAY_US), _INFINITE.get(moment, moment))
@@ -127,8 +137,8 @@ CALLS: dict[str, CallRule] = {
         for symbol in single.COMPARISONS
     },
     "concat": CallRule(_concat, "pg_catalog.concat({all})", strict=False),
-    "like": CallRule(partial(_like, ignore_case=False), "({0} LIKE {1})"),
-    "ilike": CallRule(partial(_like, ignore_case=True), "({0} ILIKE {1})"),
+    "like": CallRule(WITH_ELEMENT["LIKE"], "({0} LIKE {1})"),
+    "ilike": CallRule(WITH_ELEMENT["ILIKE"], "({0} ILIKE {1})"),
     # Days, times and intervals.
     "day + days": CallRule(intervals.add_days, "({0} + {1}::pg_catalog.int4)"),
     "day - days": CallRule(

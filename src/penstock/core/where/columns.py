@@ -116,6 +116,7 @@ _READERS: dict[Kind, Callable[[pa.StringArray], Values]] = {
     Kind.REAL: _reals,
     Kind.DOUBLE: _doubles,
     Kind.TEXT: _as_is,
+    Kind.NAME: _as_is,
     Kind.PRINTED: _as_is,
     Kind.UUID: _as_is,
     Kind.BYTEA: _as_is,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 from penstock.core.where import tree
-from penstock.core.where.convert import converted, known, no_operator, unified
+from penstock.core.where.convert import converted, no_operator, textual, unified
 from penstock.core.where.kinds import ArrayOf, Kind, ValueKind
 from penstock.core.where.single import is_listed
 from penstock.core.where.wording import RefusedError
@@ -58,7 +58,7 @@ def _compare_day(
 
 def like(symbol: str, operand: tree.Expression, pattern: tree.Expression, *, total: bool) -> tree.Expression:
     negated, ignore_case = LIKES[symbol]
-    operand, pattern = known(operand), known(pattern)
+    operand, pattern = textual(operand), textual(pattern)
     if operand.kind is not Kind.TEXT or pattern.kind is not Kind.TEXT:
         raise no_operator("LIKE", operand, pattern)
     if not isinstance(pattern, tree.Literal):

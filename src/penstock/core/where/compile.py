@@ -261,7 +261,7 @@ class Compiler:
     def collation(self, clause: Any) -> tree.Expression:
         names = [name.string.sval for name in clause.collname]
         operand = known(self.expression(clause.arg))
-        if names not in (["C"], ["pg_catalog", "C"]) or operand.kind is not Kind.TEXT:
+        if names not in (["C"], ["pg_catalog", "C"]) or operand.kind not in (Kind.TEXT, Kind.NAME):
             raise RefusedError(
                 'text is compared in COLLATE "C", and no other collation is supported',
                 "CollateClause is not supported in this context",

@@ -1,7 +1,7 @@
 """Conversions of one value to another kind, with Postgres' rounding and its refusals.
 
-Text is read by the same rules as a literal; what only the source reads (a boolean as `tru` is fine, a number
-as `0x1F` is not) has no answer here.
+Text is read by the same rules as a literal, dates and times by those of `written_times.py`; what only the
+source reads (a boolean as `tru` is fine, a number as `0x1F` is not) has no answer here.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.core.where import intervals, single
+from penstock.core.where import intervals, single, written_times
 from penstock.core.where.calendar import DAY_US, NEGATIVE_INFINITY, POSITIVE_INFINITY
 from penstock.core.where.errors import EvaluationError
 from penstock.core.where.json_values import print_json
@@ -23,6 +23,7 @@ from penstock.core.where.kinds import Kind, ValueKind
 from penstock.core.where.literals import LiteralError, printed
 
 INTEGER_BITS = {"int2": 16, "int4": 32, "int8": 64}
+_OF_TEXT = (Kind.INTEGER, Kind.NUMERIC, Kind.REAL, Kind.DOUBLE, Kind.BOOLEAN, Kind.UUID)
 _INFINITIES = (POSITIVE_INFINITY, NEGATIVE_INFINITY)
 
 
@@ -47,10 +48,11 @@ def function(source: ValueKind, target: ValueKind, type_name: str) -> Callable[[
 
 def _from_text(kind: Kind) -> Callable[[str], Any]:
     read = single.reader(kind)
+    print_value = written_times.printed_time if kind in written_times.KINDS else printed
 
     def convert(text: str) -> Any:
         try:
-            return read(printed(text, kind))
+            return read(print_value(text, kind))
         except LiteralError:
             raise EvaluationError(f"a text is not a value of type {kind.value}") from None
 
@@ -107,8 +109,9 @@ def _same(value: Any) -> Any:
 
 _FUNCTIONS: dict[tuple[ValueKind, ValueKind], Callable[[Any], Any]] = {
     **{
-        (Kind.TEXT, kind): _from_text(kind)
-        for kind in (Kind.INTEGER, Kind.NUMERIC, Kind.REAL, Kind.DOUBLE, Kind.BOOLEAN, Kind.UUID)
+        (source, kind): _from_text(kind)
+        for source in (Kind.TEXT, Kind.NAME)
+        for kind in (*_OF_TEXT, *written_times.KINDS)
     },
     (Kind.INTEGER, Kind.INTEGER): _same,
     (Kind.NUMERIC, Kind.INTEGER): _rounded_numeric,
@@ -121,6 +124,8 @@ _FUNCTIONS: dict[tuple[ValueKind, ValueKind], Callable[[Any], Any]] = {
     (Kind.DOUBLE, Kind.REAL): _real,
     (Kind.REAL, Kind.NUMERIC): partial(_numeric, digits=6),
     (Kind.DOUBLE, Kind.NUMERIC): partial(_numeric, digits=15),
+    (Kind.TEXT, Kind.NAME): _from_text(Kind.NAME),
+    (Kind.NAME, Kind.TEXT): _same,
     (Kind.INTEGER, Kind.TEXT): str,
     (Kind.JSON, Kind.TEXT): print_json,
     (Kind.DATE, Kind.TIMESTAMP): _moment,

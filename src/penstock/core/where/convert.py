@@ -70,6 +70,12 @@ def known(expression: tree.Expression, kind: ValueKind = Kind.TEXT, type_name: s
     return read(expression, kind, type_name) if expression.kind is Kind.UNKNOWN else expression
 
 
+def textual(expression: tree.Expression) -> tree.Expression:
+    """What takes a text takes a name too."""
+    found = known(expression)
+    return converted(found, Kind.TEXT, total=False) if found.kind is Kind.NAME else found
+
+
 def unified(
     left: tree.Expression, right: tree.Expression, symbol: str, *, total: bool = True
 ) -> tuple[tree.Expression, tree.Expression]:
@@ -128,7 +134,8 @@ def alike(operands: Sequence[tree.Expression], name: str, *, total: bool) -> lis
             kind = other if kind == other else _common_kind(kind, other) if kind is not None else None
     elif len(kinds) > 1:
         kind = None
-    if kind is None or Kind.PRINTED in kinds:
+    # Of names and texts the first one's type would count, and cut the others or not.
+    if kind is None or Kind.PRINTED in kinds or kinds == {Kind.NAME, Kind.TEXT}:
         raise RefusedError(f"{name} takes values of one type")
     return [
         operand if operand.kind == kind else converted(known(operand, kind), kind, total=total)
@@ -184,6 +191,8 @@ def _common_kind(left: ValueKind, right: ValueKind) -> Kind | None:
         return Kind.NUMERIC
     if kinds <= EXACT_NUMBERS | FLOATS:
         return Kind.DOUBLE
+    if kinds == {Kind.TEXT, Kind.NAME}:
+        return Kind.TEXT
     if kinds <= MOMENTS:
         return Kind.TIMESTAMPTZ if Kind.TIMESTAMPTZ in kinds else Kind.TIMESTAMP
     return None
@@ -238,7 +247,7 @@ def _in_range(literal: tree.Literal, type_name: str) -> tree.Literal:
 
 def _literal_as(source: ValueKind, text: str, kind: ValueKind) -> str | None:
     """The text of a literal of another kind, to be read as `kind`; None if that would round or is unknown."""
-    if kind is Kind.TEXT and source in (Kind.INTEGER, Kind.NUMERIC, Kind.UUID, Kind.BOOLEAN):
+    if kind is Kind.TEXT and source in (Kind.INTEGER, Kind.NUMERIC, Kind.UUID, Kind.BOOLEAN, Kind.NAME):
         return text if source is not Kind.BOOLEAN else {"t": "true", "f": "false"}[text]
     if source is Kind.INTEGER and kind in (Kind.NUMERIC, *FLOATS):
         return text

@@ -190,7 +190,7 @@ class _Evaluator:
         return single.gathered(calls.over(rule, [self.listed(item) for item in node.operands]), node.kind)
 
     def quantified(self, node: tree.Quantified) -> Values:
-        compare = partial(single.compare, node.operator)
+        compare = calls.WITH_ELEMENT[node.operator]
         rule = calls.CallRule(partial(arrays.quantified, compare, node.every), "", strict=False)
         return single.gathered(
             calls.over(rule, [self.listed(node.operand), self.listed(node.array)]), Kind.BOOLEAN

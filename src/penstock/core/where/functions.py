@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.core.where import tree
 from penstock.core.where.comparing import like
-from penstock.core.where.convert import cast, converted, known, type_of
+from penstock.core.where.convert import cast, converted, known, textual, type_of
 from penstock.core.where.kinds import KIND_OF_TYPE, ArrayOf, Kind
 from penstock.core.where.overloads import joined
 from penstock.core.where.wording import RefusedError, refused
@@ -37,7 +37,7 @@ def function(compiler: Compiler, call: Any) -> tree.Expression:
 
 
 def _change_case(name: str, operands: Sequence[tree.Expression]) -> tree.Expression | None:
-    operand = known(operands[0])
+    operand = textual(operands[0])
     if operand.kind is not Kind.TEXT:
         return None
     return tree.ChangeCase("lower" if name == "lower" else "upper", operand)
@@ -127,5 +127,5 @@ _RULES: dict[tuple[str, int], _Rule] = {
     ("array_cat", 2): _array_cat,
     ("array_append", 2): _array_append,
     ("array_prepend", 2): _array_prepend,
-    **{(name, 1): _input for name in KIND_OF_TYPE},
+    **{(name, 1): _input for name in (*KIND_OF_TYPE, "interval", "name")},
 }

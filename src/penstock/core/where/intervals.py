@@ -38,22 +38,29 @@ class Interval(NamedTuple):
 
 _ISO = re.compile(
     r"P(?:([+-]?\d+)Y)?(?:([+-]?\d+)M)?(?:([+-]?\d+)W)?(?:([+-]?\d+)D)?"
-    r"(?:T(?:([+-]?\d+)H)?(?:([+-]?\d+)M)?(?:([+-]?\d*(?:\.\d{1,6})?)S)?)?",
+    r"(?:T(?:([+-]?\d+)H)?(?:([+-]?\d+)M)?(?:([+-]?(?:\d+(?:\.\d{1,6})?|\.\d{1,6}))S)?)?",
     re.ASCII,
 )
 _CLOCK = re.compile(r"([+-]?)(\d+):(\d\d)(?::(\d\d(?:\.\d{1,6})?))?", re.ASCII)
 _QUANTITY = re.compile(r"([+-]?\d+(?:\.\d{1,6})?)([a-z]+)?", re.ASCII)
-_MONTHS = {"month": 1, "mon": 1, "year": 12, "yr": 12, "decade": 120, "century": 1200, "centurie": 1200}
-_DAYS = {"day": 1, "week": 7}
-_US = {
-    "hour": _HOUR_US,
-    "hr": _HOUR_US,
-    "minute": _MINUTE_US,
-    "min": _MINUTE_US,
-    "second": _SECOND_US,
-    "sec": _SECOND_US,
-    "millisecond": 1000,
-    "microsecond": 1,
+_SECOND = Interval(0, 0, _SECOND_US)
+_PARTS_OF_A_SECOND = (Interval(0, 0, 1000), Interval(0, 0, 1))
+_UNITS = {
+    spelling: unit
+    for spellings, unit in {
+        "century centuries": Interval(1200, 0, 0),
+        "decade decades": Interval(120, 0, 0),
+        "year years yr yrs": Interval(12, 0, 0),
+        "month months mon mons": Interval(1, 0, 0),
+        "week weeks": Interval(0, 7, 0),
+        "day days": Interval(0, 1, 0),
+        "hour hours hr hrs": Interval(0, 0, _HOUR_US),
+        "minute minutes min mins": Interval(0, 0, _MINUTE_US),
+        "second seconds sec secs": _SECOND,
+        "millisecond milliseconds": _PARTS_OF_A_SECOND[0],
+        "microsecond microseconds": _PARTS_OF_A_SECOND[1],
+    }.items()
+    for spelling in spellings.split()
 }
 
 
@@ -71,12 +78,14 @@ def read_interval(text: str) -> Interval:
 
 
 def _spelled(words: list[str]) -> Interval:
+    """A unit that is there twice is refused, as Postgres does."""
     months = days = us = 0
+    used: set[Interval] = set()
     while words:
         word = words.pop(0)
         clock = _CLOCK.fullmatch(word)
         if clock is not None:
-            if words or int(clock[3]) > 59 or float(clock[4] or 0) >= 60:
+            if words or any(unit.us for unit in used) or int(clock[3]) > 59 or float(clock[4] or 0) >= 60:
                 raise ValueError("not a time")
             time = int(clock[2]) * _HOUR_US + int(clock[3]) * _MINUTE_US + _microseconds(clock[4] or "0")
             us += -time if clock[1] == "-" else time
@@ -84,16 +93,20 @@ def _spelled(words: list[str]) -> Interval:
         quantity = _QUANTITY.fullmatch(word)
         if quantity is None or not (quantity[2] or words):
             raise ValueError("not a quantity")
-        unit = (quantity[2] or words.pop(0)).removesuffix("s")
-        if unit in ("second", "sec"):
+        unit = _UNITS.get(quantity[2] or words.pop(0))
+        if unit is None:
+            raise ValueError("not a unit")
+        given = {unit, *_PARTS_OF_A_SECOND} if "." in quantity[1] else {unit}
+        if used & given:
+            raise ValueError("a unit twice")
+        used |= given
+        if unit == _SECOND:
             us += _microseconds(quantity[1])
             continue
         number = int(quantity[1])
-        months += number * _MONTHS.get(unit, 0)
-        days += number * _DAYS.get(unit, 0)
-        us += number * _US.get(unit, 0)
-        if unit not in _MONTHS and unit not in _DAYS and unit not in _US:
-            raise ValueError("not a unit")
+        months += number * unit.months
+        days += number * unit.days
+        us += number * unit.us
     return _bounded(months, days, us)
 
 

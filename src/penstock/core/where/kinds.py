@@ -21,6 +21,7 @@ class Kind(StrEnum):
     REAL = "float4"
     DOUBLE = "float8"
     TEXT = "text"
+    NAME = "name"
     DATE = "date"
     TIME = "time"
     TIMESTAMP = "timestamp"
@@ -80,8 +81,8 @@ KIND_OF_TYPE = {
     "uuid": Kind.UUID,
     "bytea": Kind.BYTEA,
 }
-#: Types with values that the evaluator does not read, or with operators that fail for some.
-_PARTIAL = {"interval": Kind.INTERVAL, "jsonb": Kind.JSON}
+#: Types with values that the evaluator does not read, with operators that fail for some, or that cut a text.
+_PARTIAL = {"interval": Kind.INTERVAL, "jsonb": Kind.JSON, "name": Kind.NAME}
 #: What `::` may name.
 KIND_OF_CAST = KIND_OF_TYPE | _PARTIAL
 #: Built-in types whose comparisons the evaluator does not repeat, and whose cast to text may not be what they

@@ -9,13 +9,30 @@ from typing import TYPE_CHECKING, Any, cast
 from penstock.core.where import tree
 from penstock.core.where.arrays import read_array
 from penstock.core.where.comparing import COMPARISONS, LIKES, compare, like, negated_if, symbol_of
-from penstock.core.where.convert import alike, converted, known, no_operator, read, type_of, unified
+from penstock.core.where.convert import (
+    alike,
+    converted,
+    known,
+    no_operator,
+    read,
+    textual,
+    type_of,
+    unified,
+)
 from penstock.core.where.kinds import ArrayOf, EnumOf, Kind, array_of
 from penstock.core.where.single import is_listed
 from penstock.core.where.wording import RefusedError, refused
 
 if TYPE_CHECKING:
     from penstock.core.where.compile import Compiler
+
+_QUANTIFIED: dict[str, tree.ComparisonOperator | tree.LikeOperator] = {
+    **{symbol: cast("tree.ComparisonOperator", found) for symbol, found in COMPARISONS.items()},
+    "~~": "LIKE",
+    "!~~": "NOT LIKE",
+    "~~*": "ILIKE",
+    "!~~*": "NOT ILIKE",
+}
 
 
 def in_list(compiler: Compiler, expression: Any) -> tree.Expression:
@@ -27,6 +44,8 @@ def in_list(compiler: Compiler, expression: Any) -> tree.Expression:
         if compiler.total or not all(isinstance(item, tree.Literal) for item in items):
             _refuse_real_in_lists(operand)
         items = [known(converted(item, Kind.REAL), Kind.REAL) for item in items]
+    if {Kind.NAME, Kind.TEXT} <= {operand.kind, *(item.kind for item in items)}:
+        raise RefusedError("IN takes names or texts, not both: write = and OR")
     negated = symbol_of(expression) == "<>"
     return negated_if(negated, _equals_any(operand, items, total=compiler.total))
 
@@ -44,7 +63,7 @@ def any_or_all(compiler: Compiler, expression: Any, *, every: bool) -> tree.Expr
         raise refused("array") if symbol in COMPARISONS else _unknown_with_array(symbol)
     array = compiler.expression(expression.rexpr)
     if array.kind is Kind.UNKNOWN:
-        if isinstance(operand.kind, EnumOf):
+        if isinstance(operand.kind, EnumOf) or operand.kind is Kind.NAME:
             return _one_by_one(compiler, symbol, operand, _labels(array), every=every)
         wanted = array_of(type_of(known(operand)))
         if wanted is None:
@@ -54,14 +73,16 @@ def any_or_all(compiler: Compiler, expression: Any, *, every: bool) -> tree.Expr
         raise refused("array")
     if isinstance(array, tree.Literal) and array.text is not None:
         return _one_by_one(compiler, symbol, operand, _literals(array), every=every)
-    operand = known(operand, array.kind.element)
-    if symbol not in COMPARISONS or operand.kind != array.kind.element:
+    operand = textual(operand) if operand.kind is Kind.NAME else known(operand, array.kind.element)
+    if symbol not in _QUANTIFIED or operand.kind != array.kind.element:
         raise no_operator(symbol, operand, array)
-    return tree.Quantified(cast("tree.ComparisonOperator", COMPARISONS[symbol]), operand, array, every)
+    if symbol in LIKES and operand.kind is not Kind.TEXT:
+        raise no_operator("LIKE", operand, array)
+    return tree.Quantified(_QUANTIFIED[symbol], operand, array, every)
 
 
 def _labels(array: tree.Expression) -> list[tree.Literal]:
-    """The labels in an array in quotes, to be read as those of an enumeration."""
+    """The labels in an array in quotes, to be read as those of an enumeration, or as names."""
     literal = read(array, ArrayOf("text"))
     if literal.text is None:
         raise refused("array")

@@ -20,6 +20,8 @@ from penstock.core.where.json_values import print_json
 from penstock.core.where.json_values import read as read_json
 from penstock.core.where.kinds import ArrayOf, EnumOf, Kind, ValueKind
 
+#: What Postgres skips before and after a value.
+WHITESPACE = " \t\n\r\f\v"
 _BOOLEANS = {
     **dict.fromkeys(("t", "tr", "tru", "true", "y", "ye", "yes", "on", "1"), "t"),
     **dict.fromkeys(("f", "fa", "fal", "fals", "false", "n", "no", "of", "off", "0"), "f"),
@@ -34,6 +36,7 @@ _TIMESTAMP = re.compile(
 )
 _HEX = re.compile(r"\\x(?:[0-9a-f]{2})*", re.ASCII | re.IGNORECASE)
 _INTEGER_LIMIT = 2**63
+_NAME_BYTES_MAX = 63
 _ELEMENT_LIMITS = {"int2": 2**15, "int4": 2**31}
 _INFINITIES = {"infinity": "infinity", "+infinity": "infinity", "-infinity": "-infinity"}
 _FLOATS = {"nan": "NaN", "inf": "Infinity", "+inf": "Infinity", "-inf": "-Infinity"} | {
@@ -51,7 +54,14 @@ def printed(text: str, kind: ValueKind) -> str:
         return _label(text, kind)
     if isinstance(kind, ArrayOf):
         return _array(text, kind)
-    return text if kind is Kind.TEXT else _READERS[kind](text.strip(" \t\n\r\f\v"))
+    if kind is Kind.NAME:
+        return _name(text)
+    return text if kind is Kind.TEXT else _READERS[kind](text.strip(WHITESPACE))
+
+
+def _name(text: str) -> str:
+    """Cut to its length as Postgres does, without a word, and not within a character."""
+    return text.encode()[:_NAME_BYTES_MAX].decode(errors="ignore")
 
 
 def _label(text: str, kind: EnumOf) -> str:
@@ -178,27 +188,28 @@ def _time(text: str) -> str:
 
 
 def _timestamp(text: str) -> str:
-    moment, zone = _moment(text)
+    moment, zone = read_moment(text)
     if isinstance(moment, str):
         return moment
     if zone is not None:
         # Postgres would drop the zone in silence.
         raise LiteralError("a timestamp without time zone takes no zone: leave it out")
-    return _printed_moment(moment)
+    return printed_moment(moment)
 
 
 def _timestamptz(text: str) -> str:
-    moment, zone = _moment(text)
+    moment, zone = read_moment(text)
     if isinstance(moment, str):
         return moment
     try:
         in_utc = moment.replace(tzinfo=zone or UTC).astimezone(UTC)
     except OverflowError:
         raise LiteralError("the year is not between 1 and 9999 in UTC") from None
-    return _printed_moment(in_utc.replace(tzinfo=None)) + "+00"
+    return printed_moment(in_utc.replace(tzinfo=None)) + "+00"
 
 
-def _moment(text: str) -> tuple[datetime | str, timezone | None]:
+def read_moment(text: str) -> tuple[datetime | str, timezone | None]:
+    """What is written, and its time zone; an infinity is what Postgres prints for it."""
     if text.lower() in _INFINITIES:
         return _INFINITIES[text.lower()], None
     parts = _TIMESTAMP.fullmatch(text)
@@ -228,7 +239,7 @@ def _zone(text: str | None) -> timezone | None:
     return timezone(-offset if text[0] == "-" else offset)
 
 
-def _printed_moment(moment: datetime) -> str:
+def printed_moment(moment: datetime) -> str:
     fraction = f"{moment.microsecond:06}".rstrip("0")
     printed = moment.replace(microsecond=0).isoformat(" ")
     return f"{printed}.{fraction}" if fraction else printed

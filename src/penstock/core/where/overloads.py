@@ -7,7 +7,7 @@ is read as a value of the same kind, where Postgres has an operator for two of t
 from __future__ import annotations
 
 from penstock.core.where import tree
-from penstock.core.where.convert import cast, converted, known, narrowed, no_operator, unified
+from penstock.core.where.convert import cast, converted, known, narrowed, no_operator, textual, unified
 from penstock.core.where.kinds import EXACT_NUMBERS, FLOATS, MOMENTS, ArrayOf, Kind, ValueKind
 from penstock.core.where.wording import RefusedError
 
@@ -133,6 +133,7 @@ def _numbers(symbol: str, left: tree.Expression, right: tree.Expression) -> tree
 
 
 def _text(left: tree.Expression, right: tree.Expression) -> tree.Expression:
+    left, right = (textual(each) if each.kind is Kind.NAME else each for each in (left, right))
     if Kind.TEXT not in (left.kind, right.kind):
         raise no_operator("||", left, right)
     return tree.Concatenate(cast(left, "text", total=False), cast(right, "text", total=False))

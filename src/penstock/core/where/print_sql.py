@@ -16,6 +16,7 @@ from penstock.core.where import tree
 from penstock.core.where.calls import CALLS
 from penstock.core.where.condition import Subquery
 from penstock.core.where.kinds import ArrayOf, EnumOf, Kind, ValueKind
+from penstock.core.where.written_times import CLOCK_WORDS, NO_WORD, OF_THE_CLOCK
 
 _C = 'COLLATE "C"'
 _UTC = "'UTC'::pg_catalog.text"
@@ -50,7 +51,7 @@ def _typed(sql: str, kind: ValueKind) -> str:
         typed = f"{sql}::pg_catalog.{kind.element_type}[]"
         return f"({typed} {_C})" if kind.element is Kind.TEXT else f"({typed})"
     typed = f"{sql}::pg_catalog.{kind.value}"
-    return f"({typed} {_C})" if kind is Kind.TEXT else f"({typed})"
+    return f"({typed} {_C})" if kind in (Kind.TEXT, Kind.NAME) else f"({typed})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,7 @@ class Printer:
 
     def column(self, node: tree.Column) -> str:
         name = quoted_name(node.name)
-        collatable = node.kind is Kind.TEXT or node.kind == ArrayOf("text")
+        collatable = node.kind in (Kind.TEXT, Kind.NAME) or node.kind == ArrayOf("text")
         return _typed(name, node.kind) if collatable else name
 
     def literal(self, node: tree.Literal) -> str:
@@ -114,10 +115,10 @@ class Printer:
 
     def _uncollated(self, node: tree.Expression) -> str:
         match node:
-            case tree.Column(name, _, Kind.TEXT):
+            case tree.Column(name, _, Kind.TEXT | Kind.NAME):
                 return quoted_name(name)
-            case tree.Literal(text, Kind.TEXT):
-                return f"({_quoted(text)}::pg_catalog.text)"
+            case tree.Literal(text, Kind.TEXT | Kind.NAME as kind):
+                return f"({_quoted(text)}::pg_catalog.{kind.value})"
         return self.sql(node)
 
     def compare(self, node: tree.Compare) -> str:
@@ -158,7 +159,9 @@ class Printer:
         operand, source = self.sql(node.operand), node.operand.kind
         if source is Kind.INTEGER and node.kind is Kind.BOOLEAN:
             operand = f"{operand}::pg_catalog.int4"
-        if node.kind is Kind.TIMESTAMPTZ:
+        if source in (Kind.TEXT, Kind.NAME) and node.kind in OF_THE_CLOCK:
+            operand = f"pg_catalog.regexp_replace({operand}, '{CLOCK_WORDS}', '{NO_WORD}', 'gi')"
+        elif node.kind is Kind.TIMESTAMPTZ:
             return f"({_typed(operand, Kind.TIMESTAMP)} AT TIME ZONE {_UTC})"
         if source is Kind.TIMESTAMPTZ:
             operand = f"({operand} AT TIME ZONE {_UTC})"

@@ -33,6 +33,7 @@ _ARROW = {
     Kind.REAL: pa.float64(),
     Kind.DOUBLE: pa.float64(),
     Kind.TEXT: pa.string(),
+    Kind.NAME: pa.string(),
     Kind.UUID: pa.string(),
     Kind.BYTEA: pa.string(),
     Kind.DATE: pa.int64(),

@@ -27,6 +27,7 @@ _PRINTED_ALIKE = frozenset(
         Kind.BOOLEAN,
         Kind.INTEGER,
         Kind.TEXT,
+        Kind.NAME,
         Kind.UUID,
         Kind.BYTEA,
         Kind.DATE,

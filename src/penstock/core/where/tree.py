@@ -15,6 +15,7 @@ from penstock.core.where.kinds import ArrayOf, Kind, ValueKind
 
 ComparisonOperator = OneOf["=", "<>", "<", "<=", ">", ">="]
 ArithmeticOperator = OneOf["+", "-", "*", "/", "%"]
+LikeOperator = OneOf["LIKE", "NOT LIKE", "ILIKE", "NOT ILIKE"]
 BitOperator = OneOf["&", "|", "#"]
 
 
@@ -184,9 +185,9 @@ class MakeArray:
 
 @dataclass(frozen=True, slots=True)
 class Quantified:
-    """`operand` compared with every element of `array`: one has to hold, or `every` one."""
+    """`operand` compared with every element of `array`, or like it: one has to hold, or `every` one."""
 
-    operator: ComparisonOperator
+    operator: ComparisonOperator | LikeOperator
     operand: Expression
     array: Expression
     every: bool

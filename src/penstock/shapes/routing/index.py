@@ -31,7 +31,7 @@ from penstock.shapes.routing.images import Images, frame, read_texts
 
 _CANONICAL = frozenset(
     {
-        Kind.BOOLEAN, Kind.INTEGER, Kind.NUMERIC, Kind.TEXT, Kind.UUID, Kind.BYTEA,
+        Kind.BOOLEAN, Kind.INTEGER, Kind.NUMERIC, Kind.TEXT, Kind.NAME, Kind.UUID, Kind.BYTEA,
         Kind.DATE, Kind.TIME, Kind.TIMESTAMP, Kind.TIMESTAMPTZ, Kind.PRINTED,
     }
 )  # fmt: skip

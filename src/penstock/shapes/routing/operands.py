@@ -22,6 +22,7 @@ _FORMS: dict[ValueKind, int] = {
     Kind.TIMESTAMPTZ: NUMBERS,
     Kind.NUMERIC: DECIMALS,
     Kind.TEXT: BYTES,
+    Kind.NAME: BYTES,
     Kind.TIME: BYTES,
     Kind.UUID: BYTES,
     Kind.BYTEA: BYTES,
