@@ -143,10 +143,17 @@ PLANTS: dict[str, tuple[Callable[[pa.Table], pa.Table], tuple[int, int, int], di
 
 
 @BOTH
-def test_every_planted_difference_is_found_and_named(database: Database, make: MakePipeline) -> None:
+@pytest.mark.parametrize(
+    "in_spark", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["light", "spark"]
+)
+def test_every_planted_difference_is_found_and_named(
+    database: Database, make: MakePipeline, monkeypatch: pytest.MonkeyPatch, in_spark: bool
+) -> None:
     orders(database)
     pipeline = make(["public.orders"])
     pipeline.sync()
+    if in_spark:
+        monkeypatch.setattr("penstock.verify.comparison.LIGHT_ROWS_MAX", 0)
     [path] = data_files(pipeline, "public.orders")
     whole = path.read_bytes()
     for name, (change, counts, columns) in PLANTS.items():
