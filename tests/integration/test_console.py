@@ -26,6 +26,8 @@ from typing import Any
 
 import numpy as np
 import psycopg
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from penstock.config import Config
@@ -38,12 +40,14 @@ from penstock.sources.postgres.embedded import EmbeddedPostgres
 from penstock.streams.dead_letters import Dead, DeadLetters, dead_letters_path
 from penstock.streams.events import CREATE
 from penstock.verify import reports
+from tests.conftest import wait_until
 from tests.idle_pipeline import idle_pipeline
 from tests.node import NodeProcess, chromium
 from tests.pipelines import PipelineUnderTest
 from tests.ports import free_port
 from tests.publishing import events, term
 from tests.running import Instance, instances
+from tests.verifiable import data_files, plant_in
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -186,6 +190,48 @@ def test_every_screen_and_action_on_a_running_pipeline_and_in_trouble(tmp_path: 
             assert asked == {link.split("/")[2]}, "nothing comes from elsewhere"
             assert not page.too_wide, "pages that are wider than their window"
             assert instance.stop() == 0
+
+
+def test_a_load_is_shown_with_how_far_it_is_and_how_long_it_will_take(tmp_path: Path) -> None:
+    """It is slowed down rather than held at a failpoint: what stands still has no time to its end."""
+    with EmbeddedPostgres() as server:
+        with psycopg.connect(server.url(), autocommit=True) as connection:
+            connection.execute("CREATE TABLE pages (id bigint PRIMARY KEY, body text)")
+            # Of the server's answers only so many fit on the way to a reader that waits.
+            connection.execute(
+                "INSERT INTO pages SELECT n, repeat('x', 8000) FROM generate_series(1, 40000) n"
+            )
+            connection.execute("ANALYZE pages")
+        settings = {
+            "load": {"rows_per_second": 400},
+            "console": {"enabled": True, "listen": f"127.0.0.1:{free_port()}"},
+        }
+        pipeline = PipelineUnderTest(tmp_path / "shop", server.url(), ["public.pages"], settings)
+        instance = Instance(pipeline, "one", {"console": settings["console"]})
+        with instances(instance), browser() as page:
+            instance.start()
+            config = Config.load(pipeline.file)
+            instance.wait_until(lambda: link_of_running(config) is not None, "the console")
+            page.open(url=link_of_running(config))
+            page.wait(selector="nav.screens")
+            page.go(screen="streams")
+            _moving_bar(page, 'tr[data-name="public.pages"]')
+            page.go(screen="streams/public.pages")
+            _moving_bar(page, ".about")
+            page.see("of about 40,000 rows", ".about .notice")
+            page.see("rows/s", ".about .notice")
+
+
+def _moving_bar(page: Browser, within: str) -> None:
+    page.wait(selector=f'{within} .loading small:text-matches("^[0-9]+ %, about .+ left$")')
+    page.wait(selector=f"{within} .loading [role=progressbar]")
+    bar = f"document.querySelector({json.dumps(f'{within} .loading [role=progressbar]')})"
+
+    def part() -> int:
+        return int(page.evaluate(script=f"Number({bar}.getAttribute('aria-valuenow'))"))
+
+    before = part()
+    wait_until(lambda: before < part() < 100, "the bar to go on")
 
 
 def _dead_letters(pipeline: PipelineUnderTest) -> None:
@@ -398,6 +444,8 @@ def _plots_and_audit(page: Browser) -> None:
 def _verify(page: Browser, pipeline: PipelineUnderTest) -> None:
     page.go(screen="verify")
     page.see("Nothing was compared yet")
+    _verify_in_truth(page, pipeline)
+    # By hand, what no comparison here comes to.
     row = Difference("different", {"id": "4711-key"}, (ColumnDifference("total"),))
     streams = (
         VerifiedStream("public.customers", "equal", position="0/1A2B3C40", source_rows=2000, table_rows=2000),
@@ -433,6 +481,30 @@ def _verify(page: Browser, pipeline: PipelineUnderTest) -> None:
     page.see("a shape, as its clients hold it")
     # There is no stream of that name.
     assert page.text(selector='main a[href="#/shapes"]') == "public.orders 17-4"
+
+
+def _verify_in_truth(page: Browser, pipeline: PipelineUnderTest) -> None:
+    """A row that somebody took out of a table, found by the command while the pipeline runs."""
+    files = data_files(pipeline, "public.customers")
+    path = max(files, key=lambda each: pq.read_metadata(each).num_rows)
+    lost = pq.ParquetFile(path).read().column("id")[7]
+    plant_in(path, lambda table: pa.concat_tables([table.slice(0, 7), table.slice(8)]))
+    ended = pipeline.sync_apart(command=("verify", "public.customers", "public.payments"))
+    assert ended.status == 10, ended
+    page.go(screen="flow")
+    page.go(screen="verify")
+    page.see("1 of 2 streams differed")
+    differing = 'main tr[data-name="public.customers"]'
+    page.see("different", differing)
+    page.see("equal", 'main tr[data-name="public.payments"]')
+    page.click(selector=f"{differing} a >> nth=1")
+    page.see("100 % of the rows")
+    page.press_button("Show rows", differing)
+    page.see(f"id={lost}")
+    page.see("missing")
+    page.press_button("Hide rows")
+    page.gone(selector=f'main:has-text("id={lost}")')
+    page.go(screen="verify")
 
 
 def _sizes(page: Browser) -> None:

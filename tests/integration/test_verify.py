@@ -21,6 +21,7 @@ from penstock.core.errors import ConfigError, SourceBusyError
 from penstock.core.position import Lsn
 from penstock.core.stream import StreamId
 from penstock.core.verify_report import VerifiedStream
+from penstock.lake.fold_task import FoldResult
 from penstock.lake.lane import LakeLane
 from penstock.log.reader import ChangeLog
 from penstock.log.retention import apply_retention
@@ -71,9 +72,11 @@ def verify(pipeline: PipelineUnderTest, stream: str = "public.orders", **options
     return found
 
 
-def plant(pipeline: PipelineUnderTest, change: Callable[[pa.Table], pa.Table]) -> None:
+def plant(
+    pipeline: PipelineUnderTest, change: Callable[[pa.Table], pa.Table], stream: str = "public.orders"
+) -> None:
     """Change the rows of a table behind everybody's back: in the longest of its files, in its place."""
-    files = data_files(pipeline, "public.orders")
+    files = data_files(pipeline, stream)
     plant_in(max(files, key=lambda path: pq.read_metadata(path).num_rows), change)
 
 
@@ -143,10 +146,17 @@ PLANTS: dict[str, tuple[Callable[[pa.Table], pa.Table], tuple[int, int, int], di
 
 
 @BOTH
-def test_every_planted_difference_is_found_and_named(database: Database, make: MakePipeline) -> None:
+@pytest.mark.parametrize(
+    "in_spark", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["light", "spark"]
+)
+def test_every_planted_difference_is_found_and_named(
+    database: Database, make: MakePipeline, monkeypatch: pytest.MonkeyPatch, in_spark: bool
+) -> None:
     orders(database)
     pipeline = make(["public.orders"])
     pipeline.sync()
+    if in_spark:
+        monkeypatch.setattr("penstock.verify.comparison.LIGHT_ROWS_MAX", 0)
     [path] = data_files(pipeline, "public.orders")
     whole = path.read_bytes()
     for name, (change, counts, columns) in PLANTS.items():
@@ -470,6 +480,72 @@ def test_a_repair_gives_exactly_the_rows_that_differ_what_the_source_has(
     assert report.streams[0].repaired == 23
     pipeline.sync()
     pipeline.assert_same("public.orders")
+
+
+@pytest.mark.slow
+@BOTH
+@pytest.mark.parametrize("changed", [False, True], ids=["at rest", "between changes"])
+def test_every_planted_difference_is_repaired_by_itself(
+    database: Database, make: MakePipeline, changed: bool
+) -> None:
+    """Each in a table of its own. Some leave a file with more rows than the metadata says, or with fewer."""
+    orders(database)
+    planted = {f"public.orders_{number}": each for number, (each, *_) in enumerate(PLANTS.values())}
+    for stream in planted:
+        database.execute(f"CREATE TABLE {stream} (LIKE orders INCLUDING ALL)")
+        database.execute(f"INSERT INTO {stream} SELECT * FROM orders")
+    pipeline = make(list(planted))
+
+    def change_and_sync(first: int) -> None:
+        if first:
+            for stream in planted:
+                database.execute(f"DELETE FROM {stream} WHERE id BETWEEN {first} AND {first + 9}")
+                database.execute(f"UPDATE {stream} SET note = 'new' WHERE id > 990 OR id = {first + 10}")
+        pipeline.sync()
+
+    change_and_sync(0)
+    if changed:
+        change_and_sync(100)
+    for stream, change in planted.items():
+        plant(pipeline, change, stream)
+    if changed:
+        change_and_sync(200)
+    before = Pipeline.from_yaml(pipeline.file).verify()
+    assert {each.verdict for each in before.streams} == {"different"}, before
+    report = Pipeline.from_yaml(pipeline.file).verify(repair=True)
+    assert report.equal, report
+    assert all(each.repaired for each in report.streams), report
+    for first in (0, 300):  # rounds go on with the files as they are
+        change_and_sync(first)
+        for stream in planted:
+            pipeline.assert_same(stream)
+
+
+@pytest.mark.slow
+@BOTH
+def test_a_sync_after_a_repair_that_failed_goes_on(
+    database: Database, make: MakePipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It closes the round that the repair left open, without what nobody has any more."""
+    orders(database, 100)
+    pipeline = make(["public.orders"])
+    pipeline.sync()
+    plant(pipeline, doubled_row)
+    with monkeypatch.context() as failing:
+        failing.setattr("penstock.lake.following.repaired", failed)
+        with pytest.raises(RuntimeError, match="on the way"):
+            Pipeline.from_yaml(pipeline.file).verify(repair=True)
+    database.execute("UPDATE orders SET note = 'later' WHERE id = 50")
+    pipeline.sync()
+    found = verify(pipeline)
+    assert (found.verdict, found.extra, found.found) == ("different", 1, 1), found
+    assert Pipeline.from_yaml(pipeline.file).verify(repair=True).equal
+    pipeline.sync()
+    pipeline.assert_same("public.orders")
+
+
+def failed(*_: Any) -> FoldResult:
+    raise RuntimeError("on the way")
 
 
 def test_a_repair_of_more_than_is_looked_into_at_a_time_goes_on_in_pieces(

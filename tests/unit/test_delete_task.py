@@ -102,6 +102,66 @@ def test_a_successor_has_the_rows_that_are_left(task: DeleteTask, tmp_path: Path
     assert pq.read_table(tmp_path / file.name).column("id").to_pylist() == [10, 11, 14, 16, 18]
 
 
+def rewritten_in_place(task: DeleteTask, ids: list[int]) -> None:
+    pq.write_table(pa.table({"id": ids}, schema=TARGET.arrow_schema()), task.files[0].path)
+
+
+@pytest.mark.parametrize("ids", [[*range(10, 19), 8, 19], [*range(10, 20), 19]], ids=["more", "twice"])
+@pytest.mark.parametrize("by_vector", [False, True], ids=["file", "vector"])
+def test_rows_beyond_those_that_the_metadata_counts_are_found(
+    task: DeleteTask, ids: list[int], by_vector: bool
+) -> None:
+    """Somebody wrote the file anew in its place."""
+    rewritten_in_place(task, ids)
+    deletes = deletes_of(delete_rows(replace(task, by_vector=by_vector)))
+    fresh = [place for place, key in enumerate(ids) if key in (15, 17, 19)]
+    if deletes.vector is None:
+        assert pq.read_table(task.files[0].delete_path).column("pos").to_pylist() == fresh
+    else:
+        assert read_vector(task.files[0].delete_path, deletes.vector).tolist() == [2, 3, *fresh]
+
+
+def test_many_files_of_deletes_become_one_that_has_rows_beyond_the_count_too(
+    task: DeleteTask, tmp_path: Path
+) -> None:
+    rewritten_in_place(task, [*range(10, 20), 19])
+    path = tmp_path / "own.parquet"
+    pq.write_table(pa.table({"file_path": [LOCATION], "pos": [0]}, schema=DELETE_SCHEMA), path)
+    own = HeldDeletes(str(path), 1, 1)
+    held = replace(task.files[0], deletes=(own,) * MERGED_FROM, delete_paths=(path,) * MERGED_FROM)
+    delete_rows(replace(task, files=(held,)))
+    assert pq.read_table(held.delete_path).column("pos").to_pylist() == [0, 3, 5, 7, 9, 10]
+
+
+@pytest.mark.parametrize("ids", [[*range(10, 20), 19, 8], [10, 11, 12]], ids=["more", "fewer"])
+@pytest.mark.parametrize("indexed", [False, True], ids=["without an index", "by the index from before"])
+def test_a_successor_of_a_file_that_was_rewritten_has_all_rows_that_are_left(
+    task: DeleteTask, tmp_path: Path, ids: list[int], indexed: bool
+) -> None:
+    if indexed:
+        delete_rows(task)
+    rewritten_in_place(task, ids)
+    rewritten = replace(task.files[0], successor=tmp_path / "successor.parquet")
+    result = delete_rows(replace(task, files=(rewritten,), rewrites_all=True))
+    [file] = result.replaced["rows.parquet"]
+    left = pq.read_table(tmp_path / file.name).column("id").to_pylist()
+    twice = [19] if indexed and len(ids) > ROWS else []  # nobody looked for it
+    assert left == [key for key in (10, 11, 14, 16, 18) if key in ids] + twice + [8] * (8 in ids)
+
+
+def test_deletes_of_rows_that_a_file_has_no_more_do_no_harm(task: DeleteTask, tmp_path: Path) -> None:
+    path = tmp_path / "beyond.parquet"
+    pq.write_table(pa.table({"file_path": [LOCATION], "pos": [ROWS + 3]}, schema=DELETE_SCHEMA), path)
+    beyond = HeldDeletes(str(path), 1, 1)
+    held = replace(
+        task.files[0],
+        deletes=(*task.files[0].deletes, beyond),
+        delete_paths=(*task.files[0].delete_paths, path),
+    )
+    delete_rows(replace(task, files=(held,)))
+    assert pq.read_table(held.delete_path).column("pos").to_pylist() == [5, 7, 9]
+
+
 def test_a_file_without_a_touched_row_is_left_alone(task: DeleteTask, tmp_path: Path) -> None:
     path = str(tmp_path / "keys.arrow")
     for keys in ([99], [12, 13]):

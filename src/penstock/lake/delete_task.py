@@ -99,20 +99,20 @@ def delete_rows(task: DeleteTask) -> DeleteResult:
         paths = [of_this_attempt(path) for path in task.picked]
         sinks = [stack.enter_context(PickedRows(path, task.target.arrow_schema())) for path in paths]
         for file in task.files:
-            index = table.index(file)
-            hit = _marks((find(bucket.touched, index)[1] for bucket in wanted), file.rows)
+            index, rows = table.index(file)
+            hit = _marks((find(bucket.touched, index)[1] for bucket in wanted), rows)
             if not hit.any() and not task.rewrites_all:
                 continue
-            dead = _marks(deleted_positions(file.deletes, file.delete_paths, file.location), file.rows)
+            dead = _marks(deleted_positions(file.deletes, file.delete_paths, file.location), rows)
             for bucket, sink in zip(wanted, sinks, strict=True):
                 if bucket.asked is not None:
-                    asked = _marks([find(bucket.asked, index)[1]], file.rows)
+                    asked = _marks([find(bucket.asked, index)[1]], rows)
                     table.pick(file, np.flatnonzero(asked & ~dead), sink)
             if file.successor is not None:
-                replaced[file.name] = table.rewrite(file, ~(hit | dead), file.successor)
+                replaced[file.name] = table.rewrite(file, hit | dead, file.successor)
             elif (left := np.flatnonzero(hit & ~dead)).size:
                 deletes.append(
-                    _write_vector(file, hit | dead) if task.by_vector else _write_deletes(file, left)
+                    _write_vector(file, hit | dead) if task.by_vector else _write_deletes(file, left, rows)
                 )
     picked = (path if sink.used else None for path, sink in zip(paths, sinks, strict=True))
     return DeleteResult(tuple(deletes), replaced, tuple(picked))
@@ -142,15 +142,18 @@ class _TableFiles:
         self._key_schema = pa.schema([self._schema.field(name) for name in task.target.key])
         self._columns = ColumnsById(task.target, task.fills)
 
-    def index(self, file: HeldFile) -> KeyWords:
-        found = open_index(file.index, self._task.form, file.rows)
+    def index(self, file: HeldFile) -> tuple[KeyWords, int]:
+        """The keys of its rows, and how many there may be: more than the table's metadata says where somebody
+        wrote the file anew in its place. The index of such a file is made each time."""
+        found, rows = open_index(file.index, self._task.form, file.rows), file.rows
         if found is None:
             with pq.ParquetFile(file.path) as source:
                 key = [self._columns.name_in(source.schema_arrow, name) for name in self._task.target.key]
                 held = source.read(columns=key).select(key).rename_columns(self._task.target.key)
                 found = key_words(held.cast(self._key_schema), self._task.form)
             write_index(file.index, found, self._task.form, held.num_rows)
-        return found
+            rows = max(rows, held.num_rows)
+        return found, rows
 
     def pick(self, file: HeldFile, positions: Positions, sink: PickedRows) -> None:
         if not positions.size:
@@ -164,12 +167,13 @@ class _TableFiles:
                     sink.write(self._columns.of_today(source.read_row_group(group).take(pa.array(inside))))
                 start = end
 
-    def rewrite(self, file: HeldFile, keep: Marks, successor: Path) -> tuple[DataFile, ...]:
+    def rewrite(self, file: HeldFile, gone: Marks, successor: Path) -> tuple[DataFile, ...]:
         start = 0
         with (
             pq.ParquetFile(file.path) as source,
             TableOutput(successor, self._task.target) as output,
         ):
+            keep = ~_marks([np.flatnonzero(gone)], source.metadata.num_rows)
             for batch in source.iter_batches(ROWS_PER_READ):
                 here = keep[start : start + batch.num_rows]
                 start += batch.num_rows
@@ -208,14 +212,14 @@ def _write_vector(file: HeldFile, whole: Marks) -> PositionDeletes:
     return replace(vector, replaces=file.deletes)
 
 
-def _write_deletes(file: HeldFile, positions: Positions) -> PositionDeletes:
+def _write_deletes(file: HeldFile, positions: Positions, rows: int) -> PositionDeletes:
     merged: tuple[HeldDeletes, ...] = ()
     # A file that other data files need too has to stay, and no position counts twice.
     own = [pair for pair in zip(file.deletes, file.delete_paths, strict=True) if not pair[0].is_shared]
     if len(own) >= MERGED_FROM:
         merged = tuple(held for held, _ in own)
         earlier = deleted_positions(merged, [path for _, path in own], file.location)
-        positions = np.flatnonzero(_marks([*earlier, positions], file.rows))
+        positions = np.flatnonzero(_marks([*earlier, positions], rows))
     with OutputFile(file.delete_path, DELETE_SCHEMA) as output:
         arrays = [pa.repeat(pa.scalar(file.location), positions.size), pa.array(positions)]
         output.write_batch(pa.RecordBatch.from_arrays(arrays, schema=DELETE_SCHEMA))
@@ -224,8 +228,11 @@ def _write_deletes(file: HeldFile, positions: Positions) -> PositionDeletes:
 
 
 def _marks(parts: Iterable[Positions], rows: int) -> Marks:
-    """Which of so many rows some part names; marking them takes less than sorting."""
+    """Which of so many rows some part names; marking them takes less than sorting.
+
+    A part may name rows that are not there: those of a file before somebody wrote it anew with fewer.
+    """
     marked = np.zeros(rows, np.bool_)
     for positions in parts:
-        marked[positions] = True
+        marked[positions[positions < rows]] = True
     return marked

@@ -14,7 +14,7 @@ Where there is one after all, because numbers begin anew on another server, noth
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -82,7 +82,8 @@ def repaired(work: StreamWork, repair: Repair, staging: Path) -> FoldResult:
     with TableOutput(work.table.files_directory / new_file_name("repaired"), target) as output:
         for rows in _rows(repair, soft_deletes=target.soft_deletes):
             output.write_table(rows.select(names))
-    staged = stage(staging / "repaired", repair.keys.select(target.key))
+    # Any file may hold them: what is known of its keys is from before somebody changed its rows.
+    staged = replace(stage(staging / "repaired", repair.keys.select(target.key)), key_min=None, key_max=None)
     return FoldResult(output.files, None, staged, False, {"u": repair.keys.num_rows})
 
 
