@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -69,6 +70,25 @@ def test_a_value_that_the_filter_reads_and_nobody_sent_is_an_error() -> None:
     assert letters(selection("v = 'a'").actions(changes_of(SCHEMA, rows))) == "d"
     with pytest.raises(SourceError, match="did not carry the value of big"):
         selection("big = 'a'").actions(changes_of(SCHEMA, rows))
+
+
+def test_an_update_of_a_document_that_is_gone_is_told_where_the_document_before_was_inside() -> None:
+    columns = tuple(replace(column, family="mongodb") for column in SCHEMA.columns)
+    gone = {"_op": "u", "_unchanged": ["v", "big"]}
+
+    def before(value: str) -> dict[str, Any]:
+        return {"_old": {"id": "1", "v": value}, "_old_kind": "f"}
+
+    rows: list[dict[str, Any]] = [
+        {"_op": "i", "id": "1", "v": "a"},
+        {"_op": "u", "id": "1", "v": "b", "_unchanged": [], **before("a")},
+        {**gone, "id": "1", **before("a")},
+        {**gone, "id": "1", **before("b")},
+        {**gone, "id": "1"},
+        {"_op": "d", "_old": {"id": "1"}, "_old_kind": "k"},
+    ]
+    found = selection("v = 'a'").actions(changes_of(replace(SCHEMA, columns=columns), rows))
+    assert letters(found) == "cdu--d"
 
 
 Row = tuple[str, str | None]

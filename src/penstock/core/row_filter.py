@@ -18,17 +18,27 @@ the row is in the end counts.
 
 A value of the filter's own that was not sent (unchanged TOAST) and is in no old row would have to be guessed:
 that is an error. `check` demands whole old rows for filters on columns that can be so large.
+
+*A row that is gone* (`Lacks.ROW`). MongoDB looks up the document of an update when it reads the event. If it
+is not there any more, the event says nothing of it but its key, and what the document was then nobody knows.
+Its delete, or that of the whole collection, was before the lookup and after the update, so it comes behind
+the update in the log, maybe in a later step. Whoever keeps rows by key leaves such an update out: what the
+part has of the key stays, its last known state, until the delete comes, which is told as ever. So nothing is
+shown that was not so, and the end is the same. Whoever tells each change tells of it where the row before is
+known to have been in, and says what is not known (`unchanged`); else the row may never have been in.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
+from enum import StrEnum
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.core.errors import SourceError
+from penstock.core.schema import SourceColumn
 from penstock.core.where import Condition
 
 if TYPE_CHECKING:  # the pipeline file is read without Arrow
@@ -39,6 +49,21 @@ Operations: TypeAlias = NDArray[np.uint8]
 
 INSERT, UPDATE, DELETE = (ord(letter) for letter in "iud")
 NOTHING = 0
+
+
+class Lacks(StrEnum):
+    """What an update whose values were not all sent lacks, by the kind of source."""
+
+    VALUES = "values"
+    ROW = "row"
+
+
+_LACKS = {"mongodb": Lacks.ROW}
+
+
+def lacks(columns: Iterable[SourceColumn]) -> Lacks:
+    """All columns of a table are of one source."""
+    return next((_LACKS.get(column.family, Lacks.VALUES) for column in columns), Lacks.VALUES)
 
 
 def inside(condition: Condition, column: Callable[[str], pa.StringArray], rows: int) -> Flags:
@@ -62,6 +87,12 @@ def becomes(op: Operations, new_inside: Flags, old_known: Flags, old_inside: Fla
     found[inserts & ~new_inside] = NOTHING
     found[deletes & ~maybe_before] = NOTHING
     return found
+
+
+def of_gone_rows(found: Operations, gone: Flags, known_inside: Flags, *, by_key: bool) -> Operations:
+    """`found` with what updates of rows that are gone are. `by_key`: rows are kept by key, not each change."""
+    told = gone & known_inside & ~np.bool_(by_key)
+    return np.where(gone, np.where(told, UPDATE, NOTHING), found).astype(np.uint8)
 
 
 def require_sent(missing: Collection[str], condition: Condition, stream: str) -> None:

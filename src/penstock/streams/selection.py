@@ -6,7 +6,8 @@ an update that leaves them is a delete, with the old key, and one that enters th
 are chosen by the query that reads them and are all inside.
 
 A row that enters by an update has the values the update carried: of a column that was not sent (unchanged
-TOAST, under a replica identity that is not `full`) the event says so in `unchanged`.
+TOAST, under a replica identity that is not `full`) the event says so in `unchanged`. So it does of a document
+of MongoDB that was gone when its update was read; that is told if the document before is known to be inside.
 """
 
 from __future__ import annotations
@@ -54,11 +55,16 @@ class StreamSelection:
         if self._selection.condition is None:
             return None
         condition = self._condition_for(changes)
-        if _has_missing(changes):
-            row_filter.require_sent(_missing(changes), condition, str(self._stream))
         carries_row = (changes.op == INSERT) | (changes.op == UPDATE)
         new_inside = carries_row & row_filter.inside(condition, changes.new, len(changes))
-        found = row_filter.becomes(changes.op, new_inside, *self._old_rows(changes, condition))
+        old_known, old_inside = self._old_rows(changes, condition)
+        found = row_filter.becomes(changes.op, new_inside, old_known, old_inside)
+        if _has_missing(changes):
+            if row_filter.lacks(changes.version.columns.values()) == row_filter.Lacks.ROW:
+                gone = log_columns.lacking(changes.rows.column(log_columns.UNCHANGED))
+                found = row_filter.of_gone_rows(found, gone, old_known & old_inside, by_key=False)
+            else:
+                row_filter.require_sent(_missing(changes), condition, str(self._stream))
         actions: Bytes = _ACTIONS[found]
         return actions
 
