@@ -195,7 +195,7 @@ def test_an_update_that_goes_out_names_the_old_key_and_lacks_nothing() -> None:
 def test_documents_that_are_looked_up_later_or_are_gone_by_then_end_right_and_never_show_what_was_not(
     steps: list[tuple[str, int, str, int]], cut: int, full: bool, condition: str
 ) -> None:
-    """Each update shows the document as it was some steps later, and a table follows a few changes at a time."""
+    """Each update shows its document as it was some steps later; a table follows a few changes at a time."""
     told: list[tuple[str, str, Row | None, int]] = []
     after: list[dict[str, Row]] = [{}]
     for number, (op, at, value, later) in enumerate(steps):

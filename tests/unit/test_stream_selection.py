@@ -91,6 +91,22 @@ def test_an_update_of_a_document_that_is_gone_is_told_where_the_document_before_
     assert letters(found) == "cdu--d"
 
 
+def test_an_update_without_what_the_filter_reads_is_found_where_sessions_leave_values_out() -> None:
+    columns = tuple(replace(column, family="mysql") for column in SCHEMA.columns)
+    rows: list[dict[str, Any]] = [
+        {"_op": "u", "id": "1", "v": "a", "_unchanged": ["big"]},
+        {"_op": "u", "id": "1", "big": "x", "_unchanged": ["v"]},
+        {"_op": "u", "id": "1", "v": "a"},
+        {"_op": "u", "id": "2", "_unchanged": ["big", "v"]},
+    ]
+    changes = changes_of(replace(SCHEMA, columns=columns), rows)
+    assert selection("v = 'a'").undecided(changes) == (101, 103)
+    assert selection("v = 'a'").undecided(changes.slice(2, 3)) == ()
+    assert selection("id = '1'").undecided(changes) == selection(None).undecided(changes) == ()
+    with pytest.raises(SourceError, match="leaves such values out"):
+        selection("v = 'a'").actions(changes)
+
+
 Row = tuple[str, str | None]
 
 

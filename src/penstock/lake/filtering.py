@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.core import row_filter
+from penstock.core.row_filter import Unsent
 from penstock.core.schema import TableSchema
 from penstock.core.where import Condition
 from penstock.destinations.records import WriteMode
@@ -38,11 +39,12 @@ def only_inside(
     new_inside = _inside(condition, changes.text) & ((op == INSERT) | (op == UPDATE))
     old_known, old_inside = _old_rows(changes, condition, key)
     found = row_filter.becomes(op, new_inside, old_known, old_inside)
-    if row_filter.lacks(schema.columns) == row_filter.Lacks.ROW:
+    why = row_filter.unsent(schema.columns)
+    if why == Unsent.GONE:
         gone = log_columns.lacking(changes.log.column("_unchanged"))
         found = row_filter.of_gone_rows(found, gone, old_known & old_inside, by_key=write == "upsert")
     else:
-        row_filter.require_sent(_missing(changes), condition, str(schema.stream))
+        row_filter.require_sent(_missing(changes), condition, str(schema.stream), why)
     goes_out = (op == UPDATE) & (found == DELETE)
     kept = found != row_filter.NOTHING
     return _with_operations(changes, np.where(kept, found, op), goes_out, key).filter(kept)
