@@ -256,6 +256,8 @@ def test_filters_cursors_soft_deletes_and_streams_without_their_documents(
     shop["orders"].update_many({"number": {"$in": [1, 2]}}, {"$inc": {"number": 1000}})
     shop["orders"].update_many({"number": {"$in": [501, 502]}}, {"$inc": {"number": -500}})
     shop["orders"].delete_many({"number": {"$in": [5, 505]}})
+    shop["orders"].update_many({"number": {"$in": [7, 8, 507]}}, {"$inc": {"number": 1000}})
+    shop["orders"].delete_many({"number": {"$in": [1007, 1507]}})  # gone when their updates are read
     shop["words"].delete_many({"n": {"$in": [11, 12]}})
     shop["words"].update_one({"n": 13}, {"$set": {"n": 1013}})
     shop["late"].insert_many([{"_id": n, "v": n} for n in range(20, 25)])

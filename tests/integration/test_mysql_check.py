@@ -83,6 +83,22 @@ def test_each_setting_has_its_own_finding(server: MysqlServer) -> None:
     }
 
 
+def test_a_filter_that_reads_what_the_server_leaves_out_of_its_log_is_an_error(server: MysqlServer) -> None:
+    url = f"mysql://root@127.0.0.1:{server.port}/shop"
+    needs = [StreamNeed(StreamId("shop", "lines"), where="o > 1")]
+
+    def found() -> set[tuple[str, str]]:
+        findings = check(url, needs, server_id=_SERVER_ID, pipeline="shop")
+        return {(each.name, each.level) for each in findings if each.name == "selection"}
+
+    assert found() == set()
+    server.execute("SET GLOBAL binlog_row_image = 'MINIMAL'")
+    try:
+        assert found() == {("selection", "error")}
+    finally:
+        server.execute("SET GLOBAL binlog_row_image = 'FULL'")
+
+
 @pytest.mark.parametrize(
     ("hours", "found"),
     [(None, {("log retention", "error")}), ("2", {("log retention", "warning")}), ("168", set())],

@@ -132,6 +132,55 @@ def test_a_table_holds_the_rows_and_columns_that_were_asked_for(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("image", ["MINIMAL", "NOBLOB"])
+def test_an_update_without_what_the_filter_reads_has_its_table_loaded_again_and_no_other(
+    server: MysqlServer, tmp_path: Path, image: str
+) -> None:
+    names = ("parts", "keyed", "history")
+    server.execute(
+        "DROP DATABASE IF EXISTS shop",
+        "CREATE DATABASE shop",
+        *(f"CREATE TABLE shop.{name} (id INT PRIMARY KEY, v TEXT, n INT)" for name in names),
+        *(f"INSERT INTO shop.{name} VALUES (1, 'a', 0), (2, 'b', 0), (3, 'a', 0)" for name in names),
+    )
+    streams = [
+        {"table": "shop.parts", "where": "v = 'a'"},
+        {"table": "shop.keyed", "where": "id >= 2"},
+        {"table": "shop.history", "where": "v = 'a'", "write": "append"},
+    ]
+    synced = pipeline(server, tmp_path, streams)
+    synced.sync()
+
+    def update(*tables: str) -> None:
+        with server.connect("shop") as connection, connection.cursor() as cursor:
+            cursor.execute(f"SET SESSION binlog_row_image = {image}")
+            for table in tables:
+                cursor.execute(f"UPDATE {table} SET n = n + 1")
+            connection.commit()
+
+    def held(table: str) -> list[tuple[Any, ...]]:
+        return sorted((row["id"], row["v"], row["n"]) for row in rows_of(synced, table))
+
+    update("parts", "keyed")
+    server.execute("INSERT INTO shop.history VALUES (4, 'a', 0)")
+    again = [report.stream for report in synced.sync().streams if report.rows_loaded]
+    assert again == ["shop.parts"]
+    assert any("did not carry values that its filter reads" in note for note in synced.notes), synced.notes
+    assert held("shop.parts") == [(1, "a", 1), (3, "a", 1)]
+    assert held("shop.keyed") == [(2, "b", 1), (3, "a", 1)]
+    assert [row["id"] for row in rows_of(synced, "shop.history") if row["_op"] == "i"] == [4]
+
+    update("history")
+    server.execute("UPDATE shop.parts SET v = 'b' WHERE id = 3")
+    again = [report.stream for report in synced.sync().streams if report.rows_loaded]
+    assert again == ["shop.history"]
+    assert held("shop.parts") == [(1, "a", 1)]
+    told = sorted((row["_op"], row["id"], row["n"]) for row in rows_of(synced, "shop.history"))
+    loaded = [("r", 1, 0), ("r", 1, 1), ("r", 3, 0), ("r", 3, 1), ("r", 4, 1)]
+    assert told == [("i", 4, 0), *loaded]
+
+
+@pytest.mark.slow
 def test_dates_that_are_in_no_calendar_are_outside_of_a_filter(server: MysqlServer, tmp_path: Path) -> None:
     server.execute(
         "DROP DATABASE IF EXISTS shop",

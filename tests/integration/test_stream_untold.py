@@ -100,6 +100,41 @@ def test_a_stream_whose_rows_are_not_told_stands_still_until_somebody_decides(
             wait_until(lambda: shop.events()[-1]["key"] == [5], "what comes then", WAIT_S)
 
 
+def test_a_stream_whose_filter_cannot_be_asked_of_an_update_stands_still_until_somebody_decides(
+    server: MysqlServer, orders: MysqlOrders, tmp_path: Path
+) -> None:
+    orders.execute(f"ALTER TABLE {orders.table} ADD COLUMN note INT NOT NULL DEFAULT 0")
+    streams = [{"table": orders.table, "where": "status = 'placed'"}, f"{orders.database}.items"]
+    shop = OrdersLane(tmp_path, orders, section={"snapshot": "initial"}, streams=streams)
+
+    def insert(order: int) -> None:
+        orders.execute(f"INSERT INTO {orders.table} VALUES ({order}, 'placed', 0)")
+
+    with shop.captured():
+        with shop.lane() as lane:
+            shop.wait_for(2)
+            insert(3)
+            with server.connect() as connection, connection.cursor() as cursor:
+                cursor.execute("SET SESSION binlog_row_image = MINIMAL")
+                cursor.execute(f"UPDATE {orders.table} SET note = 1 WHERE id <= 2")
+                connection.commit()
+            insert(4)
+            orders.execute(f"INSERT INTO {orders.database}.items VALUES (1)")
+            _wait_for_items(shop, 1)
+            _wait_until_standing_still(lane, orders.table)
+        shop.wait_for(3)
+        assert shop.ops == "rrc"
+        with shop.lane() as lane:
+            _wait_until_standing_still(lane, orders.table)
+            shop.book.write(shop.book.read().load_anew((orders.table,)))
+            shop.wait_for(3 + 4)
+            wait_until(lambda: lane.state == ("running", ""), "the stream to flow again", WAIT_S)
+            insert(5)
+            wait_until(lambda: shop.events()[-1]["key"] == [5], "what comes then", WAIT_S)
+        notes = {event["value"]["after"]["id"]: event["value"]["after"]["note"] for event in shop.events()}
+        assert notes == {1: 1, 2: 1, 3: 0, 4: 0, 5: 0}
+
+
 def test_rows_that_change_by_a_statement_while_they_are_loaded_have_the_stream_stand_still(
     server: MysqlServer, orders: MysqlOrders, tmp_path: Path
 ) -> None:

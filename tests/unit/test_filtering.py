@@ -6,7 +6,7 @@ The model is a table at the source: random writes to it, as the log shows them, 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -19,11 +19,13 @@ from penstock.core.errors import SourceError
 from penstock.core.schema import SourceColumn, TableSchema
 from penstock.core.stream import StreamId
 from penstock.core.where import Condition
+from penstock.destinations.records import WriteMode
 from penstock.lake.append import append_rows
 from penstock.lake.changes import ConformedChanges, conform
 from penstock.lake.evolve import ColumnSource
 from penstock.lake.filtering import only_inside
 from penstock.lake.fold import fold
+from penstock.lake.soft_fold import complete_softly, fold_softly
 from penstock.lake.target import Target
 
 NAMES = ("id", "v", "n")
@@ -32,8 +34,14 @@ SCHEMA = TableSchema(
     tuple(SourceColumn(name, 25, -1, "text", "text", at + 1) for at, name in enumerate(NAMES)),
     ("id",),
 )
+DOCUMENTS = replace(
+    SCHEMA,
+    columns=tuple(
+        SourceColumn(name, 2, -1, "text", "string", at + 1, family="mongodb") for at, name in enumerate(NAMES)
+    ),
+)
 COLUMNS = [ColumnSource(name, name) for name in NAMES]
-Row = tuple[str, str | None, str]
+Row = tuple[str, str | None, str | None]
 
 
 @dataclass
@@ -53,6 +61,13 @@ class Log:
         values = dict(zip(NAMES, new or (None,) * 3, strict=True))
         own = {"_op": op, "_old": sent, "_old_kind": kind, "_unchanged": None}
         self.rows.append({**values, **own, "_tx": len(self.rows), "_op_index": 0, "_commit_ts": 0})
+
+    def gone(self, key: str, old: Row | None = None) -> None:
+        """An update of a document that was not there any more when it was looked up."""
+        self.add("u", None, (key, None, None))
+        self.rows[-1]["_unchanged"] = ["v", "n"]
+        if old is not None:
+            self.rows[-1] |= {"_old_kind": "f", "_old": dict(zip(NAMES, old, strict=True))}
 
     def conformed(self) -> ConformedChanges:
         types = {
@@ -102,8 +117,10 @@ def inside(condition: str, rows: Iterable[Row]) -> set[Row]:
     return {row for row in rows if (row[1] == "a" if condition == "v = 'a'" else row[0] >= "2")}
 
 
-def filtered(log: Log, condition: str) -> ConformedChanges:
-    return only_inside(log.conformed(), Condition.compile(condition, SCHEMA.columns), SCHEMA.key, "public.t")
+def filtered(
+    log: Log, condition: str, write: WriteMode = "upsert", schema: TableSchema = SCHEMA
+) -> ConformedChanges:
+    return only_inside(log.conformed(), Condition.compile(condition, schema.columns), schema, write)
 
 
 @given(steps=STEPS, full=st.booleans(), condition=st.sampled_from(["v = 'a'", "id >= '2'"]))
@@ -126,7 +143,7 @@ def test_an_append_table_tells_the_history_of_the_rows_inside(steps: Any, full: 
     source = write(log, steps)
     if not log.rows:
         return
-    changes = filtered(log, condition)
+    changes = filtered(log, condition, "append")
     old = changes.old if full else changes.old.select(["id"])
     told = append_rows(changes.changes(changes.text, old, Target(SCHEMA, "append"), None), ["id"])
     held: dict[str, Row] = {}
@@ -164,3 +181,89 @@ def test_an_update_that_goes_out_names_the_old_key_and_lacks_nothing() -> None:
     assert changes.old.column("id").to_pylist() == ["1", "3"]
     assert changes.log.column("_unchanged").to_pylist() == [None, None]
     assert np.array_equal(changes.op, [ord("d"), ord("d")])
+
+
+@given(
+    steps=st.lists(
+        st.tuples(st.sampled_from("iiuuud"), st.integers(1, 3), st.sampled_from("ab"), st.integers(0, 6)),
+        max_size=30,
+    ),
+    cut=st.integers(1, 5),
+    full=st.booleans(),
+    condition=st.sampled_from(["v = 'a'", "id >= '2'"]),
+)
+def test_documents_that_are_looked_up_later_or_are_gone_by_then_end_right_and_never_show_what_was_not(
+    steps: list[tuple[str, int, str, int]], cut: int, full: bool, condition: str
+) -> None:
+    """Each update shows its document as it was some steps later; a table follows a few changes at a time."""
+    told: list[tuple[str, str, Row | None, int]] = []
+    after: list[dict[str, Row]] = [{}]
+    for number, (op, at, value, later) in enumerate(steps):
+        table, key = dict(after[-1]), str(at)
+        old = table.get(key)
+        if (op == "i") == (old is not None):
+            continue
+        if op == "d":
+            del table[key]
+        else:
+            table[key] = (key, value, str(number))
+        after.append(table)
+        told.append((op, key, old, later))
+    had = {row for table in after for row in table.values()}
+    held: dict[str, Row] = {}
+    for begin in range(0, len(told), cut):
+        log = Log(full)
+        for number, (op, key, old, later) in list(enumerate(told, 1))[begin : begin + cut]:
+            shown = after[number if op == "i" else min(number + later, len(after) - 1)].get(key)
+            if op == "u" and shown is None:
+                log.gone(key, old if full else None)
+            else:
+                log.add(op, old, None if op == "d" else shown)
+        changes = filtered(log, condition, "upsert", DOCUMENTS)
+        target = Target(DOCUMENTS, "upsert")
+        folded = fold(changes.changes(changes.text, changes.old.select(["id"]), target, None), ["id"], False)
+        assert folded.pending is None
+        for row in folded.keys.to_pylist():
+            held.pop(row["id"], None)
+        held |= {row["id"]: (row["id"], row["v"], row["n"]) for row in folded.rows.to_pylist()}
+        assert set(held.values()) <= inside(condition, had)
+    assert set(held.values()) == inside(condition, after[-1].values())
+
+
+@pytest.mark.parametrize("condition", ["v = 'a'", "id = '1'"])
+def test_an_update_of_a_document_that_is_gone_is_told_where_the_document_before_was_inside(
+    condition: str,
+) -> None:
+    log = Log(full=True)
+    log.gone("1", ("1", "a", "x"))
+    log.gone("2", ("2", "b", "x"))
+    log.gone("3")
+    log.add("d", ("1", "a", "y"), None)
+    changes = filtered(log, condition, "append", DOCUMENTS)
+    told = append_rows(
+        changes.changes(changes.text, changes.old, Target(DOCUMENTS, "append"), None), ["id"]
+    ).to_pylist()
+    assert [(row["_op"], row["id"], row["v"], row["_unchanged"]) for row in told] == [
+        ("u", "1", None, ["v", "n"]),
+        ("d", "1", "a", None),
+    ]
+
+
+def test_a_deleted_row_keeps_the_last_state_that_was_known_of_it() -> None:
+    log = Log(full=False)
+    log.gone("1")
+    log.gone("2")
+    log.add("d", ("1", "b", "x"), None)
+    log.add("d", ("2", "b", "x"), None)
+    changes = filtered(log, "v = 'a'", "upsert", DOCUMENTS)
+    target = Target(DOCUMENTS, "upsert", soft_deletes=True)
+    folded = fold_softly(
+        changes.changes(changes.text, changes.old.select(["id"]), target, None), ["id"], False
+    )
+    assert folded.pending is not None
+    of_table = pa.table({"id": ["1"], "v": ["a"], "n": ["x"]})
+    of_table = of_table.append_column("_deleted_at", pa.nulls(1, pa.timestamp("us", "UTC")))
+    done = complete_softly(folded.pending, of_table)
+    assert [(row["id"], row["v"], row["n"]) for row in done.rows.to_pylist()] == [("1", "a", "x")]
+    assert all(row["_deleted_at"] is not None for row in done.rows.to_pylist())
+    assert done.unresolved.num_rows == 0

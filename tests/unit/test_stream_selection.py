@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -69,6 +70,41 @@ def test_a_value_that_the_filter_reads_and_nobody_sent_is_an_error() -> None:
     assert letters(selection("v = 'a'").actions(changes_of(SCHEMA, rows))) == "d"
     with pytest.raises(SourceError, match="did not carry the value of big"):
         selection("big = 'a'").actions(changes_of(SCHEMA, rows))
+
+
+def test_an_update_of_a_document_that_is_gone_is_told_where_the_document_before_was_inside() -> None:
+    columns = tuple(replace(column, family="mongodb") for column in SCHEMA.columns)
+    gone = {"_op": "u", "_unchanged": ["v", "big"]}
+
+    def before(value: str) -> dict[str, Any]:
+        return {"_old": {"id": "1", "v": value}, "_old_kind": "f"}
+
+    rows: list[dict[str, Any]] = [
+        {"_op": "i", "id": "1", "v": "a"},
+        {"_op": "u", "id": "1", "v": "b", "_unchanged": [], **before("a")},
+        {**gone, "id": "1", **before("a")},
+        {**gone, "id": "1", **before("b")},
+        {**gone, "id": "1"},
+        {"_op": "d", "_old": {"id": "1"}, "_old_kind": "k"},
+    ]
+    found = selection("v = 'a'").actions(changes_of(replace(SCHEMA, columns=columns), rows))
+    assert letters(found) == "cdu--d"
+
+
+def test_an_update_without_what_the_filter_reads_is_found_where_sessions_leave_values_out() -> None:
+    columns = tuple(replace(column, family="mysql") for column in SCHEMA.columns)
+    rows: list[dict[str, Any]] = [
+        {"_op": "u", "id": "1", "v": "a", "_unchanged": ["big"]},
+        {"_op": "u", "id": "1", "big": "x", "_unchanged": ["v"]},
+        {"_op": "u", "id": "1", "v": "a"},
+        {"_op": "u", "id": "2", "_unchanged": ["big", "v"]},
+    ]
+    changes = changes_of(replace(SCHEMA, columns=columns), rows)
+    assert selection("v = 'a'").undecided(changes) == (101, 103)
+    assert selection("v = 'a'").undecided(changes.slice(2, 3)) == ()
+    assert selection("id = '1'").undecided(changes) == selection(None).undecided(changes) == ()
+    with pytest.raises(SourceError, match="leaves such values out"):
+        selection("v = 'a'").actions(changes)
 
 
 Row = tuple[str, str | None]

@@ -19,6 +19,7 @@ from penstock.streams.load_changes import ChangesAgain, changes_again
 from penstock.streams.load_state import BEGINNING, LoadState
 from penstock.streams.loading import Loads
 from penstock.streams.tail_feed import joined
+from penstock.streams.undecided import FindUndecided, Undecided
 from tests.logged_changes import TABLE, Logged, item, piece
 
 pytestmark = pytest.mark.unit
@@ -38,14 +39,23 @@ def _inserts(*transactions: int) -> list[Logged]:
     return [Logged(tx, 0, "i", {"id": str(tx)}) for tx in transactions]
 
 
-def _again(reader: _Items, point: int, to: int) -> tuple[list[int], list[ChangesAgain]]:
+def _again(
+    reader: _Items, point: int, to: int, undecided: FindUndecided = lambda _: ()
+) -> tuple[list[int], list[ChangesAgain]]:
     told: list[int] = []
 
     def encode(changes: ChangeRows) -> list[object]:
         told.extend(changes.tx.tolist())
         return []
 
-    parts = changes_again(reader, encode, Lsn(point), Lsn(to), by_pages=False)  # type: ignore[arg-type]
+    parts = changes_again(
+        reader,  # type: ignore[arg-type]
+        encode,  # type: ignore[arg-type]
+        Lsn(point),
+        Lsn(to),
+        by_pages=False,
+        undecided=undecided,
+    )
     return told, [part for part in parts if part is not None]
 
 
@@ -58,6 +68,37 @@ def test_changes_that_are_read_again_end_before_the_first_that_is_missing() -> N
     told, parts = _again(reader, 31, 60)
     assert told == [35, 50], "behind it they go on, once somebody has decided"
     assert [(part.untold, part.point) for part in parts] == [(None, 60)]
+
+
+def _finds(*transactions: int) -> FindUndecided:
+    return lambda changes: tuple(tx for tx in transactions if tx in changes.tx)
+
+
+def test_changes_that_are_read_again_end_before_the_first_that_a_filter_cannot_decide() -> None:
+    reader = _Items(item(40, piece(_inserts(20, 25, 30, 35))), item(60, piece(_inserts(50))))
+    told, parts = _again(reader, 5, 60, _finds(25))
+    assert told == [20]
+    assert [(part.untold, part.is_whole) for part in parts] == [(25, True)]
+    told, parts = _again(reader, 26, 60, _finds(25))
+    assert told == [30, 35, 50]
+    assert [(part.untold, part.point) for part in parts] == [(None, 60)]
+
+
+def test_what_a_filter_cannot_decide_is_missing_up_to_the_end_of_its_item() -> None:
+    rows = _inserts(*range(10, 40))
+    fragments = list(MessageConverter(1).fragments(item(40, *(piece([each]) for each in rows))))
+    assert len(fragments) > 2
+    undecided = Undecided(_finds(20, 25))
+    noted = [undecided.noted(each) for each in fragments]
+    assert {each.untold.get(TABLE, ()) for each in noted} == {(), (20,), (20, 25)}
+    assert noted[-1].untold == {TABLE: (20, 25)}
+    following = _following(5)
+    kept = [following.keep(changes, each.untold.get(TABLE, ())) for each in noted for changes in each.changes]
+    assert [tx for each in kept if each is not None for tx in each.tx.tolist()] == [*range(10, 20)]
+    assert following.stop(noted[-1].untold, Lsn(40))
+    assert following.points() == [21]
+    [after] = MessageConverter().fragments(item(60, piece(_inserts(50))))
+    assert undecided.noted(after) == after
 
 
 @pytest.mark.parametrize("is_loading", [False, True])

@@ -18,23 +18,33 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.core import row_filter
+from penstock.core.row_filter import Unsent
+from penstock.core.schema import TableSchema
 from penstock.core.where import Condition
+from penstock.destinations.records import WriteMode
 from penstock.lake.change_set import DELETE, INSERT, UPDATE, Flags, Operations
 from penstock.lake.changes import ConformedChanges
 from penstock.lake.keys import flat
 from penstock.lake.pending import missing_by_column
+from penstock.log import columns as log_columns
 
 _FULL = ord("f")
 
 
 def only_inside(
-    changes: ConformedChanges, condition: Condition, key: Sequence[str], stream: str
+    changes: ConformedChanges, condition: Condition, schema: TableSchema, write: WriteMode
 ) -> ConformedChanges:
     """What the changes do to the rows for which the condition is true."""
-    op = changes.op
+    op, key = changes.op, schema.key
     new_inside = _inside(condition, changes.text) & ((op == INSERT) | (op == UPDATE))
-    row_filter.require_sent(_missing(changes), condition, stream)
-    found = row_filter.becomes(op, new_inside, *_old_rows(changes, condition, key))
+    old_known, old_inside = _old_rows(changes, condition, key)
+    found = row_filter.becomes(op, new_inside, old_known, old_inside)
+    why = row_filter.unsent(schema.columns)
+    if why == Unsent.GONE:
+        gone = log_columns.lacking(changes.log.column("_unchanged"))
+        found = row_filter.of_gone_rows(found, gone, old_known & old_inside, by_key=write == "upsert")
+    else:
+        row_filter.require_sent(_missing(changes), condition, str(schema.stream), why)
     goes_out = (op == UPDATE) & (found == DELETE)
     kept = found != row_filter.NOTHING
     return _with_operations(changes, np.where(kept, found, op), goes_out, key).filter(kept)

@@ -157,7 +157,7 @@ def _read_changes(task: FoldTask, dead_letters: OutputFile, operations: dict[str
 def _selected(changes: ConformedChanges, target: Target) -> ConformedChanges:
     if target.condition is None:
         return changes
-    return only_inside(changes, target.condition, target.schema.key, str(target.schema.stream))
+    return only_inside(changes, target.condition, target.schema, target.write)
 
 
 def _whole_truncates(changes: Changes, truncates: Sequence[tuple[int, int]]) -> Flags:

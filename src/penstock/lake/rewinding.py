@@ -168,7 +168,10 @@ class Rewinds:
         )
         if reason is not None:
             return Refused(reason)
-        plan = plan_round(configured, table, record, lane.log, None, start, to)
+        try:
+            plan = plan_round(configured, table, record, lane.log, None, start, to)
+        except LogGoneError:
+            return Refused(_LOG_GONE)
         if isinstance(plan, MustReload):
             return Refused(plan.reason)
         if plan.rewrite is not None:

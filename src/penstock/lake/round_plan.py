@@ -19,9 +19,11 @@ from penstock.lake.evolve import ColumnSource
 from penstock.lake.lane_state import LaneStream
 from penstock.lake.load import owns_keys
 from penstock.lake.skip import skip_rule
+from penstock.lake.target import Target
 from penstock.lake.work import MustReload, plan_schema, unfit_default
 from penstock.ledger.load_record import LoadRecord
 from penstock.log.reader import ChangeLog, LogRange
+from penstock.log.undecided import has_undecided
 
 
 def plan_round(
@@ -61,12 +63,12 @@ def plan_round(
     for held in plan.rewrite or ():
         if held.from_name is not None and _is_held_otherwise(configured, held):
             return MustReload(f"column {held.from_name} is {held.name} now, and `types` has one of them")
-    if truncated_in_part(changes) and configured.write == "upsert":
-        return MustReload("a single partition was truncated", by_schema=False)
     try:
         target = configured.target(plan.schema)
     except WhereError:
         return MustReload("columns of its filter had other types")
+    if (reason := _not_told_by_rows(changes, target, start, to)) is not None:
+        return MustReload(reason, by_schema=False)
     target = target.with_ids_of(evolved_columns(record, target, plan.rewrite), record.layout)
     if (column := dropped_partition(table, record, target)) is not None:
         return MustReload(f"column {column}, by which its files are partitioned, is gone")
@@ -93,6 +95,15 @@ def plan_round(
         skip=skip,
         letters=record.dead_letters,
     )
+
+
+def _not_told_by_rows(changes: LogRange, target: Target, start: Lsn, to: Lsn) -> str | None:
+    """Why the changes of the range do not tell what became of the table's rows; None: they do."""
+    if truncated_in_part(changes) and target.write == "upsert":
+        return "a single partition was truncated"
+    if has_undecided(changes.files, start, to, target.schema, target.condition):
+        return "updates did not carry values that its filter reads (binlog_row_image)"
+    return None
 
 
 def _is_held_otherwise(configured: LaneStream, column: ColumnSource) -> bool:

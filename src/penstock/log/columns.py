@@ -8,8 +8,12 @@ one of the source's. Field metadata holds each column's source type: a file can 
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from penstock.core.schema import SourceColumn, TableSchema
 
@@ -65,3 +69,17 @@ def log_schema(schema: TableSchema, leaf: str) -> pa.Schema:
         STREAM_METADATA: str(schema.stream).encode(),
     }
     return pa.schema([*columns, *own], metadata=metadata)
+
+
+def lacking(
+    unchanged: pa.Array | pa.ChunkedArray, names: Collection[str] | None = None
+) -> npt.NDArray[np.bool_]:
+    """The rows of which one of these columns was not sent; None: any column. `unchanged`: their lists."""
+    lists = unchanged.combine_chunks() if isinstance(unchanged, pa.ChunkedArray) else unchanged
+    found = np.zeros(len(lists), np.bool_)
+    if lists.null_count < len(lists):
+        rows = pc.list_parent_indices(lists)
+        if names is not None:
+            rows = rows.filter(pc.is_in(lists.flatten(), value_set=pa.array(sorted(names), pa.string())))
+        found[rows.to_numpy(zero_copy_only=False)] = True
+    return found

@@ -18,6 +18,7 @@ from penstock.capture.transactions import MessageConverter
 from penstock.core.position import Lsn
 from penstock.core.stream import MESSAGES, StreamId
 from penstock.log.reader import ChangeLog
+from penstock.log.undecided import has_undecided
 from penstock.streams.conversion import Conversion
 from penstock.streams.events import Batch
 from penstock.streams.followed import FollowedStream
@@ -49,16 +50,21 @@ class BulkEncoder(Protocol):
         """The batches of all ranges that these ends cut the log after `after` into, in the log's order."""
 
 
-def backlog(settings: StreamSettings, after: Lsn) -> list[Lsn]:
+def backlog(settings: StreamSettings, streams: Mapping[StreamId, FollowedStream], after: Lsn) -> list[Lsn]:
     """The ends of the ranges that wait in the log; none, if they are not worth it.
 
-    Nor if a stream lacks changes there: it stands still then, which the lane alone knows.
+    Nor if a stream lacks changes there, or its filter cannot be asked of some: it stands still then, which
+    the lane alone knows.
     """
     log = ChangeLog(settings.log_directory)
     end = log.end()
     waiting = sum(manifest.bytes for manifest in log.after(after))
     if end is None or waiting < settings.section.spark_bytes_min or log.untold(after, end):
         return []
+    for name, stream in streams.items():
+        files = log.files(name, after, end).files
+        if has_undecided(files, after, end, stream.table.schema, stream.selection.condition):
+            return []
     return log.boundaries(after, end, min(RANGE_BYTES_MAX, waiting // RANGES_MIN))
 
 

@@ -78,6 +78,10 @@ class Conversion:
             return [*told, self._encoder.encode(changes, view, actions)]
         return [*told, *self._router.messages(changes, actions, partial(self._keys, view))]
 
+    def undecided(self, changes: ChangeRows) -> tuple[int, ...]:
+        """Transactions of which the stream's filter cannot tell what they are to it."""
+        return () if changes.stream == MESSAGES else self._selections[changes.stream].undecided(changes)
+
     def _key_in_log(self, schema_id: str) -> tuple[str, ...]:
         try:
             return ChangeLog(self._settings.log_directory).schema(schema_id).key

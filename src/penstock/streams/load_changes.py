@@ -15,6 +15,7 @@ from penstock.capture.transactions import UPDATE, ChangeRows, MessageConverter
 from penstock.core.position import Lsn
 from penstock.log import columns as log_columns
 from penstock.streams.events import Events
+from penstock.streams.undecided import FindUndecided, Undecided
 
 _OLD_KEY = ord("k")
 _BATCH_BYTES = 1 << 20
@@ -38,11 +39,17 @@ class ChangesAgain:
 
 
 def changes_again(
-    reader: TailReader, encode: Encode, point: Lsn, to: Lsn, *, by_pages: bool
+    reader: TailReader,
+    encode: Encode,
+    point: Lsn,
+    to: Lsn,
+    *,
+    by_pages: bool,
+    undecided: FindUndecided = lambda _: (),
 ) -> Generator[ChangesAgain | None]:
     """Those with `point` <= tx < `to`; None is a sign of life. `by_pages`: how the rows were read."""
     start = point
-    converter = MessageConverter()
+    converter, noting = MessageConverter(), Undecided(undecided)
     events: list[Events] = []
     lacks = False
     with contextlib.closing(reader.follow(point)) as items:  # type: ignore[type-var]  # a generator
@@ -50,10 +57,10 @@ def changes_again(
             if item.end <= point:
                 yield None
                 continue
-            missing = (tx for txs in item.untold.values() for tx in txs)
-            untold = min((tx for tx in missing if point <= tx < to), default=None)
-            until = to if untold is None else Lsn(untold)
-            for fragment in converter.fragments(item):
+            for fragment in map(noting.noted, converter.fragments(item)):
+                missing = (tx for txs in fragment.untold.values() for tx in txs)
+                untold = min((tx for tx in missing if start <= tx < to), default=None)
+                until = to if untold is None else Lsn(untold)
                 found = (changes.between(start, until) for changes in fragment.changes)
                 part = [each for each in found if each is not None]
                 events += [made for each in part for made in encode(each)]

@@ -54,8 +54,9 @@ Each thing that happens keeps it (`LoadStates` has a method for each that change
    comes: until then nothing of it is told, so its state may say a later point than it did.
 8. *A stream that has a gap* (`LoadState.has_gap`) is left out like one that loads, and nothing is done about
    it: `point` stays, so that the log is kept, until somebody decides (`starting_point`). It has one from a
-   transaction on of which the log says that changes are missing (`stop`, `ChangesAgain.untold`): what is
-   before that is told, the transaction is passed over as a whole, and `point` is behind it.
+   transaction on of which the log says that changes are missing (`stop`, `ChangesAgain.untold`), or of which
+   its filter cannot say what it is to the stream (`undecided`): what is before that is told, the transaction
+   is passed over as a whole, and `point` is behind it.
 
 Streams whose rows are not wanted take part too, without a load: the target has a state of each, which says
 that it was followed. Of a stream that it has none of, no change can be missing.
@@ -104,6 +105,7 @@ from penstock.streams.load_snapshots import LoadSnapshots, Taken
 from penstock.streams.load_state import BEGINNING, LoadState, least_point
 from penstock.streams.load_states import LoadStates
 from penstock.streams.publisher import StoppedError
+from penstock.streams.undecided import FindUndecided
 
 __all__ = ["LoadSettings", "Loads", "least_point"]
 
@@ -129,6 +131,7 @@ class Loads:
         selections: Mapping[StreamId, Selection],
         encode: Encode,
         held: Callable[[], Mapping[str, Any]] | None = None,
+        undecided: FindUndecided = lambda _: (),
     ) -> None:
         self._capture = capture
         self._log_directory = log_directory
@@ -137,6 +140,7 @@ class Loads:
         self._selections = selections
         self._encode = encode
         self._held = held
+        self._undecided = undecided
         self._states = LoadStates()
         self._within_s = 0.0
         self._work: Iterator[_Step | None] | None = None
@@ -414,7 +418,14 @@ class Loads:
         if state.point >= to:
             return
         reader = TailReader(self._capture, self._log_directory, {stream})
-        parts = changes_again(reader, self._encode, state.point, to, by_pages=state.method == "ctid")
+        parts = changes_again(
+            reader,
+            self._encode,
+            state.point,
+            to,
+            by_pages=state.method == "ctid",
+            undecided=self._undecided,
+        )
         with contextlib.closing(parts):
             for again in parts:
                 if again is None:

@@ -6,7 +6,8 @@ an update that leaves them is a delete, with the old key, and one that enters th
 are chosen by the query that reads them and are all inside.
 
 A row that enters by an update has the values the update carried: of a column that was not sent (unchanged
-TOAST, under a replica identity that is not `full`) the event says so in `unchanged`.
+TOAST, under a replica identity that is not `full`) the event says so in `unchanged`. So it does of a document
+of MongoDB that was gone when its update was read; that is told if the document before is known to be inside.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import pyarrow.compute as pc
 from penstock.capture.transactions import INSERT, OLD_FULL, UPDATE, ChangeRows
 from penstock.core import row_filter
 from penstock.core.errors import SourceError
-from penstock.core.row_filter import Flags
+from penstock.core.row_filter import Flags, Unsent
 from penstock.core.selection import Selection
 from penstock.core.stream import StreamId
 from penstock.core.where import Condition, WhereError
@@ -54,13 +55,30 @@ class StreamSelection:
         if self._selection.condition is None:
             return None
         condition = self._condition_for(changes)
-        if _has_missing(changes):
-            row_filter.require_sent(_missing(changes), condition, str(self._stream))
         carries_row = (changes.op == INSERT) | (changes.op == UPDATE)
         new_inside = carries_row & row_filter.inside(condition, changes.new, len(changes))
-        found = row_filter.becomes(changes.op, new_inside, *self._old_rows(changes, condition))
+        old_known, old_inside = self._old_rows(changes, condition)
+        found = row_filter.becomes(changes.op, new_inside, old_known, old_inside)
+        if _has_missing(changes):
+            why = row_filter.unsent(changes.version.columns.values())
+            if why == Unsent.GONE:
+                gone = log_columns.lacking(changes.rows.column(log_columns.UNCHANGED))
+                found = row_filter.of_gone_rows(found, gone, old_known & old_inside, by_key=False)
+            else:
+                row_filter.require_sent(_missing(changes), condition, str(self._stream), why)
         actions: Bytes = _ACTIONS[found]
         return actions
+
+    def undecided(self, changes: ChangeRows) -> tuple[int, ...]:
+        """Transactions with an update of which nobody can tell whether it is inside: the session that wrote
+        it left out a value that the condition reads."""
+        condition = self._selection.condition
+        if condition is None or not _has_missing(changes):
+            return ()
+        if row_filter.unsent(changes.version.columns.values()) != Unsent.LEFT_OUT:
+            return ()
+        found = log_columns.lacking(changes.rows.column(log_columns.UNCHANGED), condition.columns)
+        return tuple(np.unique(changes.tx[found]).tolist())
 
     def _old_rows(self, changes: ChangeRows, condition: Condition) -> tuple[Flags, Flags]:
         """For which changes the old row can be judged, and for which of them it was inside."""

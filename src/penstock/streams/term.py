@@ -44,6 +44,7 @@ from penstock.streams.starting_point import Beginning, Ordered, StartingPoint, f
 from penstock.streams.table_watch import TableWatch
 from penstock.streams.tail_feed import TailFeed
 from penstock.streams.trouble import TroubleWatch
+from penstock.streams.undecided import Undecided
 
 _LOOK_EVERY_S = 0.5  # at orders
 _LOADING_WAIT_S = 0.01
@@ -136,6 +137,7 @@ class StreamTerm:
                 selections,
                 conversion.events,
                 lambda: self._publisher.standing.loads,
+                conversion.undecided,
             )
             opened.callback(loads.close)
             opened.enter_context(
@@ -216,11 +218,11 @@ class StreamTerm:
         self, feed: TailFeed, loads: Loads, conversion: Conversion, end: Lsn, stop: threading.Event
     ) -> bool:
         """Whether it ends with whole transactions."""
-        is_whole = True
+        is_whole, undecided = True, Undecided(conversion.undecided)
         while not stop.is_set() and not (is_whole and self._is_over(loads, end)):
             fragment = feed.next(_LOADING_WAIT_S if loads.is_active else _LOOK_EVERY_S)
             if fragment is not None and (fragment.changes or fragment.end != end or not fragment.is_last):
-                self._hand_over(fragment, loads, conversion)
+                self._hand_over(undecided.noted(fragment), loads, conversion)
                 end, is_whole = fragment.end, fragment.is_last
             if is_whole and loads.is_active:
                 is_whole = self._load(loads, end, stop)
@@ -236,7 +238,7 @@ class StreamTerm:
         tools = self._tools
         if tools.bulk is None or not loads.is_level:
             return after
-        while ends := backlog(tools.settings, after):
+        while ends := backlog(tools.settings, self._streams, after):
             with closing(tools.bulk.encoded(tools.settings, self._streams, after, ends)) as batches:
                 for batch in batches:
                     self._publish(self._with_boundaries(batch))

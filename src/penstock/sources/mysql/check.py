@@ -19,7 +19,7 @@ from penstock.core.errors import PenstockError
 from penstock.sources.finding import Finding, Level, StreamNeed, findings_of
 from penstock.sources.mysql.binlog.packets import report_host
 from penstock.sources.mysql.catalog import MysqlTable, discover
-from penstock.sources.mysql.check_streams import LogFacts, check_streams
+from penstock.sources.mysql.check_streams import PERSIST, LogFacts, check_streams
 from penstock.sources.mysql.connection import (
     Connection,
     code_of,
@@ -35,7 +35,6 @@ _MYSQL_MIN, _MARIADB_MIN = (8, 0, 1), (10, 5, 0)
 _CASCADES_LOGGED_SINCE = (9, 6, 0)
 _RETENTION_S_MIN = 24 * 3600
 _UNKNOWN_VARIABLE = 1193
-_PERSIST = "SET PERSIST (MariaDB and managed services: the server's configuration)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +146,7 @@ def _check_log_bin(asked: _Asked) -> Iterator[Finding]:
 def _setting(name: str, found: str, wanted: str, why: str, level: Level = "error") -> Finding:
     if found.upper() == wanted:
         return Finding(name, "ok", f"{name} is {found}.")
-    remedy = f"Set {name} = {wanted} by {_PERSIST}, and let sessions begin anew: old ones keep their setting."
+    remedy = f"Set {name} = {wanted} by {PERSIST}, and let sessions begin anew: old ones keep their setting."
     return Finding(name, level, f"{name} is {found}: {why}.", remedy)
 
 
@@ -164,8 +163,9 @@ def _check_row_image(asked: _Asked) -> Iterator[Finding]:
         return
     why = (
         "columns that an update leaves as they are may be missing in the log, and are taken from the table; "
-        "append tables list them in `_unchanged`; after an insert that leaves columns to their defaults, the "
-        "table is loaded again, and its stream stands still in stream lanes"
+        "append tables list them in `_unchanged`; after an insert that leaves columns to their defaults, or "
+        "an update without what `where` reads, the table is loaded again, and its stream stands still in "
+        "stream lanes"
     )
     yield _setting("binlog_row_image", found, "FULL", why, "warning")
 
@@ -183,7 +183,7 @@ def _check_partial_json(asked: _Asked) -> Iterator[Finding]:
             "binlog_row_value_options",
             "error",
             "binlog_row_value_options is PARTIAL_JSON: the log has parts of changed JSON values only.",
-            f"Set binlog_row_value_options = '' by {_PERSIST}.",
+            f"Set binlog_row_value_options = '' by {PERSIST}.",
         )
 
 
@@ -336,7 +336,13 @@ def _facts(asked: _Asked, tables: Sequence[MysqlTable]) -> LogFacts:
     by_engine = asked.variable("innodb_native_foreign_keys") == "1"  # as before 9.6, and unlogged as before
     logged = not asked.mariadb and asked.version >= _CASCADES_LOGGED_SINCE and not by_engine
     readable = frozenset(table.stream for table in tables if _may_read(asked, str(table.stream)))
-    return LogFacts(logs_cascades=logged, readable=readable, may_lock=_may_lock(asked), user=_user(asked))
+    return LogFacts(
+        logs_cascades=logged,
+        readable=readable,
+        may_lock=_may_lock(asked),
+        user=_user(asked),
+        row_image=asked.variable("binlog_row_image") or "FULL",
+    )
 
 
 def _may_read(asked: _Asked, stream: str) -> bool:

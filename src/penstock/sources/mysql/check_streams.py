@@ -14,11 +14,15 @@ from penstock.core.where import Condition, WhereError
 from penstock.sources.finding import Finding, Level, StreamNeed
 from penstock.sources.mysql.binlog.charsets import BINARY, conversion
 from penstock.sources.mysql.catalog import MysqlTable, is_working_table
-from penstock.sources.mysql.types import TYPES
+from penstock.sources.mysql.types import BYTES, GEOMETRIES, TEXTS, TYPES
 
 _KINDS = {"view": "a view", "sequence": "a sequence"}
 #: MariaDB's own, which the log has as bytes, in an order of their own, and does not name.
 _BYTES_IN_LOG = ("uuid", "inet4", "inet6")
+#: How a setting of the server's is changed.
+PERSIST = "SET PERSIST (MariaDB and managed services: the server's configuration)"
+#: Types that the server holds as BLOB.
+_LARGE = frozenset({*TEXTS[2:], *BYTES[2:], "json", "vector", *GEOMETRIES})
 _INSTEAD = "Name the tables behind it instead, or leave it out."
 
 
@@ -30,6 +34,7 @@ class LogFacts:
     readable: frozenset[StreamId]
     may_lock: bool  # for the moment in which a table is read with its place in the log, if that needs it
     user: str
+    row_image: str = "FULL"  # what new sessions log of a row (binlog_row_image)
 
 
 def check_streams(
@@ -48,7 +53,7 @@ def check_streams(
             found = [
                 *_check_kind(table),
                 *_check_reading(table, facts),
-                *_check_columns(table, need),
+                *_check_columns(table, need, facts),
                 *_check_cursor(table, need),
                 *(_check_log(table, need, facts) if need.reads_log else ()),
             ]
@@ -129,7 +134,7 @@ def _check_reading(table: MysqlTable, facts: LogFacts) -> Iterator[Finding]:
         )
 
 
-def _check_columns(table: MysqlTable, need: StreamNeed) -> Iterator[Finding]:
+def _check_columns(table: MysqlTable, need: StreamNeed, facts: LogFacts) -> Iterator[Finding]:
     if table.generated_columns:
         yield _finding(
             table,
@@ -139,7 +144,7 @@ def _check_columns(table: MysqlTable, need: StreamNeed) -> Iterator[Finding]:
             "Compute them where the table is read.",
         )
     yield from _check_selection(table, need)
-    yield from _check_filter(table, need)
+    yield from _check_filter(table, need, facts)
     for column in need.columns or table.schema.names:
         if need.rename.get(column, column) in need.added_columns:
             yield _finding(
@@ -175,11 +180,11 @@ def _check_selection(table: MysqlTable, need: StreamNeed) -> Iterator[Finding]:
         )
 
 
-def _check_filter(table: MysqlTable, need: StreamNeed) -> Iterator[Finding]:
+def _check_filter(table: MysqlTable, need: StreamNeed, facts: LogFacts) -> Iterator[Finding]:
     if need.where is None:
         return
     try:
-        Condition.compile(need.where, table.schema.columns)
+        condition = Condition.compile(need.where, table.schema.columns)
     except WhereError as error:
         yield _finding(
             table,
@@ -188,6 +193,30 @@ def _check_filter(table: MysqlTable, need: StreamNeed) -> Iterator[Finding]:
             f"`where`, {error}.",
             "Correct the condition; docs/guides/filter.md says what can be written.",
         )
+        return
+    left_out = _left_out_values(table, need, condition, facts.row_image) if need.reads_log else []
+    if left_out:
+        yield _finding(
+            table,
+            "selection",
+            "error",
+            f"`where` reads {', '.join(left_out)}, and binlog_row_image is {facts.row_image}: of a change "
+            "without these nobody can tell whether it is inside.",
+            f"Set binlog_row_image = FULL by {PERSIST}, and let sessions begin anew: old ones keep theirs.",
+        )
+
+
+def _left_out_values(table: MysqlTable, need: StreamNeed, condition: Condition, image: str) -> list[str]:
+    """Columns that the condition reads, and that changes may come without.
+
+    NOBLOB leaves out large columns alone; of rows of an append table the old ones must be whole too.
+    """
+    if image.upper() not in ("MINIMAL", "NOBLOB"):
+        return []
+    read = sorted(condition.columns.difference(table.schema.key))
+    if image.upper() == "MINIMAL" or need.write == "append":
+        return read
+    return [name for name in read if table.schema.column(name).type_name in _LARGE]
 
 
 def _check_cursor(table: MysqlTable, need: StreamNeed) -> Iterator[Finding]:
