@@ -24,7 +24,7 @@ from penstock.sources.mysql.binlog.table_map import Column, TableMap, decimal_wi
 
 pytestmark = pytest.mark.unit
 COLLATIONS = {8: "latin1", 255: "utf8mb4", 63: "binary", 54: "utf16", 56: "utf16le", 60: "utf32"} | {
-    13: "sjis", 98: "eucjpms", 1: "big5", 248: "gb18030",
+    92: "geostd8", 13: "sjis", 98: "eucjpms", 1: "big5", 248: "gb18030",
 }  # fmt: skip
 DECIMALS = decimal.Context(prec=70)
 
@@ -227,6 +227,8 @@ def test_members_of_enumerations_and_sets() -> None:
     assert texts(chosen, [b"\0", b"\7", b"\5"]) == ["", "a,é,b,c", "a,b,c"]
     # Without the members, which only full metadata has, the number is as exact.
     assert texts(column(types.ENUM, 2), [b"\1\1"]) == ["257"]
+    with pytest.raises(SourceError, match="geostd8"):
+        texts(column(types.ENUM, 1, values=members, collation=92), [b"\1"])
 
 
 @given(st.lists(st.none() | st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1))
