@@ -117,6 +117,8 @@ COLUMNS: Sequence[TypedColumn] = (
     ),
     TypedColumn("e", "ENUM('a','b,c','ü')", ("'a'", "'ü'", "'no such'"), "CAST({} AS CHAR)"),
     TypedColumn("el", "ENUM('a','é') CHARACTER SET latin1", ("'é'", "'a'")),
+    TypedColumn("eb", "ENUM('a','b') CHARACTER SET binary", ("'a'",)),
+    TypedColumn("ej", "ENUM('日本','〜') CHARACTER SET cp932", ("'日本'",)),
     TypedColumn("e300", f"ENUM({','.join(repr(f'v{n}') for n in range(300))})", ("'v299'", "'v255'", "'v0'")),
     TypedColumn("s", "SET('x','ÿ','z')", ("'x,z'", "''", "'ÿ'")),
     TypedColumn(
@@ -139,6 +141,7 @@ COLUMNS: Sequence[TypedColumn] = (
     TypedColumn("vgb", "VARCHAR(30) CHARACTER SET gbk", ("'中文'", "'x'")),
     TypedColumn("vsj", "VARCHAR(30) CHARACTER SET sjis", ("'日本'",)),
     TypedColumn("vej", "VARCHAR(30) CHARACTER SET ujis", ("'日本'",)),
+    TypedColumn("vem", "VARCHAR(30) CHARACTER SET eucjpms", ("x'ada1a1c1'", "x'f5a18ff4fe'")),
     TypedColumn("vbg", "VARCHAR(30) CHARACTER SET big5", ("'中文'",)),
     TypedColumn("vkr", "VARCHAR(30) CHARACTER SET euckr", ("'한국'",)),
     TypedColumn("vas", "VARCHAR(30) CHARACTER SET ascii", ("'plain'",)),

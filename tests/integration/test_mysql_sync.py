@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from penstock.core.errors import PositionGoneError
+from penstock.core.errors import AnotherSourceError, PositionGoneError
 from penstock.log.manifest import newest_manifest
 from penstock.sources.mysql.binlog.warming import warm_up
 from tests.conftest import wait_until
@@ -307,7 +307,7 @@ def _reading_from(synced: PipelineUnderTest, server: MysqlServer) -> PipelineUnd
 
 def _make_words(server: MysqlServer) -> None:
     server.execute(
-        "RESET BINARY LOGS AND GTIDS",
+        "RESET MASTER" if server.kind is MARIADB else "RESET BINARY LOGS AND GTIDS",
         "CREATE DATABASE shop",
         "CREATE TABLE shop.words (word VARCHAR(20) PRIMARY KEY, n INT)",
         "CREATE TABLE shop.orders (id INT PRIMARY KEY, n INT)",
@@ -343,6 +343,70 @@ def test_a_table_that_was_loaded_beyond_the_log_is_loaded_again_at_another_serve
         _reading_from(synced, two).sync()
         assert_same(two, synced, "words", "orders")
         assert any(note.startswith("shop.words is loaded again: another server") for note in synced.notes)
+
+
+@pytest.fixture
+def replicated(tmp_path: Path) -> Iterator[tuple[MysqlServer, MysqlServer, PipelineUnderTest]]:
+    """MariaDB, a replica of it, and a pipeline from the former that has been synced once."""
+    with (
+        MysqlServer(tmp_path / "one", MARIADB) as one,
+        MysqlServer(tmp_path / "two", MARIADB, ["--server-id=8", "--log-slave-updates"]) as two,
+    ):
+        _make_words(one)
+        two.execute(
+            f"CHANGE MASTER TO MASTER_HOST = '127.0.0.1', MASTER_PORT = {one.port}, MASTER_USER = 'root', "
+            "MASTER_USE_GTID = slave_pos, MASTER_SSL_VERIFY_SERVER_CERT = 0",
+            "START SLAVE",
+        )
+        synced = pipeline(one, tmp_path / "pipeline")
+        synced.streams[:] = ["shop.words", {"table": "shop.orders", "write": "append"}]
+        synced.write_file()
+        synced.sync()
+        yield one, two, synced
+
+
+def _let_apply(replica: MysqlServer, primary: MysqlServer) -> None:
+    """All that the primary has logged, and then no more of it."""
+    [(logged,)] = primary.rows("SELECT @@global.gtid_binlog_pos")
+    assert replica.rows(f"SELECT MASTER_GTID_WAIT('{logged}', 60)") == [(0,)]
+    replica.execute("STOP SLAVE")
+
+
+@pytest.mark.slow
+def test_capture_goes_on_at_a_replica_of_mariadb_that_took_over(
+    replicated: tuple[MysqlServer, MysqlServer, PipelineUnderTest],
+) -> None:
+    one, two, synced = replicated
+    one.execute("UPDATE shop.words SET n = n + 10", "INSERT INTO shop.orders VALUES (3, 3)")
+    synced.sync()
+    one.execute("INSERT INTO shop.words VALUES ('not delivered', 3)", "INSERT INTO shop.orders VALUES (4, 4)")
+    _let_apply(two, one)
+    one.kill()
+    two.execute("UPDATE shop.words SET n = -n WHERE n > 10", "INSERT INTO shop.orders VALUES (5, 5)")
+    _reading_from(synced, two).sync()
+    two.execute("DELETE FROM shop.words WHERE word = 'one'", "INSERT INTO shop.orders VALUES (6, 6)")
+    synced.sync()
+    assert_same(two, synced, "words")
+    files = synced.path("shop.orders").glob("*.parquet")
+    appended = [row["id"] for file in files for row in pq.read_table(file).to_pylist()]
+    assert sorted(appended) == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.slow
+def test_a_replica_of_mariadb_that_lacks_what_was_delivered_is_refused(
+    replicated: tuple[MysqlServer, MysqlServer, PipelineUnderTest],
+) -> None:
+    """Also when its own transactions have numbers beyond those of the former server."""
+    one, two, synced = replicated
+    _let_apply(two, one)
+    one.execute("UPDATE shop.words SET n = 100 WHERE word = 'one'")
+    synced.sync()
+    [(delivered,)] = one.rows("SELECT @@global.gtid_binlog_pos")
+    one.kill()
+    two.execute(*(f"INSERT INTO shop.orders VALUES ({number}, 0)" for number in (7, 8, 9)))
+    with pytest.raises(AnotherSourceError, match="another history") as refused:
+        _reading_from(synced, two).sync()
+    assert str(delivered) in str(refused.value)
 
 
 @pytest.mark.slow

@@ -23,7 +23,9 @@ from penstock.sources.mysql.binlog.rows import RowLayout, decode_rows
 from penstock.sources.mysql.binlog.table_map import Column, TableMap, decimal_width
 
 pytestmark = pytest.mark.unit
-COLLATIONS = {8: "latin1", 255: "utf8mb4", 63: "binary", 54: "utf16", 56: "utf16le", 60: "utf32"}
+COLLATIONS = {8: "latin1", 255: "utf8mb4", 63: "binary", 54: "utf16", 56: "utf16le", 60: "utf32"} | {
+    92: "geostd8", 13: "sjis", 98: "eucjpms", 1: "big5", 248: "gb18030",
+}  # fmt: skip
 DECIMALS = decimal.Context(prec=70)
 
 
@@ -195,6 +197,23 @@ def test_all_bytes_of_latin1_are_what_the_server_takes_them_for() -> None:
     assert found[0xE9] == "é"
 
 
+@pytest.mark.parametrize(
+    ("collation", "stored", "text"),
+    [
+        (13, b"a\x81\x5f\xb1\x81\xad\x85", "a\\ｱ??"),  # sjis: a code without a character, half a code
+        (98, b"\xad\xa1\xa1\xc1\xf5\xa1\x8f\xf4\xfe\x8e\xb1\x8e\xa0z", "①\uff5e\ue000黑ｱ??z"),
+        (1, b"\xf9\xd6\xa4\x40\xff\x40", "碁一?@"),
+        (248, b"\xa8\xbc\x81\x35\xf4\x37\x84\x31\xa4\x39", "\u1e3f\ue7c7\uffff"),
+        (248, b"\x90\x30\x81\x30\xe3\x32\x9a\x35\xe3\x32\x9a\x36\x84\x31\xa5\x30", "\U00010000\U0010ffff??"),
+        (248, b"\x81\x30\x81\x3a\x81\x30\x81", "?0?:?0?"),
+    ],
+)
+def test_codes_of_several_bytes_are_what_the_server_takes_them_for(
+    collation: int, stored: bytes, text: str
+) -> None:
+    assert texts(column(types.BLOB, 2, collation=collation), [sized(stored, 2), None]) == [text, None]
+
+
 def test_bytes_are_hexadecimal_and_binary_columns_get_their_zeros_back() -> None:
     assert texts(column(types.BLOB, 1, collation=63), [b"\2\0\xab", None, b"\0"]) == ["00ab", None, ""]
     assert texts(column(types.STRING, 4, collation=63), [b"\1\x7f", b"\0"]) == ["7f000000", "00000000"]
@@ -208,6 +227,8 @@ def test_members_of_enumerations_and_sets() -> None:
     assert texts(chosen, [b"\0", b"\7", b"\5"]) == ["", "a,é,b,c", "a,b,c"]
     # Without the members, which only full metadata has, the number is as exact.
     assert texts(column(types.ENUM, 2), [b"\1\1"]) == ["257"]
+    with pytest.raises(SourceError, match="geostd8"):
+        texts(column(types.ENUM, 1, values=members, collation=92), [b"\1"])
 
 
 @given(st.lists(st.none() | st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1))

@@ -152,6 +152,9 @@ def test_a_log_has_what_its_state_says_of_each_server() -> None:
     assert not MariaDbPosition.parse("0-1-15").beyond_state(state), "the last of one of them"
     assert not MariaDbPosition.parse("0-2-20").beyond_state("0-1-20,0-2-20"), "numbers may be equal"
     assert str(MariaDbPosition.parse("0-3-20,3-7-13,4-1-1").beyond_state(state)) == "0-3-20,3-7-13,4-1-1"
+    taken_over_too_early = MariaDbPosition.parse("0-1-16").beyond_state(state)
+    assert str(taken_over_too_early) == "0-1-16", "another server's numbers go on without it"
+    assert str(MariaDbPosition.parse("0-4-9").beyond_state(state)) == "0-4-9", "nothing of that server"
 
 
 @pytest.mark.parametrize("text", ["1", "0-1", "0-1-x", f"{2**32}-1-1", f"0-1-{2**64}", f"{UUIDS[0]}:1"])

@@ -175,6 +175,12 @@ def mysql(uuid: str = A, first: str = "bin.000003:4", last: str = "bin.000006:90
             "by gtid",
             id="MariaDB, another server",
         ),
+        pytest.param(
+            Standing(A, at("bin.000005:500"), "0-2-90"),
+            Server("mariadb", B, at("b.000001:4"), at("b.000002:9"), "0-1-80,0-2-90", "0-1-60"),
+            "by gtid",
+            id="MariaDB, another server that purged what a third one wrote",
+        ),
     ],
 )
 def test_the_place_is_found_again(standing: Standing, server: Server, expected: str) -> None:
@@ -250,6 +256,13 @@ def test_the_place_is_found_again(standing: Standing, server: Server, expected: 
             AnotherSourceError,
             "1-1-5",
             id="MariaDB, a domain is missing",
+        ),
+        pytest.param(
+            Standing(A, at("bin.000005:500"), "0-1-77"),
+            Server("mariadb", B, at("b.000001:4"), at("b.000002:9"), "0-1-76,0-2-80"),
+            AnotherSourceError,
+            "0-1-77",
+            id="MariaDB, failover that lost transactions",
         ),
         pytest.param(
             Standing(A, at("bin.000005:500"), "0-1-77"),

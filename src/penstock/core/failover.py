@@ -87,7 +87,7 @@ def go_on(standing: Standing, server: Server) -> GoOn:
 
 
 def _require_held(standing: Standing, server: Server) -> None:
-    missing = _missing(server.flavor, standing.gtid_set, server.executed)
+    missing = _missing(server.flavor, standing.gtid_set, server.executed, is_state=True)
     if missing:
         raise AnotherSourceError(
             "Transactions already delivered are missing there: this server has another history.",
@@ -97,7 +97,7 @@ def _require_held(standing: Standing, server: Server) -> None:
 
 
 def _require_kept(standing: Standing, server: Server) -> None:
-    gone = _missing(server.flavor, server.purged, standing.gtid_set)
+    gone = _missing(server.flavor, server.purged, standing.gtid_set, is_state=False)
     if gone:
         raise PositionGoneError(
             "The position is gone: this server has purged transactions that were not read yet.",
@@ -106,12 +106,15 @@ def _require_kept(standing: Standing, server: Server) -> None:
         )
 
 
-def _missing(flavor: Flavor, wanted: str, held: str) -> str:
-    """What of `wanted` is not in `held`; empty if all of it is."""
+def _missing(flavor: Flavor, wanted: str, held: str, *, is_state: bool) -> str:
+    """What of `wanted` is not in `held`, a server's binlog state or a position; empty if all of it is."""
     try:
         if flavor == "mysql":
             return str(GtidSet.parse(wanted) - GtidSet.parse(held))
-        return str(MariaDbPosition.of_binlog_state(wanted).beyond_state(held))
+        position = MariaDbPosition.of_binlog_state(wanted)
+        return str(
+            position.beyond_state(held) if is_state else position - MariaDbPosition.of_binlog_state(held)
+        )
     except ValueError as error:
         raise SourceError(
             f"A GTID set cannot be read as one of {'MySQL' if flavor == 'mysql' else 'MariaDB'}.",

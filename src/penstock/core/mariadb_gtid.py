@@ -6,7 +6,8 @@ b` means that `b` is not before `a` in any domain that `a` knows. Which server w
 kept, since the server wants it back, and tells two histories apart only where the numbers are equal.
 
 Where servers of one domain write at the same time, without `gtid_strict_mode`, numbers grow for each of them
-alone. `gtid_binlog_state` has the last of each, which `beyond_state` goes by.
+alone. `gtid_binlog_state` has the last of each, which `beyond_state` goes by, as MariaDB does with its
+replicas. A higher number of another server says nothing: one that took over too early counts on by itself.
 """
 
 from __future__ import annotations
@@ -81,16 +82,14 @@ class MariaDbPosition:
 
     def beyond_state(self, state: str) -> MariaDbPosition:
         """The domains whose last transaction a log does not have that is in this state."""
-        held: dict[int, list[tuple[int, int]]] = {}
+        held: dict[tuple[int, int], int] = {}
         for domain, server, number in _parsed(state):
-            held.setdefault(domain, []).append((server, number))
+            held[domain, server] = max(number, held.get((domain, server), 0))
         return MariaDbPosition(
             {
                 domain: (server, number)
                 for domain, (server, number) in self._last.items()
-                if not any(
-                    other > number or (by == server and other == number) for by, other in held.get(domain, ())
-                )
+                if held.get((domain, server), -1) < number
             }
         )
 

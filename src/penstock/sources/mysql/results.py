@@ -237,10 +237,11 @@ def _result_column(
         return ResultColumn(Rendering(VECTOR))
     if code in (types.STRING, types.VAR_STRING, types.VARCHAR, types.ENUM, types.SET, *_BLOBS):
         charset = charset_of(collation, collations, stream)
-        if charset == BINARY:
-            return ResultColumn(Rendering(values.HEX))
-        kind, codes, codec = conversion(charset, stream)
-        return ResultColumn(Rendering(kind, codes=codes, codec=codec))
+        if charset == BINARY:  # members of an enumeration are text, as in the log
+            kind = values.UTF8 if column.type_name in ("enum", "set") else values.HEX
+            return ResultColumn(Rendering(kind))
+        kind, codes = conversion(charset, stream)
+        return ResultColumn(Rendering(kind, codes=codes))
     return ResultColumn(Rendering(values.UTF8), zero_filled=zero_filled)
 
 

@@ -3,13 +3,12 @@
 A table map names a column's collation by number; which set that is, the server says once (`read_collations`):
 numbers differ between MySQL, MariaDB and their versions. Sets of one byte are a table of 256 code points, the
 Unicode ones are computed, both by compiled code. The tables are the servers' own: they are Python's, but for
-what these hold to be another character, or none, which they show as a question mark. The multi-byte sets of
-East Asia are decoded value by value by Python's codecs, at about a microsecond each.
+what these hold to be another character, or none, which they show as a question mark. So are those of the
+multi-byte sets of East Asia (`east_asian`).
 """
 
 from __future__ import annotations
 
-import codecs
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
@@ -18,7 +17,9 @@ import numpy as np
 
 from penstock.core.errors import SourceError
 from penstock.sources.mysql.binlog import value_kernels as values
+from penstock.sources.mysql.binlog.east_asian import EAST_ASIAN, characters
 from penstock.sources.mysql.binlog.packet_kernels import Ints
+from penstock.word_kernels import SLACK
 
 BINARY = "binary"
 _UNICODE = {
@@ -51,10 +52,6 @@ _UNDEFINED = {
     "greek": (0xA4, 0xA5, 0xAA, 0xAE, 0xD2, 0xFF),
     "hebrew": (0xA1, *range(0xBF, 0xDF), 0xFB, 0xFC, 0xFF),
 }
-_MULTI_BYTE = {
-    "gbk": "gbk", "gb2312": "gb2312", "gb18030": "gb18030", "big5": "big5", "euckr": "cp949",
-    "sjis": "shift_jis", "cp932": "cp932", "ujis": "euc_jp", "eucjpms": "euc_jp",
-}  # fmt: skip
 #: Collations of sets that a client may write statements in: numbers that are the same on all servers.
 _CLIENTS = {
     "latin1": (5, 8, 15, 31, 47, 48, 49, 94), "latin2": (2, 9, 21, 27, 77), "latin5": (30, 78),
@@ -67,6 +64,8 @@ _CLIENTS = {
 }  # fmt: skip
 _CLIENT_CHARSETS = {number: charset for charset, numbers in _CLIENTS.items() for number in numbers}
 _REPLACEMENT = 0xFFFD
+_NO_CODES = np.zeros(0, np.int64)
+_NO_BYTES = np.zeros(0, np.uint8)
 
 
 def read_collations(connection: Any) -> dict[int, str]:
@@ -99,20 +98,24 @@ def charset_of(collation: int | None, collations: Mapping[int, str], stream: str
     return name
 
 
-def conversion(charset: str, stream: str) -> tuple[int, Ints, str | None]:
-    """How text of a set is written: kind of value, code points of its 256 bytes, or Python's codec."""
-    nothing = np.zeros(0, np.int64)
+def conversion(charset: str, stream: str) -> tuple[int, Ints]:
+    """How text of a set is written: kind of value, and the code points that it looks up, if any."""
+    found = _conversion(charset)
+    if found is None:
+        raise SourceError(
+            f"A column has the character set {charset}, which Penstock cannot convert.",
+            stream=stream,
+            remedy="Change the column to utf8mb4, or leave it out of the stream.",
+        )
+    return found
+
+
+def _conversion(charset: str) -> tuple[int, Ints] | None:
     if charset in _UNICODE:
-        return _UNICODE[charset], nothing, None
+        return _UNICODE[charset], _NO_CODES
     if charset in _SINGLE_BYTE:
-        return values.SINGLE_BYTE, _code_points(charset), None
-    if charset in _MULTI_BYTE:
-        return values.UTF8, nothing, _MULTI_BYTE[charset]
-    raise SourceError(
-        f"A column has the character set {charset}, which Penstock cannot convert.",
-        stream=stream,
-        remedy="Change the column to utf8mb4, or leave it out of the stream.",
-    )
+        return values.SINGLE_BYTE, _code_points(charset)
+    return characters(charset) if charset in EAST_ASIAN else None
 
 
 @lru_cache(64)
@@ -137,12 +140,9 @@ def client_charset(collation: int) -> str:
 
 def to_utf8(value: bytes, charset: str) -> bytes:
     """A single value, such as a member of an enumeration."""
-    if charset in _SINGLE_BYTE:
-        return "".join(map(chr, _code_points(charset)[list(value)].tolist())).encode()
-    codec = _MULTI_BYTE.get(charset) or {
-        values.UTF8: "utf-8",
-        values.UTF16_BIG: "utf-16-be",
-        values.UTF16_LITTLE: "utf-16-le",
-        values.UTF32: "utf-32-be",
-    }.get(_UNICODE.get(charset, values.UTF8), "utf-8")
-    return codecs.decode(value, codec, "replace").encode()
+    kind, codes = _conversion(charset) or (values.UTF8, _NO_CODES)
+    if kind == values.UTF8:
+        return value.decode(errors="replace").encode()
+    text, written = np.array(bytearray(value), np.uint8), np.zeros(3 * len(value) + SLACK, np.uint8)
+    end = values.write_value(kind, text, 0, len(value), 0, 0, _NO_BYTES, _NO_CODES, codes, written, 0)
+    return written[:end].tobytes()

@@ -35,6 +35,7 @@ _SRID_BYTES = 16
 #: Bytes of text that a byte becomes at most.
 _EXPANSIONS: Final = {
     values.UTF8: 1, values.HEX: 2, values.GEOMETRY: 2, values.SINGLE_BYTE: 3,
+    values.MULTI_BYTE: 3, values.EUC_JP: 3, values.GB18030: 3,
     values.UTF16_BIG: 2, values.UTF16_LITTLE: 2, values.UTF32: 2,
 }  # fmt: skip
 
@@ -50,7 +51,6 @@ class Rendering:
     texts: Bytes = field(default_factory=lambda: NO_BYTES)
     ends: Ints = field(default_factory=lambda: NO_NUMBERS)
     codes: Ints = field(default_factory=lambda: NO_NUMBERS)
-    codec: str | None = None
 
 
 def render(buffer: Bytes, places: Places, lengths: Lengths, column: Rendering, stream: str) -> pa.StringArray:
@@ -65,10 +65,7 @@ def render_all(
     buffer: Bytes, located: Sequence[tuple[Places, Lengths, Rendering]], stream: str
 ) -> list[pa.StringArray]:
     """Columns of the same rows. Some thousand rows at a time, column by column, while caches hold them."""
-    filled = [
-        _Filled(buffer, *each) if each[2].codec is None and each[2].kind not in _AT_ONCE else None
-        for each in located
-    ]
+    filled = [_Filled(buffer, *each) if each[2].kind not in _AT_ONCE else None for each in located]
     rows = len(located[0][0]) if located else 0
     for first in range(0, max(rows, 1), _ROWS_AT_A_TIME):
         for texts in filled:
@@ -87,8 +84,6 @@ def _rendered_at_once(
 ) -> pa.StringArray:
     if column.kind == FLOAT:
         return _floats(buffer, places)
-    if column.codec is not None:
-        return _decoded(buffer, places, lengths, column.codec)
     if column.kind == JSON:
         return _string_array(*_json(buffer, places, lengths, stream), places, stream)
     return _string_array(*_vectors(buffer, places, lengths), places, stream)
@@ -232,14 +227,3 @@ def _vectors(buffer: Bytes, places: Places, lengths: Lengths) -> Texts:
 def _bytes(buffer: pa.Buffer | None) -> Bytes:
     """A copy, which may be written to: compiled code is the same for all arrays then."""
     return NO_BYTES if buffer is None else np.frombuffer(buffer, np.uint8).copy()
-
-
-def _decoded(buffer: Bytes, places: Places, lengths: Lengths, codec: str) -> pa.StringArray:
-    data = buffer.data
-    return pa.array(
-        [
-            str(data[at : at + length], codec, "replace") if at >= 0 else None
-            for at, length in zip(places.tolist(), lengths.tolist(), strict=True)
-        ],
-        pa.string(),
-    )

@@ -113,7 +113,6 @@ def _matrix(count: int, rows: int) -> Lengths:
 
 def _rendering(column: Column, collations: Mapping[int, str], table: TableMap) -> Rendering:
     texts, ends, codes = NO_BYTES, NO_NUMBERS, NO_NUMBERS
-    codec = None
     length = column.length
     if column.type in _INTEGERS:
         if column.unsigned is None:
@@ -138,8 +137,8 @@ def _rendering(column: Column, collations: Mapping[int, str], table: TableMap) -
         if charset == BINARY:
             kind, length = values.HEX, (column.length if column.type == types.STRING else 0)
         else:
-            kind, codes, codec = conversion(charset, table.stream)
-    return Rendering(kind, column.width, length, column.scale, texts, ends, codes, codec)
+            kind, codes = conversion(charset, table.stream)
+    return Rendering(kind, column.width, length, column.scale, texts, ends, codes)
 
 
 def _members(column: Column, collations: Mapping[int, str], table: TableMap) -> tuple[int, Bytes, Ints]:
@@ -147,6 +146,8 @@ def _members(column: Column, collations: Mapping[int, str], table: TableMap) -> 
     if column.values is None:
         return values.UNSIGNED, NO_BYTES, NO_NUMBERS
     charset = charset_of(column.collation, collations, table.stream)
+    if charset != BINARY:
+        conversion(charset, table.stream)  # refused by name, as that of a text is
     members = [to_utf8(value, charset) for value in column.values]
     ends = np.cumsum(np.fromiter(map(len, members), np.int64, len(members)))
     kind = values.ENUM if column.type == types.ENUM else values.SET

@@ -13,6 +13,7 @@ from __future__ import annotations
 import numpy as np
 
 from penstock.compiling import compiled
+from penstock.sources.mysql.binlog.character_kernels import write_code_point, write_multi_byte, write_utf16
 from penstock.sources.mysql.binlog.packet_kernels import Bytes, Ints, Number, little_endian
 from penstock.text_kernels import copy_bytes
 from penstock.word_kernels import (
@@ -28,8 +29,9 @@ from penstock.word_kernels import (
 
 (
     SIGNED, UNSIGNED, DECIMAL, DATE, DATETIME2, TIMESTAMP2, TIME2, YEAR, BITS, ENUM, SET, HEX, GEOMETRY, UTF8,
-    SINGLE_BYTE, UTF16_BIG, UTF16_LITTLE, UTF32, OLD_TIMESTAMP, OLD_DATETIME, OLD_TIME,
-) = range(21)  # fmt: skip
+    SINGLE_BYTE, UTF16_BIG, UTF16_LITTLE, UTF32, MULTI_BYTE, EUC_JP, GB18030, OLD_TIMESTAMP, OLD_DATETIME,
+    OLD_TIME,
+) = range(24)  # fmt: skip
 
 _ZERO, _MINUS, _POINT, _COLON, _SPACE, _COMMA = (ord(letter) for letter in "0-.: ,")
 _HEX = np.frombuffer(b"0123456789abcdef", np.uint8)
@@ -224,41 +226,6 @@ def write_hex(buffer: Bytes, at: Number, length: Number, out: Bytes, to: Number)
 
 
 @compiled()
-def write_code_point(code: Number, out: Bytes, to: Number) -> Number:
-    """As UTF-8; half of a surrogate pair becomes U+FFFD."""
-    if code < 0x80:
-        out[to] = code
-        return to + 1
-    if code < 0x800:
-        out[to], out[to + 1] = 0xC0 | code >> 6, 0x80 | code & 0x3F
-        return to + 2
-    if 0xD800 <= code < 0xE000 or code > 0x10FFFF:
-        code = np.int64(0xFFFD)
-    if code < 0x10000:
-        out[to], out[to + 1], out[to + 2] = 0xE0 | code >> 12, 0x80 | code >> 6 & 0x3F, 0x80 | code & 0x3F
-        return to + 3
-    out[to], out[to + 1] = 0xF0 | code >> 18, 0x80 | code >> 12 & 0x3F
-    out[to + 2], out[to + 3] = 0x80 | code >> 6 & 0x3F, 0x80 | code & 0x3F
-    return to + 4
-
-
-@compiled()
-def _write_utf16(buffer: Bytes, at: Number, length: Number, high: Number, out: Bytes, to: Number) -> Number:
-    """`high`: which of two bytes is the higher one."""
-    index = np.int64(0)
-    while index + 1 < length:
-        unit = np.int64(buffer[at + index + high]) << 8 | np.int64(buffer[at + index + 1 - high])
-        index += 2
-        if 0xD800 <= unit < 0xDC00 and index + 1 < length:
-            low = np.int64(buffer[at + index + high]) << 8 | np.int64(buffer[at + index + 1 - high])
-            if 0xDC00 <= low < 0xE000:
-                unit = 0x10000 + ((unit - 0xD800) << 10) + (low - 0xDC00)
-                index += 2
-        to = write_code_point(unit, out, to)
-    return to
-
-
-@compiled()
 def _write_set(mask: Number, texts: Bytes, ends: Ints, out: Bytes, to: Number) -> Number:
     begin = to
     for member in range(len(ends)):
@@ -338,8 +305,10 @@ def write_value(  # noqa: PLR0912 - one branch per kind
         for index in range(width):
             to = write_code_point(codes[buffer[at + index]], out, to)
         return to
+    if kind in (MULTI_BYTE, EUC_JP, GB18030):
+        return write_multi_byte(kind == EUC_JP, kind == GB18030, buffer, at, width, codes, out, to)
     if kind in (UTF16_BIG, UTF16_LITTLE):
-        return _write_utf16(buffer, at, width, np.int64(0 if kind == UTF16_BIG else 1), out, to)
+        return write_utf16(buffer, at, width, np.int64(0 if kind == UTF16_BIG else 1), out, to)
     if kind == UTF32:
         for index in range(width >> 2):
             to = write_code_point(big_endian(buffer, at + 4 * index, 4), out, to)
