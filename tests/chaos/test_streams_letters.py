@@ -21,6 +21,7 @@ from tests.chaos.matrix import LEVEL
 from tests.chaos.stream_matrix import LETTERS, REFUSING, cases
 from tests.chaos.stream_targets import OfKafka, OfKinesis, Target, target
 from tests.conftest import Database, wait_until
+from tests.failure_plan import Plan
 from tests.kinesis_proxy import HttpFailureProxy
 from tests.kinesis_server import Kinesalite
 from tests.oracle import OPTIONS
@@ -36,6 +37,7 @@ BODY = f"(SELECT string_agg(md5(n::text), '') FROM generate_series(1, {REFUSED_B
 #: Not those of the rows that nudge the source: a Kinesis stream has all tables, and refuses by key.
 KEYS = range(1001, 1021)
 REFUSED_KEY = KEYS[6]
+_SEED = 7
 
 
 class Refusal(Protocol):
@@ -76,7 +78,10 @@ class TooLarge:
 
 @dataclass
 class Invalid:
-    """A call with the key is refused whole, so it must be found out which of its records is the reason."""
+    """A call with the key is refused whole, so it must be found out which of its records is the reason.
+
+    Meanwhile answers get lost, so that it may be there in part, and nobody has said in which.
+    """
 
     at: OfKinesis
     proxy: HttpFailureProxy
@@ -100,7 +105,7 @@ def refusing(name: str, request: pytest.FixtureRequest, directory: Path) -> Iter
             return
         assert isinstance(at, OfKinesis)
         kinesis: Kinesalite = at.server
-        with HttpFailureProxy(kinesis.port) as proxy:
+        with HttpFailureProxy(kinesis.port, Plan(_SEED, {"lost": 0.1}, only={"PutRecords"})) as proxy:
             yield Invalid(OfKinesis(kinesis, proxy.endpoint, at.stream), proxy)
 
 
