@@ -136,6 +136,7 @@ class StreamTerm:
                 selections,
                 conversion.events,
                 lambda: self._publisher.standing.loads,
+                tools.measures.read_anew,
             )
             opened.callback(loads.close)
             opened.enter_context(
