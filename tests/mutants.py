@@ -56,6 +56,10 @@ MYSQL_SNAPSHOTS = (
 KINESIS_WOKEN = (
     "tests/integration/test_kinesis_target.py::test_a_leader_that_was_stopped_and_wakes_up_sends_nothing_more"
 )
+KINESIS_HALVED = (
+    "tests/unit/test_kinesis_calls.py"
+    "::test_each_event_is_there_once_whichever_answer_of_a_halved_call_is_lost"
+)
 COLLECTOR = "tests/unit/test_shape_collector.py::"
 ROUTER = "tests/unit/test_shape_router.py::"
 SHAPE_LIVE = "tests/unit/test_shape_http_live.py::"
@@ -391,9 +395,16 @@ MUTANTS = (
     Mutant(
         "streams: a call whose answer was lost is sent again without looking",
         "streams/record_call.py",
-        "                missing = np.setdiff1d(rows[self._missing(events, parcel)], list(failed))\n",
-        "                missing = np.setdiff1d(rows, list(failed))\n",
+        "                return np.delete(unknown, _true_rows(self._target.is_there(lost)))\n",
+        "                return unknown\n",
         (RECORD_PUBLISHER,),
+    ),
+    Mutant(
+        "streams: what another call was answered for is looked for behind the one that was lost",
+        "streams/kinesis/target.py",
+        "                    outcome.lose(put.rows)\n                    return\n",
+        "                    outcome.lose(np.arange(len(records.sizes)))\n                    return\n",
+        (KINESIS_HALVED,),
     ),
     Mutant(
         "streams: a put is begun without a proof of the lead",

@@ -247,6 +247,7 @@ class MemoryRecordTarget:
         self._troubles, self._crashes = troubles, crashes
         self._lock = threading.Lock()
         self._found: set[LetterName] = set()
+        self._lost: set[LetterName] = set()
         self._under_way: Counter[tuple[StreamId, bytes]] = Counter()
         self.unproven: Mapping[str, int] = {}
         self.limits = RecordLimits(records=4, bytes=200, record_bytes=1000, calls=3)
@@ -281,15 +282,18 @@ class MemoryRecordTarget:
             self._store.arrived += [names.name(row) for row in range(len(events)) if row not in fate]
             self._crash()
             self._under_way.subtract(keys)
-            if self._happens():  # the answer is lost, or most of it
-                return Sent({} if self._happens() else fate, unknown=True)
-            return Sent(fate)
+            if not self._happens():
+                return Sent(fate)
+            answered = self._draw.randrange(len(events))  # of the others the answer is lost
+            unknown = frozenset(range(answered, len(events)))
+            self._lost.update(names.name(row) for row in unknown)
+            return Sent({row: why for row, why in fate.items() if row not in unknown}, unknown)
 
     def look_again(self, events: Events) -> None:
         with self._lock:
             if self._happens():
                 raise TargetError("The target cannot be read.")
-            self._found = set(self._store.arrived)
+            self._found |= self._lost.intersection(self._store.arrived)
 
     def note(self, standing: Standing, last: int) -> None:
         with self._lock:

@@ -154,6 +154,12 @@ STREAM_UNPROVEN = _counter(
 )
 STREAM_LANE_PAUSED = _gauge("stream_lane_paused", "1 while somebody has paused the lane.", "lane")
 STREAM_LANE_LOADING = _gauge("stream_lane_loading", "Streams whose rows are being loaded.", "lane")
+STREAM_LANE_READ_ANEW = _counter(
+    "stream_lane_read_anew",
+    "Loads that were cut and read their table anew. Rows of a table without a key may be told twice by each.",
+    "lane",
+    "stream",
+)
 STREAM_LANE_GAPS = _gauge(
     "stream_lane_gaps", "Streams that stand still, because changes of theirs are missing.", "lane"
 )

@@ -21,6 +21,7 @@ from tests.chaos.matrix import LEVEL
 from tests.chaos.stream_matrix import LETTERS, REFUSING, cases
 from tests.chaos.stream_targets import OfKafka, OfKinesis, Target, target
 from tests.conftest import Database, wait_until
+from tests.failure_plan import Fault, Plan
 from tests.kinesis_proxy import HttpFailureProxy
 from tests.kinesis_server import Kinesalite
 from tests.oracle import OPTIONS
@@ -36,6 +37,8 @@ BODY = f"(SELECT string_agg(md5(n::text), '') FROM generate_series(1, {REFUSED_B
 #: Not those of the rows that nudge the source: a Kinesis stream has all tables, and refuses by key.
 KEYS = range(1001, 1021)
 REFUSED_KEY = KEYS[6]
+#: Of the calls that Kinesis takes once it refuses the key: late parts of the one that had it.
+LOST_ANSWERS = (4, 5)
 
 
 class Refusal(Protocol):
@@ -76,7 +79,10 @@ class TooLarge:
 
 @dataclass
 class Invalid:
-    """A call with the key is refused whole, so it must be found out which of its records is the reason."""
+    """A call with the key is refused whole, so it must be found out which of its records is the reason.
+
+    Of some of its parts the answers get lost then, after those of others have come.
+    """
 
     at: OfKinesis
     proxy: HttpFailureProxy
@@ -86,6 +92,7 @@ class Invalid:
         return self.at.section
 
     def refuse(self) -> None:
+        self.proxy.plan = Plan(exactly={("PutRecords", nth): Fault("lost") for nth in LOST_ANSWERS})
         self.proxy.invalid = f"[{REFUSED_KEY}]"
 
     def take(self, slot: str) -> None:
@@ -167,8 +174,9 @@ def _assert_waits(database: Database, told: list[Told], letters: list[dict[str, 
 
 
 def _change_items(connection: psycopg.Connection[Any]) -> None:
-    """One change that is too large; then the key goes on between those of others."""
-    connection.execute(f"UPDATE items SET body = {BODY}, version = DEFAULT WHERE id = {REFUSED_KEY}".encode())
+    """One change that is too large, amid those of others; then the key goes on between theirs."""
+    body = f"CASE id WHEN {REFUSED_KEY} THEN {BODY} ELSE 'all' END"
+    connection.execute(f"UPDATE items SET body = {body}, version = DEFAULT".encode())
     again = "UPDATE items SET body = 'again', version = DEFAULT WHERE id = %s"
     for key in KEYS:
         connection.execute(again, (key,))

@@ -34,6 +34,7 @@ ONLY_OF_OTHERS = {
     metrics.LOAD_ROWS_ESTIMATED.name,
     metrics.SAFE_WAL_BYTES.name,
     metrics.STREAM_DEAD_LETTERS.name,
+    metrics.STREAM_LANE_READ_ANEW.name,  # when a load was cut
     metrics.STREAM_UNPROVEN.name,
 }
 

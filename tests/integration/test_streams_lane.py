@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,12 @@ from tests.stream_lane import (
     stream_capture,
 )
 from tests.stream_shop import SHOP, Shop, opened
+
+WITHOUT_KEY = """
+CREATE TABLE visits (id bigint);
+ALTER TABLE visits REPLICA IDENTITY FULL;
+INSERT INTO visits SELECT generate_series(1, 50);
+"""
 
 
 @pytest.fixture
@@ -141,6 +148,18 @@ def test_a_lane_that_is_killed_anywhere_goes_on_without_loss_or_doubles(shop: Sh
     with shop.process() as lane:
         shop.wait_until_level(resumed=True)
         assert lane.stop() == 0
+
+
+def test_a_table_without_a_key_that_is_read_anew_is_counted(database: Database, tmp_path: Path) -> None:
+    with opened(database, tmp_path, WITHOUT_KEY) as shop:
+        with shop.process(PENSTOCK_FAILPOINT="streams.load_chunk=kill") as process:
+            assert process.process.wait(WAIT_S) == -signal.SIGKILL
+        with shop.lane() as lane:
+            lane.wait_until_running()
+            shop.execute("INSERT INTO visits VALUES (2)")
+            wait_until(lambda: shop.ops("public.visits").endswith("c"), "the change", WAIT_S)
+            labels = {"lane": "file", "stream": "public.visits"}
+            assert (metrics.STREAM_LANE_READ_ANEW.name, labels, 1.0) in lane.measures.samples()
 
 
 def test_a_new_leader_goes_on_where_the_target_is_and_the_old_one_writes_nothing(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -11,20 +12,26 @@ from typing import Any
 
 import pytest
 
-from penstock.streams.events import CREATE, Events
-from penstock.streams.kinesis.errors import TOO_LARGE
+from penstock.core.position import Lsn
+from penstock.streams.dead_letters import DeadLetterPolicy, DeadLetters
+from penstock.streams.events import CREATE, Batch, Events
+from penstock.streams.kinesis.errors import NOT_SENT, TOO_LARGE, classify
 from penstock.streams.kinesis.settings import KinesisSettings
 from penstock.streams.kinesis.shard_room import ShardRoom
 from penstock.streams.kinesis.target import KinesisTarget
+from penstock.streams.record_publisher import RecordPublisher
+from penstock.streams.retry import RetryPolicy
 from penstock.streams.target import RecordLimits
 from tests.conftest import wait_until
 from tests.kinesis_service import Service
-from tests.publishing import STREAMS, events, term
+from tests.publishing import START, STREAMS, events, term
 
 pytestmark = pytest.mark.unit
 _MIB = 1 << 20
 #: Of PutRecords, as AWS documents them.
 _RECORDS_MAX, _BYTES_MAX, _RECORD_BYTES_MAX = 500, 5 * _MIB, _MIB
+#: For what was lost to arrive: here it has.
+_WAIT_S = 0.7
 
 
 @pytest.fixture
@@ -94,6 +101,36 @@ def test_calls_of_aggregates_have_5_mib_at_most(service: Service, tmp_path: Path
         target.send(of_sizes(target, [40_000] * 200), 0)
     assert len(service.calls) == 2
     assert _BYTES_MAX - 51_200 < sum(service.calls[0]) <= _BYTES_MAX
+
+
+def test_what_had_an_answer_is_not_unknown_when_a_later_call_has_none(
+    target: KinesisTarget, service: Service
+) -> None:
+    service.lost = frozenset({2})
+    sent = target.send(of_sizes(target, [1000] * 1001), 1000)
+    assert sent.unknown == frozenset(range(500, 1000))
+    assert {row: code for row, (code, _) in sent.failed.items()} == {1000: NOT_SENT}
+
+
+@pytest.mark.parametrize("lost", [1, 2, 3])
+def test_each_event_is_there_once_whichever_answer_of_a_halved_call_is_lost(
+    service: Service, tmp_path: Path, lost: int
+) -> None:
+    service.invalid, service.lost = "[6]", frozenset({lost})
+    rows = [(op, CREATE, b"[%d]" % op, b'{"a":1}') for op in range(8)]
+    with DeadLetters(tmp_path / "letters.sqlite", "kinesis", DeadLetterPolicy(max_share=1.0)) as letters:
+        target = KinesisTarget(KinesisSettings("shop", "eu-west-1", take_over_wait_s=_WAIT_S), tmp_path)
+        publisher = RecordPublisher(
+            target, letters, classify, RetryPolicy(10, 0.001, 0.01), note_every_s=0.01
+        )
+        publisher.open(term(1))
+        publisher.begin(START)
+        publisher.publish(Batch(Lsn(2000), [events(STREAMS[0], 1000, rows)]))
+        assert publisher.drain(30)
+        publisher.close()
+        assert letters.counts == {(str(STREAMS[0]), "ValidationException"): 1}
+    told = [json.loads(content)["penstock"]["id"] for content in service.contents]
+    assert sorted(told) == [f"1000_{op}" for op in range(8) if op != 6]
 
 
 def test_a_shard_has_so_many_calls_under_way_at_once_and_no_more(

@@ -92,7 +92,8 @@ class _Scripted(MemoryRecordTarget):
         sent = self.answer(events)
         names = names_of(events)
         self._store.arrived += [names.name(row) for row in range(len(events)) if row not in sent.failed]
-        return Sent({}, unknown=True) if sent.unknown else sent
+        self._lost.update(names.name(row) for row in sent.unknown)
+        return replace(sent, failed={row: why for row, why in sent.failed.items() if row not in sent.unknown})
 
     def look_again(self, events: Events) -> None:
         self.looked += 1
@@ -315,8 +316,8 @@ def test_letters_that_are_replayed_and_not_taken_hold_the_lane_in_bounds(store: 
         assert not store.dead()
 
 
-def test_a_call_without_an_answer_is_read_back_and_only_what_is_missing_sent(store: Store) -> None:
-    lost = iter([Sent({1: ("", "")}, unknown=True)])
+def test_what_had_no_answer_is_read_back_and_only_what_is_missing_sent(store: Store) -> None:
+    lost = iter([Sent({1: ("", "")}, frozenset({1, 2}))])
     with begun(store, lambda _: next(lost, Sent())) as (publisher, target):
         publisher.publish(batch(200, b"[1]", b"[2]", b"[3]"))
         assert publisher.drain(30)

@@ -379,6 +379,49 @@ class TestReplaying:
         assert portion is not None
         assert [letter.op for letter in portion.letters] == [0, 2]
 
+    @pytest.mark.parametrize("letter", [None, 1])
+    def test_a_replay_that_a_crash_cuts_goes_on_until_its_keys_are_free(
+        self, letters: DeadLetters, file: LetterFile, path: Path, letter: int | None
+    ) -> None:
+        letters.write([dead(events(ONE, 7, [row(0, b"[1]")]))])
+        number = letter_requests.ask(file, "replay", letter=letter)
+        portion = letters.replays.next(1, 1)
+        assert portion is not None
+        joined = dead(events(ONE, 8, [row(0, b"[1]")]), batch=2, why=(BEHIND, "", 0))
+        letters.write([joined, dead(events(ONE, 8, [row(1, b"[2]")]), batch=2)])
+        letters.replays.done(portion)
+        with DeadLetters(path, "kafka") as again:
+            again.begin(term(2), replace(START, batches=2, replays=1))
+            portion = again.replays.next(2, 2)
+            assert portion is not None
+            assert [(each.tx, each.key) for each in portion.letters] == [(8, b"[1]")]
+            again.replays.done(portion)
+            assert again.replays.next(2, 3) is None
+            assert letter_requests.request(file, number).finished_at is not None
+            assert letter_requests.noted_keys(file, number) is None
+            assert again.blocked.rows(events(ONE, 9, [row(0, b"[1]"), row(1, b"[2]")])).tolist() == [1]
+
+    def test_a_replay_that_waits_drains_its_keys_whatever_else_is_asked_for(
+        self, letters: DeadLetters, file: LetterFile
+    ) -> None:
+        """It goes on after another one, which has begun since."""
+        letters.write([dead(events(ONE, 7, [row(0, b"[1]"), row(1, b"[2]")]))])
+        first = letter_requests.ask(file, "replay", letter=1)
+        portion = letters.replays.next(1, 1)
+        assert portion is not None
+        letters.write([dead(events(ONE, 8, [row(0, b"[1]")]), batch=2, why=(BEHIND, "", 0))])
+        letters.replays.done(portion)
+        letter_requests.ask(file, "replay", letter=2)
+        sent = []
+        for passed in (1, 2):
+            portion = letters.replays.next(passed, 1 + passed)
+            assert portion is not None
+            sent += [each.key for each in portion.letters]
+            letters.replays.done(portion)
+        assert sent == [b"[2]", b"[1]"]
+        assert letters.replays.next(2, 4) is None
+        assert letter_requests.request(file, first).finished_at is not None
+
     def test_no_more_of_a_key_is_read_than_goes_at_once(
         self, letters: DeadLetters, file: LetterFile, monkeypatch: pytest.MonkeyPatch
     ) -> None:

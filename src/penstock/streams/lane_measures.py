@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from penstock import metrics
 from penstock.capture.transactions import ChangeRows
 from penstock.core.position import Lsn
+from penstock.core.stream import StreamId
 from penstock.log import columns as log_columns
 from penstock.metrics import Sample
 from penstock.streams.events import Batch
@@ -42,6 +43,7 @@ class StreamMeasures:
         self.is_paused = False
         self.loading = 0
         self.gaps = 0
+        self.read_anew: Counter[StreamId] = Counter()
 
     def watch(self, publisher: Publisher | None) -> None:
         """From now on it is this one that tells what is at the target."""
@@ -81,6 +83,10 @@ class StreamMeasures:
             (metrics.STREAM_LANE_LOADING.name, self._lane, float(self.loading)),
             (metrics.STREAM_LANE_GAPS.name, self._lane, float(self.gaps)),
             *self._published.unproven(),
+        ]
+        found += [
+            (metrics.STREAM_LANE_READ_ANEW.name, {**self._lane, "stream": str(stream)}, float(count))
+            for stream, count in list(self.read_anew.items())
         ]
         if self._freshness is not None:
             found.append((metrics.STREAM_LANE_FRESHNESS_SECONDS.name, self._lane, self._freshness))

@@ -7,6 +7,8 @@ two of its own writes, and says how it ended. Without a running lane a request w
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal
@@ -14,6 +16,7 @@ from typing import Literal
 from penstock.streams.letter_file import LetterFile
 
 Action = Literal["replay", "drop"]
+Key = tuple[str, bytes]  # its stream, and itself
 _COLUMNS = "number, action, stream, letter, up_to, asked_at, finished_at, done, kept"
 _KEPT_REQUESTS = 1000
 
@@ -67,10 +70,26 @@ def count(file: LetterFile, number: int, done: int, kept: int) -> None:
     file.execute(statement, (done, kept, number))
 
 
+def note_keys(file: LetterFile, number: int, keys: Sequence[Key]) -> None:
+    """A replay begins, and these are to be drained by it. Part of the caller's transaction."""
+    file.set_fact(_drained_name(number), json.dumps([(stream, key.hex()) for stream, key in keys]))
+
+
+def noted_keys(file: LetterFile, number: int) -> list[Key] | None:
+    """None: the replay has not begun."""
+    told = file.fact(_drained_name(number), None)
+    return None if told is None else [(stream, bytes.fromhex(key)) for stream, key in json.loads(told)]
+
+
 def finish(file: LetterFile, number: int) -> None:
     with file.transaction():
         file.execute("UPDATE requests SET finished_at = ? WHERE number = ?", (now(), number))
+        file.execute("DELETE FROM facts WHERE name = ?", (_drained_name(number),))
 
 
 def now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+def _drained_name(number: int) -> str:
+    return f"drained by request {number}"

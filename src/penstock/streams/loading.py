@@ -120,7 +120,7 @@ class Loads:
 
     `held` says what the target is known to hold (`Standing.loads`); then streams that are added to a lane
     begin while it follows. Without, `begin` waits for the snapshot, and its `state` must be written down
-    before the first batch is.
+    before the first batch is. `read_anew` counts over all terms how often each table was.
     """
 
     def __init__(
@@ -132,6 +132,7 @@ class Loads:
         encode: Encode,
         held: Callable[[], Mapping[str, Any]] | None = None,
         undecided: FindUndecided = lambda _: (),
+        read_anew: Counter[StreamId] | None = None,
     ) -> None:
         self._capture = capture
         self._log_directory = log_directory
@@ -145,7 +146,7 @@ class Loads:
         self._within_s = 0.0
         self._work: Iterator[_Step | None] | None = None
         self._is_open = self._begins_again = False  # a batch that was not the last was given; see next_batch
-        self.read_anew: Counter[StreamId] = Counter()
+        self.read_anew: Counter[StreamId] = Counter() if read_anew is None else read_anew
 
     def begin(
         self,

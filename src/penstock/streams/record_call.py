@@ -29,7 +29,7 @@ _logger = structlog.get_logger("penstock.streams")
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """`failed`: by row, code and message; `missing`: rows of a lost call that are not there; all others are.
+    """`failed`: by row, code and message; `missing`: without an answer, and not there; all others are.
 
     `error`: nothing of it is there, but for what was there before (`found`, which were not sent). `places`:
     of each row, as `Sent` has it.
@@ -78,21 +78,22 @@ class RecordCall:
             if len(sent.places):
                 places[rows] = sent.places
             if sent.unknown:
-                missing = np.setdiff1d(rows[self._missing(events, parcel)], list(failed))
+                missing = rows[self._missing(events, np.array(sorted(sent.unknown), np.intp), parcel)]
                 return Answer(parcel, failed, missing, found=found, places=places)
             failpoints.reach("streams.record_sent")
             return Answer(parcel, failed, found=found, places=places)
         except BaseException as error:
             return Answer(parcel, error=error, found=found)
 
-    def _missing(self, events: Events, parcel: Parcel) -> Rows:
+    def _missing(self, events: Events, unknown: Rows, parcel: Parcel) -> Rows:
+        """Which of the rows that had no answer are not there: a target need not find any others."""
+        lost = events.take(unknown)
         trouble = self._letter_trouble if parcel.is_replay else self._trouble
         failures = 0
         while True:
             try:
-                self._target.look_again(events)
-                there = _true_rows(self._target.is_there(events))
-                return np.delete(np.arange(len(events)), there)
+                self._target.look_again(lost)
+                return np.delete(unknown, _true_rows(self._target.is_there(lost)))
             except TargetError as error:
                 failures += 1
                 self._measures.retried()

@@ -9,6 +9,8 @@ A portion is sent once, although the target and this file are two: its letters a
 number first. A target that commits takes that number with its standing, so after a crash the standing tells
 whether the letters are there; one that does not is read back for them.
 
+Which keys a replay drains is noted when it begins, and holds until it has ended.
+
 A letter that is refused again stays, with all behind it in its key. What the format could not say cannot be
 sent by anybody: such letters can only be dropped.
 """
@@ -29,13 +31,12 @@ from penstock.streams import letter_requests
 from penstock.streams.blocked_keys import BlockedKeys, Why
 from penstock.streams.events import Events
 from penstock.streams.letter_file import Letter, LetterFile
-from penstock.streams.letter_requests import Request
+from penstock.streams.letter_requests import Key, Request
 
 UNENCODABLE = "unencodable"
 _LETTERS_MAX = 1000
 _BYTES_MAX = 4 * 1024 * 1024
 _DROPPED_AT_ONCE = 10_000
-_Key = tuple[str, bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,7 @@ class _Run:
     """A request that is being worked on: keys to be drained, and letters without an order."""
 
     request: Request
-    keys: deque[_Key] = field(default_factory=deque)
+    keys: deque[Key] = field(default_factory=deque)
     loose: deque[int] = field(default_factory=deque)
 
 
@@ -106,7 +107,7 @@ class Replays:
 
     def keep(self, portion: Portion, refused: Mapping[int, Why]) -> Portion:
         """The portion without letters that were refused again, and those behind them in their keys."""
-        held: set[_Key] = set()
+        held: set[Key] = set()
         staying, going = [], []
         for letter in portion.letters:
             key = self._ordered_key(letter.stream, letter.key)
@@ -143,11 +144,26 @@ class Replays:
         condition, parameters = _wanted(request)
         loose = f"SELECT number FROM letters WHERE {condition}"
         if self._blocked.keeps_order:
-            keys = f"SELECT DISTINCT stream, key FROM letters WHERE {condition} AND key IS NOT NULL"
-            run.keys.extend(sorted(self._file.rows(keys, parameters)))
+            run.keys.extend(self._keys_of(request))
             loose += " AND key IS NULL"
         run.loose.extend(number for (number,) in self._file.rows(f"{loose} ORDER BY number", parameters))
         return run
+
+    def _keys_of(self, request: Request) -> list[Key]:
+        """Noted when it begins, for a replay that goes on after a crash, or after another one.
+
+        By then all letters of a key that were asked for may have gone, while later ones have joined them:
+        nothing else tells that these are to go too.
+        """
+        keys = letter_requests.noted_keys(self._file, request.number)
+        if keys is None:
+            condition, parameters = _wanted(request)
+            query = f"SELECT DISTINCT stream, key FROM letters WHERE {condition} AND key IS NOT NULL"
+            keys = sorted(self._file.rows(query, parameters))
+            with self._file.transaction():
+                self._check_term()
+                letter_requests.note_keys(self._file, request.number, keys)
+        return keys
 
     def _chosen(self, run: _Run, passed: int) -> list[Letter]:
         """The next letters, as many as go at once; none: the run waits for its last batches, or is done."""
@@ -222,7 +238,7 @@ class Replays:
         with self._file.transaction():
             letter_requests.count(self._file, request.number, 0, 1)
 
-    def _ordered_key(self, stream: str, key: bytes | None) -> _Key | None:
+    def _ordered_key(self, stream: str, key: bytes | None) -> Key | None:
         return None if key is None or not self._blocked.keeps_order else (stream, key)
 
 

@@ -63,12 +63,13 @@ class CommitTarget(Protocol):
 class Sent:
     """What became of each record of a call: `failed` by its number, all others are at the target.
 
-    `unknown`: the call was lost, and each record may be there or not. `places`: in which part of the target
-    each belongs, of which one may be in trouble while others are not; empty, if there is but one.
+    But for those that are `unknown`: their answer was lost, and each may be there or not. `places`: in which
+    part of the target each belongs, of which one may be in trouble while others are not; empty, if there is
+    but one.
     """
 
     failed: dict[int, tuple[str, str]] = field(default_factory=dict)  # number: code, message
-    unknown: bool = False
+    unknown: frozenset[int] = frozenset()
     places: Int64s = field(default_factory=lambda: np.empty(0, np.int64), compare=False)
 
 
@@ -105,7 +106,7 @@ class RecordTarget(Protocol):
         """Within the limits, no key twice. `last` is the number of the newest event in it, in their order."""
 
     def look_again(self, events: Events) -> None:
-        """Read back whether events of an `unknown` call are there."""
+        """Read back whether these, which were `unknown`, are there. Of others nothing need be found."""
 
     def note(self, standing: Standing, last: int) -> None:
         """Everything up to there, and up to event `last`, is at the target: durable when it returns.

@@ -138,6 +138,7 @@ class StreamTerm:
                 conversion.events,
                 lambda: self._publisher.standing.loads,
                 conversion.undecided,
+                tools.measures.read_anew,
             )
             opened.callback(loads.close)
             opened.enter_context(

@@ -14,6 +14,7 @@ Kinesis has neither transactions nor a way to shut a former leader out. What sta
   checkpoint that says it is at work, and what was proved before that one was durable counts for nothing: a
   successor that had read by then what was there before would put the same events.
 - A call without an answer is treated in the same way: wait, read its shards back, send what is missing.
+  Events that another call was answered for are not looked for then: they may lie before its bounds.
   Nothing is sent again by anybody below: botocore's own retries are not used.
 - Checkpoints are of one state directory, and the stream says of which (`owner`).
 - A term that ended in order, with nothing sent beyond the standing, says so: nothing is read or waited for.
@@ -65,15 +66,20 @@ class _Outcome:
     """What became of the events of one `send`."""
 
     failed: dict[int, tuple[str, str]] = field(default_factory=dict)
-    is_lost: bool = False
+    unknown: set[int] = field(default_factory=set)
     has_sent: bool = False
 
     def fail(self, rows: Sequence[int] | Int64s, code: str, message: str) -> None:
         for row in rows:
             self.failed[int(row)] = (code, message)
 
+    def lose(self, rows: Int64s) -> None:
+        """There was no answer for these, but for what is `failed`."""
+        self.unknown.update(rows.tolist())
+        self.has_sent = True
+
     def sent(self, places: Int64s) -> Sent:
-        return Sent(self.failed, self.is_lost, places)
+        return Sent(self.failed, frozenset(self.unknown - self.failed.keys()), places)
 
 
 class KinesisTarget:
@@ -152,7 +158,7 @@ class KinesisTarget:
         outcome = _Outcome()
         outcome.fail(np.flatnonzero(is_large), errors.TOO_LARGE, "larger than the stream takes")
         for put in self._stream.puts(records, np.flatnonzero(~is_large)):
-            if outcome.is_lost:
+            if outcome.unknown:
                 outcome.fail(put.rows, errors.NOT_SENT, "an earlier call was lost")
             else:
                 self._send_part(put, records, last, outcome)
@@ -231,7 +237,7 @@ class KinesisTarget:
             except CallError as error:
                 if error.is_lost:
                     self._bounds.lose(call)
-                    outcome.is_lost = outcome.has_sent = True
+                    outcome.lose(put.rows)
                     return
                 self._bounds.forget(call)
                 if error.code not in errors.INVALID_CODES:
@@ -246,7 +252,7 @@ class KinesisTarget:
                     self._take(put, results, records, outcome)
                 except TargetError:  # where an aggregate went is not known: as if there were no answer
                     self._bounds.lose(call)
-                    outcome.is_lost = True
+                    outcome.lose(put.rows)
                 return
         # Some record makes the whole call invalid: nothing was carried out, and the halves tell which.
         for half in np.array_split(put.rows, 2):
