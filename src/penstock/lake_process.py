@@ -56,7 +56,7 @@ from penstock.lake.lane_state import LaneStream
 from penstock.lake.measures import LaneMeasures
 from penstock.lake.superseded import leaders, set_aside
 from penstock.lake.upkeep import Upkeep, held
-from penstock.lake.warmth import kept_warm
+from penstock.lake.warmth import kept_warm, opened_once
 from penstock.ledger import orders
 from penstock.locking import only_leader
 from penstock.resolution import resolve_from_source
@@ -143,12 +143,14 @@ class LakeProcess:
 
     def _term(self, *, warm: bool) -> None:
         standing = _Standing(self._channel, is_warming=warm)
-        with kept_warm(self._spark, standing.warmed) if warm else nullcontext():
+        with (
+            kept_warm(self._spark, standing.warmed) if warm else nullcontext(),
+            opened_once(self._open_table) if self._config.destination.type == "iceberg" else nullcontext(),
+        ):
             leads = self._capture.wait_until_leading(self._stop, standing.away)
         if not leads:
             return
         self._channel.state("starting")
-        self._spark.begin()  # it is needed before long
         with only_leader(self._config.state, self._waits):
             streams = self._resolve()
             self._set_aside_if_superseded(streams)
@@ -163,6 +165,7 @@ class LakeProcess:
                 comparer=comparer_of(self._config, self._spark, self._measures),
             )
             lane = turns.open(streams, lambda: self._join(streams), fence=True)
+            self._spark.begin()  # it is needed before long, but takes both cores from who takes over
             self._capture.heard()
             self._measures.watch(lane)
             self._channel.state("running")
@@ -181,6 +184,10 @@ class LakeProcess:
         holder = "a command, or an instance that was replaced,"
         self._channel.state("waiting", f"{holder} holds this pipeline's state")
         return self._stop.wait(POLL_S)
+
+    def _open_table(self) -> None:
+        for stream in self._resolve()[:1]:
+            destination_of(self._config).table(stream.info.stream).record()
 
     def _set_aside_if_superseded(self, streams: Sequence[LaneStream]) -> None:
         """Before capture opens the log; if it has, for want of a lane, it is to start over."""
