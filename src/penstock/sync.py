@@ -96,7 +96,9 @@ class Sync:
         waiting = ", ".join(map(str, [*lane.streams_to_load(), *lane.streams_to_advance()]))
         raise SourceError(
             f"The source kept changing these tables while they were read: {waiting}.",
-            remedy="Run sync again when they are not truncated, altered or vacuumed in full all the time.",
+            detail="\n".join(f"{stream}: {reason}." for stream, reason in lane.reasons_to_load().items()),
+            remedy="Run sync again when they are not truncated, altered or vacuumed in full all the time, "
+            "nor updated by sessions that leave values out (binlog_row_image).",
         )
 
     def _finish(self, lane: LakeLane) -> str:

@@ -12,6 +12,8 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from penstock import Pipeline, failpoints
+from penstock.core.errors import SourceError
 from penstock.sources.mysql.binlog.warming import warm_up
 from tests.mysql_server import MARIADB, MYSQL, MysqlServer
 from tests.mysql_workload import APPEND, UPSERT, MysqlWorkload
@@ -133,7 +135,7 @@ def test_a_table_holds_the_rows_and_columns_that_were_asked_for(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("image", ["MINIMAL", "NOBLOB"])
-def test_an_update_without_what_the_filter_reads_has_its_table_loaded_again_and_no_other(
+def test_an_update_without_what_the_filter_reads_concerns_its_table_alone(
     server: MysqlServer, tmp_path: Path, image: str
 ) -> None:
     names = ("parts", "keyed", "history")
@@ -161,6 +163,9 @@ def test_an_update_without_what_the_filter_reads_has_its_table_loaded_again_and_
     def held(table: str) -> list[tuple[Any, ...]]:
         return sorted((row["id"], row["v"], row["n"]) for row in rows_of(synced, table))
 
+    def history() -> list[tuple[Any, ...]]:
+        return sorted((row["_op"], row["id"], row["n"]) for row in rows_of(synced, "shop.history"))
+
     update("parts", "keyed")
     server.execute("INSERT INTO shop.history VALUES (4, 'a', 0)")
     again = [report.stream for report in synced.sync().streams if report.rows_loaded]
@@ -172,12 +177,88 @@ def test_an_update_without_what_the_filter_reads_has_its_table_loaded_again_and_
 
     update("history")
     server.execute("UPDATE shop.parts SET v = 'b' WHERE id = 3")
+    assert not any(report.rows_loaded for report in synced.sync().streams)
+    assert any(
+        note.startswith("shop.history is paused: updates did not carry values") for note in synced.notes
+    ), synced.notes
+    assert held("shop.parts") == [(1, "a", 1)]
+    first = [("i", 4, 0), ("r", 1, 0), ("r", 3, 0)]
+    assert history() == first
+    update("history")
+    server.execute("UPDATE shop.parts SET n = 7 WHERE id = 1")
+    synced.sync()
+    assert history() == first, "it stands still"
+    assert held("shop.parts") == [(1, "a", 7)]
+
+    Pipeline.from_yaml(synced.file).resume(["shop.history"])
     again = [report.stream for report in synced.sync().streams if report.rows_loaded]
     assert again == ["shop.history"]
-    assert held("shop.parts") == [(1, "a", 1)]
-    told = sorted((row["_op"], row["id"], row["n"]) for row in rows_of(synced, "shop.history"))
-    loaded = [("r", 1, 0), ("r", 1, 1), ("r", 3, 0), ("r", 3, 1), ("r", 4, 1)]
-    assert told == [("i", 4, 0), *loaded]
+    assert history() == sorted([*first, ("r", 1, 2), ("r", 3, 2), ("r", 4, 2)])
+    server.execute("UPDATE shop.history SET n = 9 WHERE id = 3")
+    synced.sync()
+    assert ("u", 3, 9) in history()
+
+
+@pytest.mark.slow
+def test_a_sync_that_loads_a_table_too_often_says_why(
+    server: MysqlServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.execute(
+        "DROP DATABASE IF EXISTS shop",
+        "CREATE DATABASE shop",
+        "CREATE TABLE shop.parts (id INT PRIMARY KEY, n INT, v INT)",
+        "INSERT INTO shop.parts VALUES (1, 2, 0)",
+    )
+    synced = pipeline(server, tmp_path, [{"table": "shop.parts", "where": "n > 1"}])
+    reach = failpoints.reach
+
+    def update(name: str) -> None:
+        if name == "load.preparing":
+            with server.connect("shop") as connection, connection.cursor() as cursor:
+                cursor.execute("SET SESSION binlog_row_image = MINIMAL")
+                cursor.execute("UPDATE parts SET v = v + 1")
+                connection.commit()
+        reach(name)
+
+    monkeypatch.setattr(failpoints, "reach", update)
+    monkeypatch.setattr("penstock.sync.TURNS_MAX", 2)
+    with pytest.raises(SourceError, match="kept changing these tables") as ended:
+        synced.sync()
+    assert ended.value.detail == (
+        "shop.parts: updates did not carry values that its filter reads (binlog_row_image)."
+    )
+    assert "binlog_row_image" in ended.value.remedy
+    monkeypatch.setattr(failpoints, "reach", reach)
+    synced.sync()
+    assert [row["v"] for row in rows_of(synced, "shop.parts")] == [2]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("write", ["upsert", "append"])
+def test_a_server_that_leaves_out_what_a_filter_reads_stops_no_sync(
+    server: MysqlServer, tmp_path: Path, write: str
+) -> None:
+    server.execute(
+        "DROP DATABASE IF EXISTS shop",
+        "CREATE DATABASE shop",
+        "CREATE TABLE shop.parts (id INT PRIMARY KEY, n INT)",
+        "CREATE TABLE shop.others (id INT PRIMARY KEY, n INT)",
+    )
+    synced = pipeline(
+        server, tmp_path, [{"table": "shop.parts", "where": "n > 1", "write": write}, "shop.others"]
+    )
+    synced.sync()
+    server.execute("SET GLOBAL binlog_row_image = 'MINIMAL'")
+    try:
+        with server.connect("shop") as connection, connection.cursor() as cursor:
+            cursor.execute("INSERT INTO parts VALUES (1, 1), (2, 2), (3, 3)")
+            cursor.execute("INSERT INTO others VALUES (1, 1)")
+            connection.commit()
+        assert not any(report.rows_loaded for report in synced.sync().streams)
+    finally:
+        server.execute("SET GLOBAL binlog_row_image = 'FULL'")
+    assert sorted(row["id"] for row in rows_of(synced, "shop.parts")) == [2, 3]
+    assert [row["id"] for row in rows_of(synced, "shop.others")] == [1]
 
 
 @pytest.mark.slow

@@ -89,6 +89,13 @@ _FURTHER = (
     TypedColumn("jd", "JSON", tuple(f"'[{numbers}]'" for numbers in _DOUBLES), only=MYSQL.name),
     TypedColumn("ml", "MULTIPOINT", ("ST_GeomFromText('MULTIPOINT(1 2, 3 4)')",)),
     TypedColumn("iv", "INT INVISIBLE DEFAULT 5", ("7",)),
+    TypedColumn(
+        "enum_bytes",
+        "ENUM(x'ff41','é','b') CHARACTER SET binary",
+        ("x'ff41'", "'é'", "'b'"),
+        only=MARIADB.name,
+    ),
+    TypedColumn("set_bytes", "SET(x'c3','b') CHARACTER SET binary", ("3", "1"), only=MARIADB.name),
     TypedColumn("mv", "VECTOR(2)", ("VEC_FromText('[1,0.5]')",), only=MARIADB.name),
 )
 

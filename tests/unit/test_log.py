@@ -7,6 +7,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -16,7 +17,7 @@ from penstock.core.errors import LogGoneError, SourceBusyError, StateError, Stor
 from penstock.core.position import Lsn
 from penstock.core.schema import SourceColumn, TableSchema
 from penstock.core.stream import StreamId
-from penstock.log.columns import log_schema, source_column, source_name, stored_name
+from penstock.log.columns import lacking, log_schema, source_column, source_name, stored_name
 from penstock.log.manifest import Manifest, manifest_path, read_manifest
 from penstock.log.reader import ChangeLog, LogFile, read_rows
 from penstock.log.retention import apply_retention, bound, sweep
@@ -338,3 +339,13 @@ def test_a_reader_that_stays_reads_no_more_of_a_long_log_than_it_needs(
     for _ in range(3):
         assert [step.seq for step in staying.after(Lsn(198))] == [199, 200]
     assert len(read) <= 12, "halving 200 steps takes 8 looks, and none is taken twice"
+
+
+def test_entries_beneath_a_null_list_are_of_no_row() -> None:
+    names = pa.array(["a", "b", "b"])
+    none = pa.array([False, True, False])
+    lists = pa.ListArray.from_arrays(pa.array([0, 1, 2, 3], pa.int32()), names, mask=none)
+    for unchanged in (lists, pa.chunked_array([lists])):
+        assert np.flatnonzero(lacking(unchanged)).tolist() == [0, 2]
+        assert np.flatnonzero(lacking(unchanged, ["b"])).tolist() == [2]
+    assert np.flatnonzero(lacking(lists.slice(1), ["b"])).tolist() == [1]

@@ -77,3 +77,20 @@ def test_a_backlog_of_which_a_filter_cannot_be_asked_is_left_to_the_lane(tmp_pat
     assert ends("v = 'a'", 100) == []
     assert ends("v = 'a'", 200) == [Lsn(300)]
     assert ends("id = '1'", 100) == [Lsn(200), Lsn(300)]
+
+
+def test_a_backlog_of_streams_without_a_filter_is_not_looked_through(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schema = _schema("mysql")
+    _log(tmp_path, schema)
+    settings: Any = SimpleNamespace(log_directory=tmp_path, section=SimpleNamespace(spark_bytes_min=0))
+    table = SimpleNamespace(schema=schema)
+    whole: Any = SimpleNamespace(selection=Selection(), table=table)
+    by_key = Condition.compile("id = '1'", schema.columns)
+    of_postgres: Any = SimpleNamespace(
+        selection=Selection((), by_key), table=SimpleNamespace(schema=_schema(""))
+    )
+    monkeypatch.setattr(ChangeLog, "files", lambda *_: pytest.fail("looked through"))
+    for stream in (whole, of_postgres):
+        assert backlog(settings, {schema.stream: stream}, Lsn(100)) == [Lsn(200), Lsn(300)]

@@ -307,13 +307,17 @@ def test_what_is_wrong_with_a_table_is_said() -> None:
     columns = (_column("int"), replace(_column("text"), name="d"), replace(_column("int"), name="n"))
     parts = _table(schema=TableSchema(table.stream, columns, ("c",)))
     by_key, by_text = StreamNeed(table.stream, where="c > 1"), StreamNeed(table.stream, where="d = 'x'")
-    by_number, refused = replace(by_text, where="n > 1"), {("selection", "error")}
+    by_number, told = replace(by_text, where="n > 1"), {fine, ("selection", "warning")}
+    numbers = _table(schema=TableSchema(table.stream, (columns[0], columns[2]), ("c",)))
     assert _found(parts, by_text, row_image="FULL_NODUP") == {fine}
     assert _found(parts, by_key, row_image="MINIMAL") == {fine}
-    assert _found(parts, by_text, row_image="MINIMAL") == refused
-    assert _found(parts, by_text, row_image="NOBLOB") == refused
+    assert _found(parts, by_text, row_image="MINIMAL") == told
+    assert _found(parts, by_text, row_image="NOBLOB") == told
     assert _found(parts, by_number, row_image="NOBLOB") == {fine}
-    assert _found(parts, replace(by_number, write="append"), row_image="NOBLOB") == refused
+    by_number_appended = replace(by_number, write="append")
+    assert _found(parts, by_number_appended, row_image="NOBLOB") == told
+    assert _found(numbers, by_number_appended, row_image="NOBLOB") == {fine}
+    assert _found(numbers, by_number_appended, row_image="MINIMAL") == told
     assert _found(parts, replace(by_text, mode="full_refresh"), row_image="MINIMAL") == {fine}
     by_cursor = StreamNeed(table.stream, mode="incremental", cursor=CursorChoice(("c",)))
     assert _found(table, by_cursor) == {fine, ("cursor", "warning")}

@@ -89,10 +89,11 @@ def go_on(standing: Standing, server: Server) -> GoOn:
 def _require_held(standing: Standing, server: Server) -> None:
     missing = _missing(server.flavor, standing.gtid_set, server.executed, is_state=True)
     if missing:
+        logged = " in its log (a replica: with `log_slave_updates`)" * (server.flavor == "mariadb")
         raise AnotherSourceError(
             "Transactions already delivered are missing there: this server has another history.",
             detail=f"Missing: {_shown(missing)}",
-            remedy="Connect to a server that has them, or " + _lower(_RESYNC),
+            remedy=f"Connect to a server that has them{logged}, or {_lower(_RESYNC)}",
         )
 
 

@@ -8,6 +8,8 @@ kept, since the server wants it back, and tells two histories apart only where t
 Where servers of one domain write at the same time, without `gtid_strict_mode`, numbers grow for each of them
 alone. `gtid_binlog_state` has the last of each, which `beyond_state` goes by, as MariaDB does with its
 replicas. A higher number of another server says nothing: one that took over too early counts on by itself.
+Nor does what a server replicated and did not log (`log_slave_updates` off): MariaDB would send what comes
+after its `gtid_slave_pos`, but `beyond_state` names it, since no place in that log has ours before it.
 """
 
 from __future__ import annotations

@@ -24,7 +24,8 @@ sent, and `check` demands whole old rows for filters on columns that can be so l
 
 *A value that a session left out* (MySQL) cannot be prevented by anything that we say: each client has its own
 `binlog_row_image`. Such an update is one that the log does not tell: the table is loaded again
-(`lake/round_plan.py`), and a stream lane's stream stands still there (`streams/undecided.py`).
+(`lake/round_plan.py`), the stream of an append table is paused, and a stream lane's stream stands still there
+(`streams/undecided.py`).
 
 *A row that is gone*. MongoDB looks up the document of an update when it reads the event. If it
 is not there any more, the event says nothing of it but its key, and what the document was then nobody knows.

@@ -144,6 +144,11 @@ class LakeLane:
     def streams_to_load(self) -> list[StreamId]:
         return self._backfill.streams_to_load()
 
+    def reasons_to_load(self) -> dict[StreamId, str]:
+        """Why streams are to be loaded again, as far as it is known."""
+        states = map(self._lane.ledger.document.stream, self.streams_to_load())
+        return {state.stream: state.reload.reason for state in states if state and state.reload}
+
     def load(self, streams: Iterable[StreamId], point: LoadPoint) -> None:
         """Load these streams under one snapshot. Those that must be tried again stay in `streams_to_load`."""
         self._backfill.load(streams, point)

@@ -67,8 +67,8 @@ def plan_round(
         target = configured.target(plan.schema)
     except WhereError:
         return MustReload("columns of its filter had other types")
-    if (reason := _not_told_by_rows(changes, target, start, to)) is not None:
-        return MustReload(reason, by_schema=False)
+    if (reload := _not_told_by_rows(changes, target, start, to)) is not None:
+        return reload
     target = target.with_ids_of(evolved_columns(record, target, plan.rewrite), record.layout)
     if (column := dropped_partition(table, record, target)) is not None:
         return MustReload(f"column {column}, by which its files are partitioned, is gone")
@@ -97,12 +97,16 @@ def plan_round(
     )
 
 
-def _not_told_by_rows(changes: LogRange, target: Target, start: Lsn, to: Lsn) -> str | None:
+def _not_told_by_rows(changes: LogRange, target: Target, start: Lsn, to: Lsn) -> MustReload | None:
     """Why the changes of the range do not tell what became of the table's rows; None: they do."""
     if truncated_in_part(changes) and target.write == "upsert":
-        return "a single partition was truncated"
+        return MustReload("a single partition was truncated", by_schema=False)
     if has_undecided(changes.files, start, to, target.schema, target.condition):
-        return "updates did not carry values that its filter reads (binlog_row_image)"
+        return MustReload(
+            "updates did not carry values that its filter reads (binlog_row_image)",
+            by_schema=False,
+            first="set binlog_row_image = FULL at the server, and let sessions begin anew",
+        )
     return None
 
 

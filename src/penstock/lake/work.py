@@ -52,6 +52,7 @@ class MustReload:
 
     reason: str
     by_schema: bool = True  # because the source's table is another now, and not for what happened to its rows
+    first: str = ""  # what to do first, or it comes again; a table that each load is appended to waits for it
 
 
 def plan_schema(

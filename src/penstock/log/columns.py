@@ -79,6 +79,7 @@ def lacking(
     found = np.zeros(len(lists), np.bool_)
     if lists.null_count < len(lists):
         rows = pc.list_parent_indices(lists)
+        rows = rows.filter(lists.is_valid().take(rows))  # there may be entries beneath a null
         if names is not None:
             rows = rows.filter(pc.is_in(lists.flatten(), value_set=pa.array(sorted(names), pa.string())))
         found[rows.to_numpy(zero_copy_only=False)] = True

@@ -14,6 +14,11 @@ from penstock.log import columns as log_columns
 from penstock.log.reader import LogFile, read_rows
 
 
+def can_be_undecided(schema: TableSchema, condition: Condition | None) -> bool:
+    """Whether there is a filter, on a table of a source whose sessions leave values out."""
+    return condition is not None and row_filter.unsent(schema.columns) == Unsent.LEFT_OUT
+
+
 def has_undecided(
     files: Sequence[LogFile], after: Lsn, to: Lsn, schema: TableSchema, condition: Condition | None
 ) -> bool:
@@ -21,7 +26,7 @@ def has_undecided(
 
     It costs one column, in which most rows have nothing. `LogGoneError` if files of the range are gone.
     """
-    if condition is None or row_filter.unsent(schema.columns) != Unsent.LEFT_OUT:
+    if condition is None or not can_be_undecided(schema, condition):
         return False
     updated = [file for file in files if "u" in file.ops]
     try:

@@ -18,7 +18,7 @@ from penstock.capture.transactions import MessageConverter
 from penstock.core.position import Lsn
 from penstock.core.stream import MESSAGES, StreamId
 from penstock.log.reader import ChangeLog
-from penstock.log.undecided import has_undecided
+from penstock.log.undecided import can_be_undecided, has_undecided
 from penstock.streams.conversion import Conversion
 from penstock.streams.events import Batch
 from penstock.streams.followed import FollowedStream
@@ -62,6 +62,8 @@ def backlog(settings: StreamSettings, streams: Mapping[StreamId, FollowedStream]
     if end is None or waiting < settings.section.spark_bytes_min or log.untold(after, end):
         return []
     for name, stream in streams.items():
+        if not can_be_undecided(stream.table.schema, stream.selection.condition):
+            continue
         files = log.files(name, after, end).files
         if has_undecided(files, after, end, stream.table.schema, stream.selection.condition):
             return []

@@ -199,7 +199,7 @@ def _check_filter(table: MysqlTable, need: StreamNeed, facts: LogFacts) -> Itera
         yield _finding(
             table,
             "selection",
-            "error",
+            "warning",
             f"`where` reads {', '.join(left_out)}, and binlog_row_image is {facts.row_image}: of a change "
             "without these nobody can tell whether it is inside.",
             f"Set binlog_row_image = FULL by {PERSIST}, and let sessions begin anew: old ones keep theirs.",
@@ -209,14 +209,16 @@ def _check_filter(table: MysqlTable, need: StreamNeed, facts: LogFacts) -> Itera
 def _left_out_values(table: MysqlTable, need: StreamNeed, condition: Condition, image: str) -> list[str]:
     """Columns that the condition reads, and that changes may come without.
 
-    NOBLOB leaves out large columns alone; of rows of an append table the old ones must be whole too.
+    NOBLOB leaves out large columns alone; of rows of an append table the old ones must be whole too, which
+    they are in a table without such columns.
     """
     if image.upper() not in ("MINIMAL", "NOBLOB"):
         return []
     read = sorted(condition.columns.difference(table.schema.key))
-    if image.upper() == "MINIMAL" or need.write == "append":
+    large = {column.name for column in table.schema.columns if column.type_name in _LARGE}
+    if image.upper() == "MINIMAL" or (need.write == "append" and large):
         return read
-    return [name for name in read if table.schema.column(name).type_name in _LARGE]
+    return [name for name in read if name in large]
 
 
 def _check_cursor(table: MysqlTable, need: StreamNeed) -> Iterator[Finding]:

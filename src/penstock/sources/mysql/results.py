@@ -49,6 +49,7 @@ class ResultColumn:
     rendering: Rendering
     floating: pa.DataType | None = None
     zero_filled: bool = False
+    unchecked: bool = False  # bytes that are to be text, and may be none
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,8 +239,8 @@ def _result_column(
     if code in (types.STRING, types.VAR_STRING, types.VARCHAR, types.ENUM, types.SET, *_BLOBS):
         charset = charset_of(collation, collations, stream)
         if charset == BINARY:  # members of an enumeration are text, as in the log
-            kind = values.UTF8 if column.type_name in ("enum", "set") else values.HEX
-            return ResultColumn(Rendering(kind))
+            are_members = column.type_name in ("enum", "set")
+            return ResultColumn(Rendering(values.UTF8 if are_members else values.HEX), unchecked=are_members)
         kind, codes = conversion(charset, stream)
         return ResultColumn(Rendering(kind, codes=codes))
     return ResultColumn(Rendering(values.UTF8), zero_filled=zero_filled)
@@ -254,7 +255,20 @@ def _text(
     if column.zero_filled:
         kernels.skip_zeros(buffer, offsets, lengths)
     text = render(buffer, offsets, lengths, column.rendering, stream)
+    if column.unchecked:
+        return _checked(text)
     if column.floating is None:
         return text
     # A float is exact as the double that came, so it is the same number that the log has.
     return pc.cast(pc.cast(text, pa.float64()).cast(column.floating, safe=False), pa.string())
+
+
+def _checked(text: pa.StringArray) -> pa.StringArray:
+    """Bytes that are no UTF-8 are replaced as those of members are in the log (`charsets.to_utf8`)."""
+    try:
+        text.validate(full=True)
+    except pa.ArrowInvalid:
+        found = text.cast(pa.binary(), safe=False).to_pylist()
+        whole = [None if value is None else value.decode(errors="replace") for value in found]
+        return pa.array(whole, pa.string())
+    return text
