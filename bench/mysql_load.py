@@ -3,7 +3,7 @@
 A real MySQL 9 holds the 11 columns of `bench.binlog`. The reference is one connection with a server-side
 cursor (`SSCursor`), which the driver has for large results: every row becomes Python objects and is dropped.
 Penstock's time is one `Pipeline.sync()` on a fresh state (`mode: full_refresh`), from planning the chunks to
-the committed table; it reads by as many connections as there are cores. Both speak plain TCP. The Spark
+the committed table, on one connection too: one query shows one moment. Both speak plain TCP. The Spark
 session is there before, and the first round of both is not counted.
 """
 
