@@ -206,8 +206,8 @@ def assert_rows_since(url: str, table: str, path: Path | str, before: int, begun
     written = {change.number: layout.key_of(change.row) for change in audit if change.op in "iu"}
     certain = {key for number, key in written.items() if number > begun}
     possible = {key for number, key in written.items() if number > before}
-    there = {layout.key_of(row) for row in held.rows} & possible
-    expected = [row for row in source.rows if layout.key_of(row) in certain | there]
+    due = certain | ({layout.key_of(row) for row in held.rows} & possible)
+    expected = [row for row in source.rows if layout.key_of(row) in due]
     assert_equal_rows(table, Table(source.columns, expected, layout.key), held)
     return len(held.rows)
 

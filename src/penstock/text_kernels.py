@@ -176,3 +176,10 @@ def roomy(buffer: Bytes, used: Number, wanted: Number) -> Bytes:
     larger = np.empty(max(2 * len(buffer), used + wanted), np.uint8)
     copy_bytes(buffer[:used], larger, 0)
     return larger
+
+
+@compiled()
+def trimmed(buffer: Bytes, used: Number) -> Bytes:
+    """What was written. A copy where a fourth of the buffer or more would be kept with it for nothing."""
+    written = buffer[:used]
+    return written.copy() if 4 * used <= 3 * len(buffer) else written

@@ -106,7 +106,7 @@ class QueueConfig(Section):
 
     count: PositiveInt = 100_000
     """Events."""
-    bytes: ByteSize = Field(default=ByteSize(64 * _MIB), ge=_MIB)
+    bytes: ByteSize = Field(default=ByteSize(16 * _MIB), ge=_MIB)
     """Of keys and values."""
 
 
@@ -304,7 +304,7 @@ class KafkaLaneConfig(StreamLaneConfig):
     transaction_timeout: Pause = timedelta(minutes=15)
     """The broker aborts a transaction that is open for longer; one of the source's is one of Kafka's. At most
     the broker's `transaction.max.timeout.ms`, which is as long by default."""
-    commit_bytes: ByteSize = Field(default=ByteSize(32 * _MIB), ge=_MIB)
+    commit_bytes: ByteSize = Field(default=ByteSize(16 * _MIB), ge=_MIB)
     """A transaction ends after about so many bytes, at the end of one of the source's."""
     tombstones: bool = True
     """After a delete, an event of the same key without a value, so that compaction forgets the key."""

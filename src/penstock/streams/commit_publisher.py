@@ -36,7 +36,7 @@ class CommitLimits:
     """When no more batches join a commit; twice these bytes are kept, to write it again."""
 
     count: int = 100_000
-    bytes: int = 32 * 1024 * 1024
+    bytes: int = 16 * 1024 * 1024
 
 
 class CommitPublisher(PublishingThread[CommitTarget, Batch]):

@@ -20,7 +20,7 @@ _Item = TypeVar("_Item")
 @dataclass(frozen=True, slots=True)
 class QueueLimits:
     count: int = 100_000
-    bytes: int = 64 * 1024 * 1024
+    bytes: int = 16 * 1024 * 1024
 
 
 class InflightEventQueue(Generic[_Item]):

@@ -23,6 +23,8 @@ from penstock.streams.lane import StreamLane
 from penstock.streams.lane_measures import StreamMeasures
 from penstock.streams.settings import StreamSettings
 
+_MAPPED_BYTES = 1 << 20
+
 
 def run(channel: Channel, bulk: BulkEncoder | None = None) -> int:
     """The process's exit code. `bulk`: who encodes backlogs; None: the lane itself."""
@@ -41,10 +43,11 @@ def run(channel: Channel, bulk: BulkEncoder | None = None) -> int:
 def _keep_memory_together() -> None:
     """Batches are made by one thread and let go by another: a heap for each keeps a multiple of what is used.
 
-    So does Arrow's own pool, once a large transaction has gone through.
+    So does Arrow's own pool, once a large transaction has gone through, and a heap where the megabytes of a
+    batch lie between what is small and stays: those are mapped one by one.
     """
     pa.set_memory_pool(pa.system_memory_pool())
-    set_heap(arenas=2)
+    set_heap(arenas=2, mapped_from=_MAPPED_BYTES)
 
 
 def _serve(channel: Channel, bulk: BulkEncoder | None) -> None:

@@ -59,6 +59,7 @@ from penstock.text_kernels import (
     copy_bytes,
     length_of,
     roomy,
+    trimmed,
     value_of,
 )
 
@@ -257,7 +258,7 @@ def write_values(  # noqa: PLR0912, PLR0915 - one loop over events and fields
                 number = now_us * 1000
             at = _write_number(number, form, out, at)
         value_ends[event + 1] = at
-    return value_ends, out[:at]
+    return value_ends, trimmed(out, at)
 
 
 @compiled(
@@ -302,4 +303,4 @@ def write_keys(
             )
             at = copy_bytes(tail, out, at)
         key_ends[event + 1] = at
-    return key_ends, out[:at]
+    return key_ends, trimmed(out, at)

@@ -22,7 +22,7 @@ from penstock.streams.kafka.partitions import NO_KEY, partitions_of
 from penstock.streams.kafka.producer import Failure, texts
 from penstock.streams.kafka.writers import ALONE
 
-KEPT_BYTES_MAX = 64 << 20
+KEPT_BYTES_MAX = 32 << 20
 Rows = npt.NDArray[np.intp]
 
 

@@ -20,9 +20,10 @@ from penstock.core.errors import ConfigError
 #: A record that is larger, with key and headers, is refused; the broker's own limit is about the same.
 MESSAGE_BYTES = 1_000_000
 BATCH_BYTES = 1_000_000
-#: What librdkafka may hold of one producer. Twice a commit's size, so that encoding goes on meanwhile.
-_QUEUE_KIB = 65_536
-_QUEUE_MESSAGES = 500_000
+#: What librdkafka may hold of one producer: as much as a commit, so that encoding goes on meanwhile. Of
+#: records of 300 bytes it takes nearly three times that, with their headers and its own notes.
+_QUEUE_KIB = 16_384
+_QUEUE_MESSAGES = 100_000
 _CONNECT_MS = 10_000
 #: A record that a broker has not taken after so long has failed, and its transaction with it.
 MESSAGE_S = 60.0
