@@ -9,7 +9,8 @@
 #   make chaos-once    kill -9 at every failpoint, on Parquet and on Iceberg, writers running on; REST=1 as in CI:
 #                      what `make test` left, and with SHARE=6 a sixth of what is left of MySQL and MongoDB,
 #                      and of the kills of compaction, another one whenever code changes; without SHARE all
-#   make chaos         the whole matrix: at every failpoint several times, in every scenario, on both
+#   make chaos         the whole matrix: at every failpoint several times, in every scenario, on both, in about three
+#                      hours; PART=1/4 to PART=4/4 SEED=7: in four parts
 #   make soak          leader and standby under load while something breaks every while; SECONDS=1200
 #   make failover      a standby takes over within its seconds, with nothing else on the machine
 #   make idle          ten minutes without a change while another database is written to; SECONDS=600
@@ -46,6 +47,8 @@ ICEBERG := strict_cdc incremental resync pause rebuild toast
 ALL ?=
 SHARE ?=
 REST ?=
+PART ?=
+SEED ?=
 GREEN ?=
 SECONDS ?= 1200
 
@@ -114,7 +117,7 @@ chaos-once: venv
 		tests/integration/test_compact.py::test_compact_killed_at_any_step_while_changes_come_loses_nothing_and_is_done_again
 
 chaos: venv
-	PENSTOCK_CHAOS=full $(PYTEST) tests/chaos
+	PART=$(PART) PENSTOCK_CHAOS=full PENSTOCK_CHAOS_SEED=$(SEED) $(PYTEST) tests/chaos
 
 soak: venv
 	PENSTOCK_SOAK_S=$(SECONDS) $(BIN)/python -m pytest --numprocesses 0 -s tests/chaos/test_soak.py

@@ -29,7 +29,7 @@ LEVEL = "once" if ASKED == "rest" else ASKED
 FULL = LEVEL == "full"
 ONCE = LEVEL == "once"
 #: Workers of one run draw the same number, so that they know the same tests.
-SEED = int(os.environ.get("PENSTOCK_CHAOS_SEED", "0")) or random.Random(
+SEED = int(os.environ.get("PENSTOCK_CHAOS_SEED") or 0) or random.Random(
     os.environ.get("PYTEST_XDIST_TESTRUNUID")
 ).randrange(1, 10**6)
 
