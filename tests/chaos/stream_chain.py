@@ -7,18 +7,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 from penstock.sources.postgres.embedded import EmbeddedPostgres
 from tests.chaos.databases import new_database
 from tests.chaos.matrix import LEVEL, SEED
 from tests.chaos.stream_targets import Target
-from tests.conftest import Database, wait_until
+from tests.conftest import WAIT_S, Database, wait_until
 from tests.oracle_history import audit_end
-from tests.stream_instances import LEVEL_S, StreamInstance, StreamPipeline, running
+from tests.stream_instances import LEVEL_S, LaneProcess, StreamInstance, StreamPipeline, running
 from tests.stream_reader import Told, assert_told
 from tests.workload import APPEND, UPSERT, Workload
 
 TABLES = (*UPSERT, *APPEND)
 _ROWS = 60 if LEVEL == "short" else 300
+_LATER_S = 15.0
 
 
 @dataclass
@@ -83,6 +86,20 @@ class Followed:
     def wait_for_writes(self, transactions: int = 30) -> None:
         enough = self.source.workload.transactions + transactions
         wait_until(lambda: self.source.workload.transactions > enough, "the writers to go on")
+
+
+def was_struck(lane: LaneProcess, rule: str) -> bool:
+    """That it is killed there; False, if the whole matrix asks for a later time than the place has."""
+    is_later = LEVEL == "full" and rule[-2:] in ("@2", "@3")
+    struck = lane.wait_until_struck(rule, _LATER_S if is_later else WAIT_S)
+    assert struck or is_later, lane.told()
+    return struck
+
+
+def skip_unless(struck: bool, rule: str) -> None:
+    """At the end of a test that compared all the same: it must not pass for one that killed somebody."""
+    if not struck:
+        pytest.skip(f"{rule} struck nothing: the place is reached less often")
 
 
 @contextmanager
