@@ -65,7 +65,7 @@ ROUTER = "tests/unit/test_shape_router.py::"
 SHAPE_LIVE = "tests/unit/test_shape_http_live.py::"
 STREAMS_KILLED = "tests/chaos/test_streams.py::test_killed_while_following_each_change_is_there_once"
 
-COMMIT = "            if not self._commit(work, outcome):\n                continue\n"
+COMMIT = "            if not self.commit(work, outcome):\n                continue\n"
 REACH_COMMITTED = '            failpoints.reach("cdc.committed")\n'
 SAY_COMMITTED = (
     "            self._lane.ledger.write("

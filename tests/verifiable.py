@@ -7,15 +7,17 @@ import datetime as dt
 import math
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import bson
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from bson import json_util
 
 from penstock import Pipeline
 from tests.conftest import wait_until
@@ -117,6 +119,15 @@ class Verifiable(ABC):
     @abstractmethod
     def count(self) -> int: ...
 
+    @abstractmethod
+    def rows(self, shown: Sequence[dict[str, Any]]) -> tuple[list[Any], list[Any]]:
+        """What the source has by its own driver, and what readers are shown, so that they can be compared."""
+
+    def assert_same(self, pipeline: PipelineUnderTest) -> None:
+        shown = pq.read_table(pipeline.path(self.stream)).to_pylist()
+        source, table = self.rows([row for row in shown if row.get("_deleted_at") is None])
+        assert sorted(table) == sorted(source)
+
     def pipeline(self, directory: Path, destination: str, **stream: Any) -> PipelineUnderTest:
         more = {"load": {"rows_per_chunk": 250}, **stream.pop("settings", {})}
         return PipelineUnderTest(
@@ -213,6 +224,12 @@ class MysqlOrders(Verifiable):
         [(rows,)] = self.server.rows("SELECT COUNT(*) FROM shop.orders")
         return int(rows)
 
+    def rows(self, shown: Sequence[dict[str, Any]]) -> tuple[list[Any], list[Any]]:
+        names = ("id", "name", "paid", "at", "rate", "small")
+        found = self.server.rows(f"SELECT {', '.join(names)} FROM shop.orders")
+        source = [tuple(str(value) for value in row) for row in found]
+        return source, [tuple(str(row[name]) for name in names) for row in shown]
+
 
 class MongoOrders(Verifiable):
     key = "_id"
@@ -248,7 +265,8 @@ class MongoOrders(Verifiable):
         # The same documents again and again, so that the log shows later states than its times.
         for _ in range(3):
             orders.update_many({"number": {"$gt": 500, "$lt": 540}}, {"$inc": {"rate": 1.0}})
-        orders.update_many({"number": {"$mod": [97, number % 97]}}, {"$set": {"name": f"name {number}"}})
+        some = {"$gt": 500, "$mod": [97, number % 97]}
+        orders.update_many({"number": some}, {"$set": {"name": f"name {number}"}})
         orders.delete_one({"number": 20_000 + 10 * (number - 5)})
 
     @contextmanager
@@ -257,3 +275,13 @@ class MongoOrders(Verifiable):
 
     def count(self) -> int:
         return int(self.shop["orders"].count_documents({}))
+
+    def rows(self, shown: Sequence[dict[str, Any]]) -> tuple[list[Any], list[Any]]:
+        found = list(self.shop["orders"].find())
+        if self.layout == "document":
+            return [bson.encode(each) for each in found], [
+                bson.encode(json_util.loads(row["document"])) for row in shown
+            ]
+        names = ("_id", "number", "name", "rate")
+        source = [tuple(str(each.get(name)) for name in names) for each in found]
+        return source, [tuple(str(row[name]) for name in names) for row in shown]

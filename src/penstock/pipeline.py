@@ -256,11 +256,6 @@ class Pipeline:
         `sample`: the part of the keys that is compared. `limit`: how many differences of a stream are told
         one by one; `show_values`: with what both sides hold.
         """
-        if repair and self.config.source.type == "mongodb":
-            raise ConfigError(
-                "`penstock verify --repair` is not available yet for a source of type mongodb.",
-                remedy="Compare without --repair; `penstock resync STREAM` loads a table again that differs.",
-            )
         if repair and at is not None:
             raise ConfigError(
                 "Only the newest version of a table can be repaired.", remedy="Leave out --at, or --repair."

@@ -532,7 +532,7 @@ def test_a_sync_after_a_repair_that_failed_goes_on(
     pipeline.sync()
     plant(pipeline, doubled_row)
     with monkeypatch.context() as failing:
-        failing.setattr("penstock.lake.following.repaired", failed)
+        failing.setattr("penstock.lake.repair_round.repaired", failed)
         with pytest.raises(RuntimeError, match="on the way"):
             Pipeline.from_yaml(pipeline.file).verify(repair=True)
     database.execute("UPDATE orders SET note = 'later' WHERE id = 50")
@@ -584,7 +584,7 @@ def test_a_repair_that_does_not_help_comes_to_an_end(
 
 
 def repaired_in_vain(
-    verification: Verification, _lane: LakeLane, given_up: set[StreamId]
+    verification: Verification, _lane: LakeLane, given_up: set[StreamId], _left: dict[StreamId, str]
 ) -> dict[StreamId, int]:
     return {stream: 1 for stream in verification.found if stream not in given_up}
 

@@ -14,9 +14,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from penstock import Pipeline
-from penstock.core.errors import ConfigError
 from penstock.core.position import Lsn
+from penstock.core.stream import StreamId
 from penstock.core.verify_report import VerifiedStream
+from penstock.lake.repair import Repairs
+from penstock.lake.repair_round import RepairRounds
 from penstock.sources.mongodb import warming as mongo_warming
 from penstock.sources.mysql import held_snapshot, snapshots
 from penstock.sources.mysql.binlog import warming as mysql_warming
@@ -27,7 +29,16 @@ from tests.mongo_shop import new_shop
 from tests.mysql_server import MARIADB, MYSQL, MysqlServer
 from tests.pipelines import Notes, PipelineUnderTest
 from tests.running import Instance, instances
-from tests.verifiable import MongoOrders, MysqlOrders, Verifiable, another, data_files, plant_in, with_value
+from tests.verifiable import (
+    MongoOrders,
+    MysqlOrders,
+    Verifiable,
+    another,
+    data_files,
+    plant_in,
+    with_column,
+    with_value,
+)
 
 pytestmark = pytest.mark.integration
 ROWS = 1000
@@ -132,22 +143,20 @@ def test_every_planted_difference_is_found_and_named(
         assert column.source != column.table
     assert told[keys[-1]].kind == "missing"
     assert told[str(_new_key(table, orders.key))].kind == "extra"
-    if isinstance(orders, MongoOrders):
-        with pytest.raises(ConfigError, match="not available yet"):
-            verify(pipeline, repair=True)
-        return
-    assert isinstance(orders, MysqlOrders)
-    # At MySQL nothing is written for a comparison: the log ends where the table stands.
-    said = Notes()
-    report = Pipeline.from_yaml(pipeline.file).verify((), said, repair=True)
-    assert (report.equal, report.streams[0].repaired) == (False, 0)
-    assert "when something was committed" in " ".join(said)
-    orders.server.execute("UPDATE shop.orders SET name = 'new' WHERE id = 999")
-    report = Pipeline.from_yaml(pipeline.file).verify(repair=True)
-    assert report.equal, report
-    assert report.streams[0].repaired == len(set(rows.values())) + 2 - (keys[-1] == "999")
+    expected = len(set(rows.values())) + 2
+    if isinstance(orders, MysqlOrders):
+        # At MySQL nothing is written for a comparison: the log ends where the table stands.
+        said = Notes()
+        report = Pipeline.from_yaml(pipeline.file).verify((), said, repair=True)
+        assert (report.equal, report.streams[0].repaired) == (False, 0)
+        assert "when something was committed" in " ".join(said)
+        orders.server.execute("UPDATE shop.orders SET name = 'new' WHERE id = 999")
+        expected -= keys[-1] == "999"
+    found = verify(pipeline, repair=True)
+    assert (found.verdict, found.repaired) == ("equal", expected), found
     pipeline.sync()
     assert verify(pipeline).verdict == "equal"
+    orders.assert_same(pipeline)
 
 
 def _row_with(table: pa.Table, name: str, first: int) -> int:
@@ -159,6 +168,164 @@ def _row_with(table: pa.Table, name: str, first: int) -> int:
 def _new_key(table: pa.Table, name: str) -> Any:
     key = table.column(name)[0].as_py()
     return "f" * len(key) if isinstance(key, str) else key + 999_999
+
+
+def spoilt(table: pa.Table, key: str) -> pa.Table:
+    """A hundred rows are missing, one is extra, one is there twice, and all others have a wrong value."""
+    name = "document" if "document" in table.column_names else "name"
+    values = table.column(name).to_pylist()
+    wrong = [None if value is None else value.replace("n", "m", 1) for value in values]
+    table = with_column(table, name, pa.array(wrong, table.schema.field(name).type))
+    last = table.slice(table.num_rows - 1)
+    return pa.concat_tables([table.slice(100), with_value(last, key, 0, _new_key(table, key)), last])
+
+
+@slow
+@EVERY
+@DESTINATION
+def test_a_repair_is_exact_while_others_write(orders: Verifiable, destination: str, tmp_path: Path) -> None:
+    orders.fill(ROWS)
+    pipeline = orders.pipeline(tmp_path / "pipeline", destination)
+    pipeline.sync()
+    for path in data_files(pipeline, orders.stream):
+        plant_in(path, lambda table: spoilt(table, orders.key))
+    with orders.writing() as wait_for_more:
+        found = verify(pipeline, repair=True)
+        wait_for_more()
+    assert found.verdict == "equal", found
+    assert (found.repaired or 0) >= 400, found  # no writer touches the lower half
+    pipeline.sync()
+    found = verify(pipeline)
+    assert (found.verdict, found.notes, found.source_rows) == ("equal", (), orders.count()), found
+    orders.assert_same(pipeline)
+
+
+@slow
+@EVERY
+@DESTINATION
+def test_what_is_changed_while_rows_are_put_right_is_not_turned_back(
+    orders: Verifiable, destination: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows that were found wrong are deleted, get other keys or other values before they are written."""
+    orders.fill(ROWS)
+    pipeline = orders.pipeline(tmp_path / "pipeline", destination)
+    pipeline.sync()
+    plant_in(longest(pipeline, orders.stream), lambda table: spoilt(table, orders.key))
+    whole, changed = RepairRounds.carry_out, list[bool]()
+
+    def changed_first(rounds: RepairRounds, position: Lsn, repairs: Repairs) -> dict[StreamId, str]:
+        if not changed:
+            orders.change()
+            changed.append(True)
+        return whole(rounds, position, repairs)
+
+    monkeypatch.setattr(RepairRounds, "carry_out", changed_first)
+    with orders.connected() as connection:
+        orders.write(connection, 1)
+    found = verify(pipeline, repair=True)
+    assert (found.verdict, changed, found.source_rows) == ("equal", [True], orders.count()), found
+    assert (found.repaired or 0) > 200, found
+    pipeline.sync()
+    orders.assert_same(pipeline)
+
+
+@slow
+@EVERY
+@DESTINATION
+def test_rows_that_the_source_has_no_more_stay_as_deleted_where_those_are_kept(
+    orders: Verifiable, destination: str, tmp_path: Path
+) -> None:
+    orders.fill(ROWS)
+    pipeline = orders.pipeline(tmp_path / "pipeline", destination, deletes="soft")
+    pipeline.sync()
+    path = longest(pipeline, orders.stream)
+    extra = str(_new_key(pq.ParquetFile(path).read(), orders.key))
+    plant_in(path, lambda table: spoilt(table, orders.key))
+    orders.change()
+    found = verify(pipeline, repair=True)
+    assert (found.verdict, found.source_rows) == ("equal", orders.count()), found
+    pipeline.sync()
+    orders.assert_same(pipeline)
+    rows = pq.read_table(pipeline.path(orders.stream)).to_pylist()
+    deleted = {str(row[orders.key]) for row in rows if row["_deleted_at"] is not None}
+    assert extra in deleted
+    assert len(deleted) == ROWS // 5 - 20 + 1  # of those that the change deleted, twenty were missing
+
+
+@slow
+@pytest.mark.parametrize("orders", ["mysql", "mongo-document"], indirect=True)
+@pytest.mark.parametrize(
+    ("failpoint", "left"), [("cdc.prepared", 5), ("destination.recorded", 0), ("cdc.committed", 0)]
+)
+def test_a_repair_that_is_killed_loses_and_doubles_nothing(
+    orders: Verifiable, failpoint: str, left: int, tmp_path: Path
+) -> None:
+    """In its own round: the first one takes the table to just before the position."""
+    orders.fill(ROWS)
+    pipeline = orders.pipeline(tmp_path / "pipeline", "parquet")
+    pipeline.sync()
+    plant_in(longest(pipeline, orders.stream), lambda table: table.slice(0, table.num_rows - 5))
+    with orders.connected() as connection:
+        orders.write(connection, 1)
+        ended = pipeline.sync_apart(f"{failpoint}=kill@2", command=("verify", "--repair"))
+        assert ended.killed, ended
+        orders.write(connection, 2)
+        pipeline.sync()  # closes what the repair left open
+        found = verify(pipeline)
+        assert (found.missing, found.extra, found.different) == (left, 0, 0), found
+        orders.write(connection, 3)
+        found = verify(pipeline, repair=True)
+    assert (found.verdict, found.repaired) == ("equal", left), found
+    pipeline.sync()
+    orders.assert_same(pipeline)
+
+
+@slow
+@pytest.mark.parametrize("orders", ["mongo-document", "mongo-fields"], indirect=True)
+def test_pieces_of_a_repair_wait_for_nobody_where_a_comparison_writes_at_the_source(
+    orders: Verifiable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    orders.fill(ROWS)
+    pipeline = orders.pipeline(tmp_path / "pipeline", "parquet")
+    pipeline.sync()
+    plant_in(longest(pipeline, orders.stream), lambda table: table.slice(table.num_rows))
+    missing = verify(pipeline).missing
+    monkeypatch.setattr("penstock.verify.drill.ROWS_MAX", missing // 4)
+    said = Notes()
+    report = Pipeline.from_yaml(pipeline.file).verify((), said, repair=True)
+    assert report.equal, " ".join(said)
+    assert report.streams[0].repaired == missing > 200
+    assert len([line for line in said if "were given what the source has" in line]) > 3, said
+    orders.assert_same(pipeline)
+
+
+@slow
+def test_a_paused_collection_is_left_as_it_is_and_told_and_the_others_are_repaired(
+    mongo: MongoServer, tmp_path: Path
+) -> None:
+    mongo_warming.warm_up()
+    with new_shop(mongo) as shop:
+        orders = MongoOrders(mongo, shop, "document")
+        orders.fill(100)
+        pipeline = orders.pipeline(tmp_path / "pipeline", "parquet")
+        words = f"{shop.name}.words"
+        pipeline.streams[:] = [orders.stream, words]
+        pipeline.write_file()
+        pipeline.sync()
+        for stream in (orders.stream, words):
+            plant_in(longest(pipeline, stream), lambda table: table.slice(3))
+        opened = Pipeline.from_yaml(pipeline.file)
+        opened.pause([words])
+        said = Notes()
+        found = {each.stream: each for each in opened.verify((), said, repair=True).streams}
+        assert (found[orders.stream].verdict, found[orders.stream].repaired) == ("equal", 3), found
+        assert (found[words].verdict, found[words].repaired) == ("different", 0), found
+        assert f"`penstock resume {words}` lets it go on" in " ".join(said)
+        opened.resume([words])
+        report = opened.verify(repair=True)
+        assert report.equal, report
+        assert [each.repaired for each in report.streams] == [0, 3]
+        orders.assert_same(pipeline)
 
 
 @of_sources("mongo-document")
@@ -493,6 +660,13 @@ def test_rows_of_which_the_change_stream_is_ahead_are_no_difference(
         written.clear()
         found = verify(pipeline)
         assert (found.verdict, found.missing, found.different) == ("different", 1, 0), found
+        # That is put right, and the other is left to the log, which has its latest state.
+        shop["orders"].update_one({"number": 7}, {"$set": {"name": "before"}})
+        written.clear()
+        found = verify(pipeline, repair=True)
+        assert (found.verdict, found.repaired) == ("equal", 1), found
+        pipeline.sync()
+        orders.assert_same(pipeline)
 
 
 @slow

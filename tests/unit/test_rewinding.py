@@ -13,7 +13,6 @@ from typing import Any, cast
 import pyarrow as pa
 import pytest
 
-from penstock import failpoints
 from penstock.core.errors import (
     CommitConflictError,
     DestinationAwayError,
@@ -32,7 +31,6 @@ from penstock.destinations.parquet import ParquetDestination, ParquetTable
 from penstock.destinations.parquet_files import DataFileWriter, new_file_name
 from penstock.destinations.records import DataFile, Marker
 from penstock.lake import apply as applying
-from penstock.lake import following as following_module
 from penstock.lake import rewinding as lake_rewinding
 from penstock.lake.apply import BYTES_PER_BUCKET_MAX, EXPANSION, ROUND_BYTES_MAX, Outcome, StreamWork
 from penstock.lake.backfill import Backfill
@@ -41,12 +39,13 @@ from penstock.lake.fold_task import FoldResult, FoldTask, Staged
 from penstock.lake.following import Following
 from penstock.lake.lane_state import LaneSettings, LaneState, LaneStream, StreamTotals
 from penstock.lake.light import Stages
+from penstock.lake.places import cluster_mark
 from penstock.lake.rewinding import LOOKUPS_MAX, Rewinds
 from penstock.lake.target import Target
 from penstock.ledger import rewinding, two_phase
+from penstock.ledger.dialect import SourceName
 from penstock.ledger.ledger import Ledger
 from penstock.ledger.load_record import LoadRecords
-from penstock.ledger.recovery import recover_round
 from penstock.ledger.state import Chunk, StateDocument, StreamState, SyncMode
 from penstock.ledger.store import StateStore
 from penstock.log.manifest import SCHEMA_DIRECTORY, FileEntry, Manifest, TableEntry, manifest_path
@@ -81,9 +80,10 @@ class Listener:
 class Lane:
     """A stream whose table is at 400 and was loaded at 100; the log after 200 was asked for."""
 
-    def __init__(self, directory: Path, mode: SyncMode = "cdc") -> None:
+    def __init__(self, directory: Path, mode: SyncMode = "cdc", source: SourceName = "postgres") -> None:
         self.listener = Listener()
-        ledger = Ledger(StateStore(directory / "state"))
+        place_of = cluster_mark if source == "mongodb" else None
+        ledger = Ledger(StateStore(directory / "state"), source, place_of)
         destination = ParquetDestination(directory / "lake")
         self.table = destination.table(ITEMS)
         info = SourceTable(stream=ITEMS, oid=1, kind="table", schema=SCHEMA, leaves=(), primary_key=("id",))
@@ -102,7 +102,7 @@ class Lane:
         )
         _write_log(directory / "log")
         _write_table(self.table)
-        ledger.write(rewinding.asked(_followed(mode), ITEMS, Lsn(200)))
+        ledger.write(rewinding.asked(_followed(mode, source), ITEMS, Lsn(200)))
         self.rewinds = Rewinds(
             self.state,
             Stages(cast(Any, None)),
@@ -120,9 +120,9 @@ def _marker(generation: str, start: int, to: int) -> Marker:
     return Marker(generation, EPOCH, Lsn(start), Lsn(to), (f"{generation}-{start}",))
 
 
-def _followed(mode: SyncMode) -> StateDocument:
+def _followed(mode: SyncMode, source: SourceName) -> StateDocument:
     document = two_phase.plan_load(
-        StateDocument.new("p"),
+        StateDocument.new("p", source),
         ITEMS,
         sync_mode=mode,
         load_id="load",
@@ -130,6 +130,8 @@ def _followed(mode: SyncMode) -> StateDocument:
         chunks=[Chunk(None, None)],
     )
     document = two_phase.join_global(two_phase.load_done(document, ITEMS, Lsn(100)), ITEMS)
+    if not document.dialect.shares_position:
+        return two_phase.finish_stream_round(two_phase.prepare_stream_round(document, ITEMS, Lsn(400)), ITEMS)
     document = two_phase.prepare_round(document, Lsn(400), [ITEMS])
     return two_phase.finish_round(two_phase.stream_committed(document, ITEMS, Lsn(400)))
 
@@ -352,33 +354,6 @@ def test_a_stream_whose_rows_are_nowhere_else_goes_on_without_it(
     [note] = lane.listener.notes
     assert "lacks large values of rows that the table has not either" in note
     assert "`penstock resync public.items` begins it anew, empty" in note
-
-
-# From where on the log alone made the table
-
-
-def test_killed_after_a_repair_is_committed_nothing_is_taken_back_to_before_it(
-    lane: Lane, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(following_module, "merge", lambda *_: {ITEMS: Outcome()})
-
-    def reached(name: str) -> None:
-        if name == "cdc.committed":
-            raise KilledError
-
-    monkeypatch.setattr(failpoints, "reach", reached)
-    following = Following(lane.state, cast(Backfill, None))
-    with pytest.raises(KilledError):
-        following._repair_round(Lsn(400), Lsn(401), {ITEMS: cast(Any, None)})
-    recovered = recover_round(lane.state.ledger.document, {ITEMS}, lane.state.is_thread_committed)
-    assert recovered.kind == "finish"
-    state = recovered.document.stream(ITEMS)
-    assert state is not None
-    assert (state.committed_to, state.replayable_from) == (Lsn(401), Lsn(401))
-
-
-class KilledError(Exception):
-    pass
 
 
 # How much a task is given

@@ -137,14 +137,14 @@ def test_known_keys_take_some_bytes_each_however_many_there_are() -> None:
             "not known whole: note, size",
         ),
         (VerifiedStream("a.b", "different", buckets_differing=3), None, "no row that differs was found"),
-        (VerifiedStream("a.b", "different", missing=1), None, "stands where the source's log ends"),
+        (VerifiedStream("a.b", "different", missing=1), None, "was not repaired: it is paused"),
         (VerifiedStream("a.b", "different", missing=1), 7, "after 7 rows of it were repaired"),
     ],
 )
 def test_why_a_stream_still_differs_is_said_of_each(
     told: VerifiedStream, repaired: int | None, words: str
 ) -> None:
-    assert words in why_it_still_differs(told, repaired)
+    assert words in why_it_still_differs(told, repaired, "it is paused")
 
 
 class _Stages:

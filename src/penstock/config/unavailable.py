@@ -22,7 +22,7 @@ LATER_STREAM_KEYS: dict[str, tuple[tuple[str, str | None], ...]] = {
 #: By `source.type`: commands that end with an error.
 LATER_COMMANDS: dict[str, tuple[str, ...]] = {
     "mysql": ("resync --diff --yes",),
-    "mongodb": ("resync --diff --yes", "verify --repair"),
+    "mongodb": ("resync --diff --yes",),
 }
 LATER_LANES: dict[str, tuple[str, ...]] = {
     "mysql": ("shapes",),

@@ -24,15 +24,12 @@ from penstock.lake.lane_state import LaneState
 from penstock.lake.leaves import known_leaves
 from penstock.lake.letter_merging import merge_letters
 from penstock.lake.light import Stages, rewriting_is_light
-from penstock.lake.repair import Repairs, just_before, repaired
 from penstock.lake.rewinding import Rewinds
 from penstock.lake.round_plan import plan_round, truncated_in_part
 from penstock.lake.work import MustReload, untold, words_of
-from penstock.ledger import rewinding, two_phase
+from penstock.ledger import two_phase
 from penstock.ledger.load_record import LoadRecord
 from penstock.ledger.threads import cdc_thread_id
-from penstock.log.columns import TX
-from penstock.log.reader import read_rows
 
 EARLY_ROUND_BYTES = 16 * 1024 * 1024
 LOOKUPS_MAX = 5  # while somebody else changes the table's files
@@ -52,8 +49,8 @@ class Following:
         self._lane = lane
         self._backfill = backfill
         # In one pool jobs wait for each other; a round must not wait for the chunks of a load.
-        self._stages = Stages(lane.spark, pool="rounds")
-        self._rewinds = Rewinds(lane, self._stages, self._marker)
+        self.stages = Stages(lane.spark, pool="rounds")
+        self._rewinds = Rewinds(lane, self.stages, self._marker)
 
     def follow(self, to: Lsn) -> None:
         """Apply the log up to `to` to every stream that is loaded; those that cannot go on are set aside.
@@ -69,15 +66,26 @@ class Following:
                     self._bring_level(stream, to)
         self._rewinds.carry_out()
 
-    def _follow_together(self, to: Lsn) -> None:
+    def take_to(self, position: Lsn) -> None:
+        """Apply the log, which is sealed beyond it, exactly up to a position where no step may end."""
+        self._follow_together(position, exactly=True)
+
+    def is_at(self, stream: StreamId, position: Lsn) -> bool:
+        """Whether a round of this stream, by itself or with others, would begin there."""
+        document = self._lane.ledger.document
+        if document.dialect.shares_position:
+            return stream in document.global_streams and document.lsn == position
+        return self._stands_at(stream, position)
+
+    def _follow_together(self, to: Lsn, *, exactly: bool = False) -> None:
         """Rounds of many streams each: of those that share a position, or that stand at the same one."""
-        for end in self._batches(self._lane.ledger.document.lsn, to):
+        for end in self._batches(self._lane.ledger.document.lsn, to, exactly=exactly):
             if self._lane.leaves_off():
                 return
             self._global_round(end)
         for start, streams in sorted(self._standing().items()):
             at = start
-            for end in self._batches(start, to):
+            for end in self._batches(start, to, exactly=exactly):
                 if self._lane.leaves_off():
                     return
                 with self._lane.rounds:
@@ -157,7 +165,8 @@ class Following:
             for stream, changes in self._lane.log.streams_with_changes(start, end).items()
         )
 
-    def _batches(self, after: Lsn | None, to: Lsn) -> list[Lsn]:
+    def _batches(self, after: Lsn | None, to: Lsn, *, exactly: bool = False) -> list[Lsn]:
+        """Where rounds end: with a step each, and `exactly` with `to` at last, in whichever step that is."""
         if after is None or after >= to:
             return []
         start = self._lane.log.start()
@@ -166,54 +175,8 @@ class Following:
                 f"The change log begins at {start}, but changes from {after} on are still to be applied.",
                 remedy="Restore the state directory from a backup, or run `penstock resync --yes`.",
             )
-        return self._lane.log.boundaries(after, to, ROUND_BYTES_MAX)
-
-    def repair(self, position: Lsn, repairs: Repairs) -> list[StreamId]:
-        """Put rows right that were found wrong at `position`, beyond which no table is; whose were.
-
-        A stream that does not share the global position by then is left as it is, as are all if the log has a
-        change right before the position.
-        """
-        before = just_before(position)
-        nearby = self._lane.log.streams_with_changes(before, position).values()
-        if any(True for each in nearby for _ in read_rows(each.files, before, position, [TX])):
-            return []
-        for end in self._batches(self._lane.ledger.document.lsn, before):
-            self._global_round(end)
-        start = self._lane.ledger.document.lsn
-        if start is not None and start < before:
-            self._global_round(before)
-        with self._lane.rounds:
-            return self._repair_round(before, position, repairs)
-
-    def _repair_round(self, start: Lsn, to: Lsn, repairs: Repairs) -> list[StreamId]:
-        document = self._lane.ledger.document
-        streams = sorted(set(repairs).intersection(document.global_streams))
-        if not streams or document.lsn != start:
-            return []
-
-        def make(work: StreamWork) -> Outcome:
-            stream = work.stream
-            for file in work.files:  # rows may be elsewhere in it than its index has them
-                work.table.index_path(file).unlink(missing_ok=True)
-            return merge(
-                self._stages,
-                [work],
-                lambda staging: {stream: [repaired(work, repairs[stream], staging[stream])]},
-            )[stream]
-
-        prepared = two_phase.prepare_round(document, to, streams)
-        for stream in streams:  # with it, since recovery does not know that the round was a repair
-            prepared = rewinding.mended(prepared, stream, to)
-        self._lane.ledger.write(prepared)
-        failpoints.reach("cdc.prepared")
-        for stream in streams:
-            work = self._work(stream, start, to)
-            self._commit(work, make(work), make)
-            failpoints.reach("cdc.committed")
-            self._lane.ledger.write(two_phase.stream_committed(self._lane.ledger.document, stream, to))
-        self._lane.ledger.write(two_phase.finish_round(self._lane.ledger.document))
-        return streams
+        ends = self._lane.log.boundaries(after, to, ROUND_BYTES_MAX)
+        return [*ends, to] if exactly and ends[-1:] != [to] else ends
 
     def _global_round(self, to: Lsn) -> None:
         with self._lane.rounds:
@@ -240,9 +203,9 @@ class Following:
         self._lane.rounds_heard.round_done(time.monotonic() - began)
 
     def finish_global_round(self, streams: Sequence[StreamId], start: Lsn, to: Lsn) -> None:
-        for work, outcome in self._apply([self._work(stream, start, to) for stream in streams]):
+        for work, outcome in self._apply([self.work(stream, start, to) for stream in streams]):
             failpoints.reach("cdc.written")
-            if not self._commit(work, outcome):
+            if not self.commit(work, outcome):
                 continue
             failpoints.reach("cdc.committed")
             self._lane.ledger.write(two_phase.stream_committed(self._lane.ledger.document, work.stream, to))
@@ -276,9 +239,9 @@ class Following:
             failpoints.reach("cdc.moved")
 
     def _finish_each(self, streams: Sequence[StreamId], start: Lsn, to: Lsn) -> None:
-        for work, outcome in self._apply([self._work(stream, start, to) for stream in streams]):
+        for work, outcome in self._apply([self.work(stream, start, to) for stream in streams]):
             failpoints.reach("cdc.written")
-            if not self._commit(work, outcome):
+            if not self.commit(work, outcome):
                 continue
             failpoints.reach("cdc.committed")
             self._lane.ledger.write(
@@ -313,8 +276,8 @@ class Following:
         changes = self._lane.log.files(stream, start, to)
         has_changes = bool(changes.files or changes.alterations)
         if has_changes:
-            [(work, outcome)] = self._apply([self._work(stream, start, to)])
-            if not self._commit(work, outcome):
+            [(work, outcome)] = self._apply([self.work(stream, start, to)])
+            if not self.commit(work, outcome):
                 return False
         self._lane.ledger.write(
             two_phase.finish_stream_round(self._lane.ledger.document, stream, committed=has_changes)
@@ -385,7 +348,7 @@ class Following:
         record = self._lane.table(stream).record()
         return None if plan.rewrite is None or record is None else words_of(record.schema, plan.rewrite)
 
-    def _work(self, stream: StreamId, start: Lsn, to: Lsn) -> StreamWork:
+    def work(self, stream: StreamId, start: Lsn, to: Lsn) -> StreamWork:
         work = self._plan_work(stream, start, to)
         assert isinstance(work, StreamWork), "asked before the round was prepared"
         return work
@@ -415,10 +378,10 @@ class Following:
                 str(work.stream), "apply", sum(file.rows for file in work.changes)
             )
         outcomes = merge(
-            self._stages, works, lambda staging: self._told(works, fold(self._stages, works, staging))
+            self.stages, works, lambda staging: self._told(works, fold(self.stages, works, staging))
         )
-        merge_small_files(self._stages, works, outcomes)
-        merge_letters(self._stages, works, outcomes)
+        merge_small_files(self.stages, works, outcomes)
+        merge_letters(self.stages, works, outcomes)
         for stream, outcome in outcomes.items():
             self._lane.totals[stream].add(outcome)
             self._lane.listener.stream_finished(str(stream), "apply", sum(outcome.operations.values()))
@@ -457,7 +420,7 @@ class Following:
         self._lane.reload(work.stream, reason)
         return True
 
-    def _commit(
+    def commit(
         self, work: StreamWork, outcome: Outcome, make: Callable[[StreamWork], Outcome] | None = None
     ) -> bool:
         """Commit what a round wrote; False if it lacks values, now or after it was looked up again.
@@ -478,8 +441,8 @@ class Following:
                 if lookups == LOOKUPS_MAX:
                     raise
             lookups += 1
-            work = self._work(work.stream, work.after, work.to)
-            outcome = apply(self._stages, [work])[work.stream] if make is None else make(work)
+            work = self.work(work.stream, work.after, work.to)
+            outcome = apply(self.stages, [work])[work.stream] if make is None else make(work)
         return False
 
     def _marker(self, stream: StreamId, generation: str, start: Lsn, to: Lsn) -> Marker:

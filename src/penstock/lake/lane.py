@@ -25,6 +25,7 @@ from penstock.lake.lane_state import LaneSettings, LaneState, LaneStream, RoundL
 from penstock.lake.rebuild import rebuild_state
 from penstock.lake.recovery import Recovery
 from penstock.lake.repair import Repairs
+from penstock.lake.repair_round import RepairRounds
 from penstock.ledger import pausing, rewinding, two_phase
 from penstock.ledger.ledger import Ledger
 from penstock.ledger.load_record import LoadPoint, LoadRecords
@@ -49,6 +50,7 @@ class LakeLane:
         self._lane.add(streams)
         self._backfill = Backfill(self._lane)
         self._following = Following(self._lane, self._backfill)
+        self._repairs = RepairRounds(self._lane, self._following)
         self._increments = Increments(self._lane)
         self._recovery = Recovery(self._lane, self._following)
 
@@ -204,9 +206,9 @@ class LakeLane:
         """Apply the log up to `to` to every stream that is loaded; those that cannot go on are set aside."""
         self._following.follow(to)
 
-    def repair(self, position: Lsn, repairs: Repairs) -> list[StreamId]:
-        """Put rows right that were found wrong at `position`; the streams of which that was done."""
-        return self._following.repair(position, repairs)
+    def repair(self, position: Lsn, repairs: Repairs) -> dict[StreamId, str]:
+        """Put rows right that were found wrong at `position`; of streams that are left as they are, why."""
+        return self._repairs.carry_out(position, repairs)
 
     def follow_ahead(self) -> None:
         """Apply what is sealed already if that is worth a round of its own; more of the log is to come."""

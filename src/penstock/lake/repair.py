@@ -7,8 +7,9 @@ state says before what is going to be done. A crash on the way leaves a round wi
 
 Exact only at one position: the table must be where the source's rows are from. So rounds take it to just
 before that position first. No change lies in the last number before it: commit records of Postgres begin at
-multiples of eight, as positions between transactions do, and an event of MySQL's is of more than a byte.
-Where there is one after all, because numbers begin anew on another server, nothing is repaired (`following`).
+multiples of eight, as positions between transactions do, an event of MySQL's is of more than a byte, and at
+MongoDB it is the time of a write of ours. Where there is one after all, because numbers begin anew on another
+server or two shards count the same time, nothing is repaired (`repair_round`).
 """
 
 from __future__ import annotations

@@ -55,6 +55,7 @@ def run_and_repair(
         )
     repaired: Counter[StreamId] = Counter()
     in_vain: Counter[StreamId] = Counter()
+    left: dict[StreamId, str] = {}  # by the lane, and why
     differed: dict[StreamId, tuple[int, int]] = {}  # of how many buckets how many, when it was last repaired
     if repair:
         options = replace(options, secret=new_secret())
@@ -68,7 +69,7 @@ def run_and_repair(
             for stream, (_, found) in verification.found.items()
             if in_vain[stream] >= REPAIRS_MAX or repaired[stream] > rows_of_both(found)
         }
-        now = _repair(verification, opened.lane, given_up)
+        now = _repair(verification, opened.lane, given_up, left)
         for stream, rows in now.items():
             _, found = verification.found[stream]
             listener.note(f"{stream}: {rows:,} rows were given what the source has for them.{_more(found)}")
@@ -82,7 +83,7 @@ def run_and_repair(
                 if each.verdict == "different":
                     stream = StreamId.parse(each.stream)
                     tried = repaired[stream] if stream in given_up else None
-                    listener.note(f"{stream} {why_it_still_differs(each, tried)}")
+                    listener.note(f"{stream} {why_it_still_differs(each, tried, left.get(stream, ''))}")
             break
     if not repair:
         return report
@@ -90,9 +91,9 @@ def run_and_repair(
     return replace(report, streams=streams)
 
 
-def why_it_still_differs(told: VerifiedStream, repaired: int | None = None) -> str:
+def why_it_still_differs(told: VerifiedStream, repaired: int | None = None, left: str = "") -> str:
     """What to say of a stream that nothing more is done for. `repaired`: so many rows were, and it does not
-    help."""
+    help. `left`: why the lane left it as it is."""
     if repaired is not None:
         return (
             f"still differs after {repaired:,} rows of it were repaired. "
@@ -114,10 +115,7 @@ def why_it_still_differs(told: VerifiedStream, repaired: int | None = None) -> s
             "was not repaired: no row that differs was found in the buckets of keys that were looked into. "
             f"`penstock resync {told.stream}` loads it anew."
         )
-    return (
-        "was not repaired: its table stands where the source's log ends, or behind others. "
-        "Run the same command again after a sync, when something was committed at the source."
-    )
+    return f"was not repaired: {left or 'there was nothing to write. Run the same command again.'}"
 
 
 def is_all(drilled: Drilled) -> bool:
@@ -139,8 +137,11 @@ def _more(drilled: Drilled) -> str:
     )
 
 
-def _repair(verification: Verification, lane: LakeLane, given_up: set[StreamId]) -> dict[StreamId, int]:
-    """Put right what the run found, as far as it looked; how many rows of each stream."""
+def _repair(
+    verification: Verification, lane: LakeLane, given_up: set[StreamId], left: dict[StreamId, str]
+) -> dict[StreamId, int]:
+    """Put right what the run found, as far as it looked; how many rows of each stream. Of those that the lane
+    leaves as they are, `left` has why."""
     repaired: dict[StreamId, int] = {}
     for position in sorted({position for position, _ in verification.found.values()}):
         repairs = {
@@ -148,8 +149,9 @@ def _repair(verification: Verification, lane: LakeLane, given_up: set[StreamId])
             for stream, (at, drilled) in verification.found.items()
             if at == position and stream not in given_up and (mended := mend(drilled)) is not None
         }
-        for stream in lane.repair(position, repairs):
-            repaired[stream] = repairs[stream].keys.num_rows
+        here = lane.repair(position, repairs)
+        left |= here
+        repaired |= {stream: each.keys.num_rows for stream, each in repairs.items() if stream not in here}
     return repaired
 
 
