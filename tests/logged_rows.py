@@ -25,6 +25,14 @@ def schema_of(stream: str, columns: Mapping[str, str], key: Sequence[str] = ()) 
     )
 
 
+def with_entries_beneath_a_null(names: Sequence[str]) -> pa.ListArray:
+    """Lists of one of these each, but for the second: that is null, and its name lies beneath."""
+    offsets = pa.array(range(len(names) + 1), pa.int32())
+    return pa.ListArray.from_arrays(
+        offsets, pa.array(names), mask=pa.array([at == 1 for at in range(len(names))])
+    )
+
+
 def changes_of(schema: TableSchema, rows: Sequence[Mapping[str, Any]]) -> ChangeRows:
     """Each row has `_op` and the values it needs; the others are as if nothing had been sent."""
     usual: dict[str, Any] = {"_xid": 7, "_commit_ts": 0, "_old": None, "_old_kind": "n", "_unchanged": None}

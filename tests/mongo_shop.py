@@ -20,6 +20,7 @@ import bson
 import pyarrow.parquet as pq
 from bson import Decimal128, ObjectId
 from bson.json_util import loads
+from pymongo.client_session import ClientSession
 from pymongo.database import Database
 
 from tests.bson_documents import EVERY_ID
@@ -173,10 +174,17 @@ def _encoded(row: dict[str, Any]) -> bytes:
 
 
 @contextmanager
-def writing(mongo: MongoServer, shop: Shop, *, pause_s: float = 0.0) -> Iterator[Callable[[int], None]]:
+def writing(
+    mongo: MongoServer,
+    shop: Shop,
+    *,
+    pause_s: float = 0.0,
+    also: Callable[[Shop, ClientSession, int], None] | None = None,
+) -> Iterator[Callable[[int], None]]:
     """Changes of all kinds, in transactions over several collections, until the block ends.
 
-    What is yielded waits for so many more of them.
+    `also` makes more in each transaction, which has a number: the greater, the later. What is yielded waits
+    for so many more of them.
     """
     ended, failures, numbers = threading.Event(), list[BaseException](), list[int]()
 
@@ -200,6 +208,8 @@ def writing(mongo: MongoServer, shop: Shop, *, pause_s: float = 0.0) -> Iterator
                     orders.delete_one({"_id": ObjectId(f"{number - 9:024x}")}, session=session)
                     words.update_many({"_id.word": f"wörd {some // 3}"}, {"$inc": {"n": 1}}, session=session)
                     words.delete_one({"_id": {"word": f"wörd {some // 5}", "part": 1}}, session=session)
+                    if also is not None:
+                        also(database, session, number)
                     if number % 5:
                         session.commit_transaction()
                     else:

@@ -56,7 +56,7 @@ from penstock.lake.lane_state import LaneStream
 from penstock.lake.measures import LaneMeasures
 from penstock.lake.superseded import leaders, set_aside
 from penstock.lake.upkeep import Upkeep, held
-from penstock.lake.warmth import kept_warm, opened_once
+from penstock.lake.warmth import kept_warm, opened_beside
 from penstock.ledger import orders
 from penstock.locking import only_leader
 from penstock.resolution import resolve_from_source
@@ -145,7 +145,7 @@ class LakeProcess:
         standing = _Standing(self._channel, is_warming=warm)
         with (
             kept_warm(self._spark, standing.warmed) if warm else nullcontext(),
-            opened_once(self._open_table) if self._config.destination.type == "iceberg" else nullcontext(),
+            opened_beside(self._open_table) if self._config.destination.type == "iceberg" else nullcontext(),
         ):
             leads = self._capture.wait_until_leading(self._stop, standing.away)
         if not leads:

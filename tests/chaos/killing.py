@@ -32,6 +32,13 @@ class WrittenTo(Protocol):
     def assert_acknowledged_no_more_than_committed(self, pipeline: PipelineUnderTest) -> None: ...
 
 
+class ToldNothing:
+    """A source that keeps its log, if it is read at all, for nobody in particular."""
+
+    def assert_acknowledged_no_more_than_committed(self, pipeline: PipelineUnderTest) -> None:
+        """Nothing is acknowledged to it."""
+
+
 def kill_and_recover(
     source: WrittenTo, pipeline: PipelineUnderTest, rule: str, *, beside_writers: bool = not ONCE
 ) -> None:

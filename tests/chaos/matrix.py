@@ -184,6 +184,8 @@ LOADING_MYSQL = Scenario(
     short=(("parquet", "load.committed"),),
     nth=LOADING.nth,
 )
+#: What is of the source in reading on is where a round begins and what it reads.
+READING_ON_MYSQL = Scenario(turns=READING_ON.names, nth=READING_ON.nth, times=READING_ON.times)
 #: And of one that reads MongoDB, where streams have a position each.
 FOLLOWING_MONGODB = Scenario(
     names=FOLLOWING.names,
@@ -194,9 +196,10 @@ LOADING_MONGODB = Scenario(
     names=("capture.slot_created", *LOAD),
     nth={"load.swapped": 2, "load.done": 2},
 )
+READING_ON_MONGODB = Scenario(turns=READING_ON.names, first=1, nth=READING_ON.nth, times=READING_ON.times)
 SCENARIOS = (FOLLOWING, LOADING, REFRESHING, READING_ON, LOADING_TO_READ_ON)
-SCENARIOS_MYSQL = (FOLLOWING_MYSQL, LOADING_MYSQL)
-SCENARIOS_MONGODB = (FOLLOWING_MONGODB, LOADING_MONGODB)
+SCENARIOS_MYSQL = (FOLLOWING_MYSQL, LOADING_MYSQL, READING_ON_MYSQL)
+SCENARIOS_MONGODB = (FOLLOWING_MONGODB, LOADING_MONGODB, READING_ON_MONGODB)
 
 
 def shared(cases: Sequence[Struck]) -> Sequence[Struck]:

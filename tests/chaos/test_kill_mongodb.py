@@ -1,7 +1,7 @@
 """kill -9 in syncs from MongoDB, with writers that never stop: afterwards every document is right.
 
 As in `test_kill`: how the log is read, and how rounds of streams with a position each are settled, is all
-that is another way here.
+that is another way here. Beyond `short` there is an append table too, which tells each change once, in order.
 """
 
 from __future__ import annotations
@@ -16,18 +16,22 @@ import pytest
 
 from penstock.sources.mongodb.warming import warm_up
 from tests.chaos.chain import Chain
-from tests.chaos.killing import kill_and_recover
-from tests.chaos.matrix import FOLLOWING_MONGODB, LOADING_MONGODB, shared
+from tests.chaos.killing import ToldNothing, kill_and_recover
+from tests.chaos.matrix import ASKED, FOLLOWING_MONGODB, LOADING_MONGODB, shared
+from tests.mongo_history import TOLD, assert_told, change, set_up
 from tests.mongo_server import MongoServer
 from tests.mongo_shop import FOLLOWED, Shop, assert_same, new_shop, pipeline, states, writing
-from tests.pipelines import DESTINATIONS, PipelineUnderTest
+from tests.pipelines import DESTINATIONS, PipelineUnderTest, streams_of
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600)]
+#: Beside upsert tables, where there is time for it.
+WITH_HISTORY = ASKED != "short"
+APPEND = (TOLD,) if WITH_HISTORY else ()
 Pipelines = Chain[PipelineUnderTest]
 
 
 @dataclass
-class MongoSource:
+class MongoSource(ToldNothing):
     """A database with a writer at work."""
 
     mongo: MongoServer
@@ -36,7 +40,8 @@ class MongoSource:
     _written: Callable[[int], None] | None = None
 
     def start(self) -> None:
-        self._written = self._writing.enter_context(writing(self.mongo, self.shop, pause_s=0.02))
+        also = change if WITH_HISTORY else None
+        self._written = self._writing.enter_context(writing(self.mongo, self.shop, pause_s=0.02, also=also))
 
     def stop(self) -> None:
         self._writing.close()
@@ -46,8 +51,10 @@ class MongoSource:
         try:
             pipeline.sync()
             assert_same(pipeline, self.shop, *FOLLOWED)
+            if WITH_HISTORY:
+                assert_told(pipeline, self.shop)
             after = states(pipeline)
-            assert len({after[name]["_data"] for name in FOLLOWED}) == 1
+            assert len({after[name]["_data"] for name in (*FOLLOWED, *APPEND)}) == 1
             assert not any("next_data" in state for state in after.values())
         finally:
             self.start()
@@ -56,9 +63,6 @@ class MongoSource:
         assert self._written is not None
         self._written(20)
 
-    def assert_acknowledged_no_more_than_committed(self, pipeline: PipelineUnderTest) -> None:
-        """The server keeps its log for nobody in particular."""
-
     def pipeline(self, directory: Path, destination: str) -> PipelineUnderTest:
         """Of followed streams alone: a sync that finds them loaded starts no Spark."""
         settings: dict[str, Any] = {
@@ -66,14 +70,15 @@ class MongoSource:
             "readers": {"grace": "5s"},
             "destination": DESTINATIONS[destination],
         }
-        streams = [f"{self.shop.name}.{name}" for name in FOLLOWED]
-        return pipeline(self.mongo, self.shop, directory, streams=streams, **settings)
+        upsert, append = ([f"{self.shop.name}.{name}" for name in names] for names in (FOLLOWED, APPEND))
+        return pipeline(self.mongo, self.shop, directory, streams=streams_of(upsert, append), **settings)
 
 
 @pytest.fixture(scope="module")
 def source(mongo: MongoServer) -> Iterator[MongoSource]:
     warm_up()
     with new_shop(mongo) as shop:
+        set_up(shop)
         found = MongoSource(mongo, shop)
         found.start()
         yield found

@@ -17,7 +17,7 @@ import pytest
 
 from penstock.sources.mysql.binlog.warming import warm_up
 from tests.chaos.chain import Chain
-from tests.chaos.killing import kill_and_recover
+from tests.chaos.killing import ToldNothing, kill_and_recover
 from tests.chaos.matrix import FOLLOWING_MYSQL, LOADING_MYSQL, SEED, shared
 from tests.conftest import wait_until
 from tests.mysql_server import MysqlServer
@@ -31,7 +31,7 @@ Pipelines = Chain[PipelineUnderTest]
 
 
 @dataclass
-class MysqlSource:
+class MysqlSource(ToldNothing):
     """A server with writers at work."""
 
     server: MysqlServer
@@ -51,9 +51,6 @@ class MysqlSource:
     def wait_for_writes(self) -> None:
         enough = self.workload.transactions + 30
         wait_until(lambda: self.workload.transactions > enough, "the writers to go on")
-
-    def assert_acknowledged_no_more_than_committed(self, pipeline: PipelineUnderTest) -> None:
-        """The server is told nothing."""
 
     def pipeline(self, directory: Path, destination: str) -> PipelineUnderTest:
         # Several chunks per table; log steps that go as soon as nobody needs them.

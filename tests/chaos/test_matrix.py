@@ -17,6 +17,9 @@ from tests.chaos.matrix import (
     OF_REWIND,
     OF_SHAPES,
     OF_STREAMS,
+    READING_ON,
+    READING_ON_MONGODB,
+    READING_ON_MYSQL,
     SCENARIOS,
     SCENARIOS_MONGODB,
     SCENARIOS_MYSQL,
@@ -49,6 +52,12 @@ def test_following_any_source_is_struck_wherever_following_postgres_is(
         return {(destination, rule.partition("=")[0]) for destination, rule in of.cases(level)}
 
     assert places(scenario) == places(FOLLOWING)
+
+
+@pytest.mark.parametrize("level", ["once", "full"])
+def test_reading_on_at_any_source_is_struck_at_every_place_of_it_on_every_destination(level: str) -> None:
+    at_others = [*READING_ON_MYSQL.cases(level), *READING_ON_MONGODB.cases(level)]
+    assert set(at_others) >= {case for case in READING_ON.cases(level) if case[1].startswith("incremental.")}
 
 
 @pytest.mark.parametrize("scenario", [*SCENARIOS, *SCENARIOS_MYSQL, *SCENARIOS_MONGODB])

@@ -27,6 +27,7 @@ from penstock.lake.filtering import only_inside
 from penstock.lake.fold import fold
 from penstock.lake.soft_fold import complete_softly, fold_softly
 from penstock.lake.target import Target
+from tests.logged_rows import with_entries_beneath_a_null
 
 NAMES = ("id", "v", "n")
 SCHEMA = TableSchema(
@@ -121,6 +122,21 @@ def filtered(
     log: Log, condition: str, write: WriteMode = "upsert", schema: TableSchema = SCHEMA
 ) -> ConformedChanges:
     return only_inside(log.conformed(), Condition.compile(condition, schema.columns), schema, write)
+
+
+def test_a_name_beneath_a_null_list_is_renamed_for_no_row() -> None:
+    log = Log(full=False)
+    for key in "123":
+        log.add("u", None, (key, None, None))
+    changes = log.conformed()
+    place = changes.log.column_names.index("_unchanged")
+    lists = with_entries_beneath_a_null(["v", "n", "n"])
+    changes = replace(changes, log=changes.log.set_column(place, "_unchanged", pa.chunked_array([lists])))
+    renamed = changes.changes(
+        changes.text, changes.old.select(["id"]), Target(SCHEMA, "upsert", {"v": "w"}), None
+    ).unchanged
+    assert renamed is not None
+    assert renamed.to_pylist() == [["w"], None, ["n"]]
 
 
 @given(steps=STEPS, full=st.booleans(), condition=st.sampled_from(["v = 'a'", "id >= '2'"]))

@@ -17,6 +17,8 @@ from hypothesis import strategies as st
 
 from penstock.core.errors import SourceError
 from penstock.lake.fold import Changes, Folded, Pending, append_rows, complete, fold
+from penstock.lake.pending import missing_by_column
+from tests.logged_rows import with_entries_beneath_a_null
 
 NAMES = pa.list_(pa.string())
 Key = tuple[Any, ...]
@@ -378,6 +380,13 @@ def test_values_not_sent_follow_a_row_through_changes_of_its_key() -> None:
     assert folded.pending.missing.to_pylist() == [["body"]]
     target.apply(folded)
     assert target.rows == source.table()
+
+
+def test_a_name_beneath_a_null_list_is_missing_in_no_row() -> None:
+    lists = with_entries_beneath_a_null(["body", "note", "body"])
+    found = missing_by_column(lists, ["body", "note"])
+    assert {name: np.flatnonzero(mask).tolist() for name, mask in found.items()} == {"body": [0, 2]}
+    assert np.flatnonzero(missing_by_column(lists.slice(1), ["body"])["body"]).tolist() == [1]
 
 
 def test_a_value_that_is_nowhere_makes_the_row_unresolved_and_never_null() -> None:

@@ -22,6 +22,7 @@ from penstock.log.manifest import Manifest, manifest_path, read_manifest
 from penstock.log.reader import ChangeLog, LogFile, read_rows
 from penstock.log.retention import apply_retention, bound, sweep
 from penstock.log.writer import LogWriter
+from tests.logged_rows import with_entries_beneath_a_null
 
 pytestmark = pytest.mark.unit
 
@@ -342,9 +343,7 @@ def test_a_reader_that_stays_reads_no_more_of_a_long_log_than_it_needs(
 
 
 def test_entries_beneath_a_null_list_are_of_no_row() -> None:
-    names = pa.array(["a", "b", "b"])
-    none = pa.array([False, True, False])
-    lists = pa.ListArray.from_arrays(pa.array([0, 1, 2, 3], pa.int32()), names, mask=none)
+    lists = with_entries_beneath_a_null(["a", "b", "b"])
     for unchanged in (lists, pa.chunked_array([lists])):
         assert np.flatnonzero(lacking(unchanged)).tolist() == [0, 2]
         assert np.flatnonzero(lacking(unchanged, ["b"])).tolist() == [2]

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.capture.transactions import ChangeRows
 from penstock.core.errors import ConfigError
 from penstock.core.stream import StreamId
 from penstock.streams.encoding.column_encoder import ColumnEncoder
@@ -21,6 +22,7 @@ from penstock.streams.encoding.encoder import EncodingSettings, encoder
 from penstock.streams.encoding.json_format import JsonFormat
 from penstock.streams.encoding.view import StreamView
 from penstock.streams.events import Events
+from tests.logged_rows import with_entries_beneath_a_null
 from tests.stream_changes import COMMIT_TEXT, Change, Row, changes_of, column
 
 STREAM = StreamId("public", 'odd "table"')
@@ -277,6 +279,17 @@ def test_a_column_that_the_version_does_not_have_is_null() -> None:
     view = replace(VIEW, columns=("c_int8 é", "added later"))
     (event,) = heard(encode(view, [Change("i", ROW)]))
     assert event[3]["after"] == {"c_int8 é": ("number", "1"), "added later": None}
+
+
+def test_a_name_beneath_a_null_list_is_told_of_no_row() -> None:
+    changes = changes_of(STREAM, COLUMNS, [Change("u", ROW)] * 3)
+    lists = with_entries_beneath_a_null(["c_text é", "c_int8 é", "c_int2 é"])
+    rows = changes.rows.set_column(changes.rows.schema.names.index("_unchanged"), "_unchanged", lists)
+    given_changes = ChangeRows(changes.stream, changes.leaf, changes.schema_id, rows)
+    view = replace(VIEW, key=())
+    events = ColumnEncoder(JsonFormat(), b"", clock_ns=lambda: NOW_NS).encode(given_changes, view, None)
+    told = [event[3].get("unchanged") for event in heard(events) if event[3] is not None]
+    assert told == [["c_text é"], None, ["c_int2 é"]]
 
 
 def test_masks_hide_values_everywhere_and_keep_keys_apart() -> None:

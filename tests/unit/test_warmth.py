@@ -14,11 +14,11 @@ def test_who_stands_by_has_opened_a_table_and_who_leads_at_once_has_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     opened = threading.Event()
-    with warmth.opened_once(opened.set):
+    with warmth.opened_beside(opened.set):
         pass
     monkeypatch.setattr(warmth, "OPEN_AFTER_S", 0.0)
     asked = threading.Event()
-    with warmth.opened_once(asked.set):
+    with warmth.opened_beside(asked.set):
         assert asked.wait(60)
     assert not opened.is_set()
 
@@ -35,7 +35,7 @@ def test_a_table_that_cannot_be_opened_is_no_trouble_of_who_stands_by(
         asked.set()
         raise DestinationError("The catalog is away.")
 
-    with warmth.opened_once(refuse):
+    with warmth.opened_beside(refuse):
         assert asked.wait(60)
         for thread in threading.enumerate():
             if thread.name == "lake-opening":

@@ -18,7 +18,7 @@ from penstock.core.schema import TableSchema
 from penstock.lake.change_set import Changes, Flags, Operations
 from penstock.lake.evolve import ColumnSource
 from penstock.lake.target import Target
-from penstock.log.columns import stored_name
+from penstock.log.columns import entries_of, stored_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,16 +111,16 @@ def _renamed(lists: pa.ListArray, names: Mapping[str, str], target: Target) -> p
     """Lists of column names as the table calls them; columns that are gone are in none."""
     if lists.null_count == len(lists):
         return lists
-    values = lists.flatten().dictionary_encode()
+    rows, entries = entries_of(lists)
+    values = entries.dictionary_encode()
     known: list[str] = values.dictionary.to_pylist()
     if all(names.get(name) == name == target.name(name) for name in known):
         return lists
     present = [target.name(names[name]) if name in names else None for name in known]
     renamed = pa.array(present, pa.string()).take(values.indices)
     there = renamed.is_valid().to_numpy(zero_copy_only=False)
-    rows = pc.list_parent_indices(lists).to_numpy()[there]
-    # `flatten` leaves out what lies under nulls, so lengths are counted anew.
-    offsets = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=len(lists)))]).astype(np.int32)
+    lengths = np.bincount(rows[there], minlength=len(lists))
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     return pa.ListArray.from_arrays(pa.array(offsets), renamed.filter(pa.array(there)), mask=lists.is_null())
 
 

@@ -18,15 +18,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.core import row_filter
-from penstock.core.row_filter import Unsent
 from penstock.core.schema import TableSchema
 from penstock.core.where import Condition
 from penstock.destinations.records import WriteMode
 from penstock.lake.change_set import DELETE, INSERT, UPDATE, Flags, Operations
 from penstock.lake.changes import ConformedChanges
 from penstock.lake.keys import flat
-from penstock.lake.pending import missing_by_column
-from penstock.log import columns as log_columns
+from penstock.log.undecided import with_unsent
 
 _FULL = ord("f")
 
@@ -39,12 +37,16 @@ def only_inside(
     new_inside = _inside(condition, changes.text) & ((op == INSERT) | (op == UPDATE))
     old_known, old_inside = _old_rows(changes, condition, key)
     found = row_filter.becomes(op, new_inside, old_known, old_inside)
-    why = row_filter.unsent(schema.columns)
-    if why == Unsent.GONE:
-        gone = log_columns.lacking(changes.log.column("_unchanged"))
-        found = row_filter.of_gone_rows(found, gone, old_known & old_inside, by_key=write == "upsert")
-    else:
-        row_filter.require_sent(_missing(changes), condition, str(schema.stream), why)
+    found = with_unsent(
+        found,
+        old_known & old_inside,
+        changes.log.column("_unchanged"),
+        schema.columns,
+        condition,
+        str(schema.stream),
+        by_key=write == "upsert",
+        names=changes.names,
+    )
     goes_out = (op == UPDATE) & (found == DELETE)
     kept = found != row_filter.NOTHING
     return _with_operations(changes, np.where(kept, found, op), goes_out, key).filter(kept)
@@ -65,13 +67,6 @@ def _old_rows(changes: ConformedChanges, condition: Condition, key: Sequence[str
     if not known.any():
         return known, known
     return known, known & _inside(condition, changes.old)
-
-
-def _missing(changes: ConformedChanges) -> set[str]:
-    """Columns whose value some change did not carry, by the table's names."""
-    lists = changes.log.column("_unchanged").combine_chunks()
-    found = missing_by_column(lists, list(changes.names))
-    return {changes.names[logged] for logged, mask in found.items() if mask.any()}
 
 
 def _with_operations(

@@ -295,21 +295,22 @@ class Following:
         if change is not None and not self._lane.may_follow(stream, change):
             return False
         if isinstance(plan, MustReload):
-            if plan.first:
-                self._wait_for_append(stream, plan)
-            self._lane.reload(stream, plan.reason)
+            if plan.first and self._would_append_again(stream):
+                first = f"{plan.first}; its rows are appended once more when it is resumed"
+                self._lane.pause_to_reload(stream, f"{plan.reason}: {first}", plan.reason)
+            else:
+                self._lane.reload(stream, plan.reason)
             return False
         self._tell_of_untold(plan)
         return True
 
-    def _wait_for_append(self, stream: StreamId, plan: MustReload) -> None:
-        """Let a table stand still that would get all its rows once more, and so each time until somebody does
-        what is to be done; unless that load was decided already, as by resuming it."""
+    def _would_append_again(self, stream: StreamId) -> bool:
+        """Whether a table would get all its rows once more, and so each time until somebody does what is to
+        be done; unless that load was decided already, as by resuming it."""
         configured = self._lane.streams[stream]
-        if configured.mode == "cdc" and configured.write == "append" and stream not in self._lane.to_reload:
-            self._lane.pause(
-                stream, f"{plan.reason}: {plan.first}; its rows are appended once more when it is resumed"
-            )
+        return (
+            configured.mode == "cdc" and configured.write == "append" and stream not in self._lane.to_reload
+        )
 
     def _tell_of_untold(self, plan: StreamWork) -> None:
         later = untold(plan.rewrite, plan.target.schema)

@@ -32,7 +32,7 @@ from penstock.lake.target import Target
 from penstock.ledger import pausing
 from penstock.ledger.ledger import Ledger
 from penstock.ledger.load_record import LoadRecords
-from penstock.ledger.state import SyncMode
+from penstock.ledger.state import StateDocument, SyncMode
 from penstock.log.reader import ChangeLog, LogFile
 from penstock.sources.base import Source, TableReading
 from penstock.sources.chunk import ChunkMethod
@@ -259,13 +259,25 @@ class LaneState:
         """Let a stream stand still from here on, until somebody resumes it; the others go on."""
         if self.is_paused(stream):
             return
+        self.ledger.write(self._paused(stream, reason, columns))
+        self._tell_of_pause(stream, reason)
+
+    def pause_to_reload(self, stream: StreamId, reason: str, load_reason: str) -> None:
+        """Let a stream stand still that is to be loaded again when it is resumed: both or neither is durable,
+        or resuming it would come to what it was paused for."""
+        if not self.is_paused(stream):
+            self.ledger.write(pausing.to_be_loaded(self._paused(stream, reason), stream, load_reason))
+            self._tell_of_pause(stream, reason)
+        self.reload(stream, load_reason)
+
+    def _paused(self, stream: StreamId, reason: str, columns: str = "") -> StateDocument:
         since = datetime.now(UTC).isoformat(timespec="seconds")
         mode = self.streams[stream].mode
-        self.ledger.write(
-            pausing.paused(
-                self.ledger.document, stream, since=since, reason=reason, sync_mode=mode, columns=columns
-            )
+        return pausing.paused(
+            self.ledger.document, stream, since=since, reason=reason, sync_mode=mode, columns=columns
         )
+
+    def _tell_of_pause(self, stream: StreamId, reason: str) -> None:
         self.listener.note(f"{stream} is paused: {reason}. `penstock resume {stream}` lets it go on.")
 
     def hold_up(self, lacking: Sequence[SourceError]) -> bool:

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyarrow import feather
 
 from penstock.lake.change_set import Changes, Flags
 from penstock.lake.keys import distinct
+from penstock.log.columns import entries_of
 
 NAMES = pa.list_(pa.string())
 _TIMESTAMP = pa.timestamp("us", "UTC")
@@ -117,8 +117,8 @@ def missing_by_column(lists: pa.Array | None, columns: list[str]) -> dict[str, F
     """For each of `columns` named in any list, the rows whose list names it."""
     if lists is None or lists.null_count == len(lists):
         return {}
-    names = lists.flatten().dictionary_encode()
-    rows = pc.list_parent_indices(lists).to_numpy()
+    rows, entries = entries_of(lists)
+    names = entries.dictionary_encode()
     codes = names.indices.to_numpy()
     masks = {}
     for code, name in enumerate(names.dictionary.to_pylist()):

@@ -49,8 +49,11 @@ def kept_warm(spark: SparkStarter, on_warm: Callable[[], None]) -> Iterator[None
 
 
 @contextmanager
-def opened_once(open_table: Callable[[], object]) -> Iterator[None]:
-    """In a thread of its own, if the block lasts so long; the block does not wait for it."""
+def opened_beside(open_table: Callable[[], object]) -> Iterator[None]:
+    """In a thread of its own, if the block lasts so long; the block does not wait for it.
+
+    So at every wait of a process: after the first it costs a look at the catalog.
+    """
     ended = threading.Event()
 
     def work() -> None:

@@ -78,9 +78,16 @@ def lacking(
     lists = unchanged.combine_chunks() if isinstance(unchanged, pa.ChunkedArray) else unchanged
     found = np.zeros(len(lists), np.bool_)
     if lists.null_count < len(lists):
-        rows = pc.list_parent_indices(lists)
-        rows = rows.filter(lists.is_valid().take(rows))  # there may be entries beneath a null
+        rows, entries = entries_of(lists)
         if names is not None:
-            rows = rows.filter(pc.is_in(lists.flatten(), value_set=pa.array(sorted(names), pa.string())))
-        found[rows.to_numpy(zero_copy_only=False)] = True
+            among = pc.is_in(entries, value_set=pa.array(sorted(names), pa.string()))
+            rows = rows[among.to_numpy(zero_copy_only=False)]
+        found[rows] = True
     return found
+
+
+def entries_of(unchanged: pa.Array) -> tuple[npt.NDArray[np.int64], pa.Array]:
+    """Of each entry of these lists the row, and the entry itself; what lies beneath a null is none."""
+    rows = pc.list_parent_indices(unchanged)
+    rows = rows.filter(unchanged.is_valid().take(rows))  # `flatten` leaves them out, this does not
+    return rows.to_numpy(zero_copy_only=False), unchanged.flatten()

@@ -62,7 +62,7 @@ def backlog(settings: StreamSettings, streams: Mapping[StreamId, FollowedStream]
     if end is None or waiting < settings.section.spark_bytes_min or log.untold(after, end):
         return []
     for name, stream in streams.items():
-        if not can_be_undecided(stream.table.schema, stream.selection.condition):
+        if not can_be_undecided(stream.table.schema.columns, stream.selection.condition):
             continue
         files = log.files(name, after, end).files
         if has_undecided(files, after, end, stream.table.schema, stream.selection.condition):

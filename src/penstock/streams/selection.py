@@ -21,11 +21,12 @@ import pyarrow.compute as pc
 from penstock.capture.transactions import INSERT, OLD_FULL, UPDATE, ChangeRows
 from penstock.core import row_filter
 from penstock.core.errors import SourceError
-from penstock.core.row_filter import Flags, Unsent
+from penstock.core.row_filter import Flags
 from penstock.core.selection import Selection
 from penstock.core.stream import StreamId
 from penstock.core.where import Condition, WhereError
 from penstock.log import columns as log_columns
+from penstock.log.undecided import undecided, with_unsent
 from penstock.streams.events import Bytes
 
 _CONDITIONS_KEPT = 64
@@ -59,25 +60,25 @@ class StreamSelection:
         new_inside = carries_row & row_filter.inside(condition, changes.new, len(changes))
         old_known, old_inside = self._old_rows(changes, condition)
         found = row_filter.becomes(changes.op, new_inside, old_known, old_inside)
-        if _has_missing(changes):
-            why = row_filter.unsent(changes.version.columns.values())
-            if why == Unsent.GONE:
-                gone = log_columns.lacking(changes.rows.column(log_columns.UNCHANGED))
-                found = row_filter.of_gone_rows(found, gone, old_known & old_inside, by_key=False)
-            else:
-                row_filter.require_sent(_missing(changes), condition, str(self._stream), why)
+        found = with_unsent(
+            found,
+            old_known & old_inside,
+            changes.rows.column(log_columns.UNCHANGED),
+            changes.version.columns.values(),
+            condition,
+            str(self._stream),
+            by_key=False,
+        )
         actions: Bytes = _ACTIONS[found]
         return actions
 
     def undecided(self, changes: ChangeRows) -> tuple[int, ...]:
         """Transactions with an update of which nobody can tell whether it is inside: the session that wrote
         it left out a value that the condition reads."""
-        condition = self._selection.condition
-        if condition is None or not _has_missing(changes):
+        if self._selection.condition is None:
             return ()
-        if row_filter.unsent(changes.version.columns.values()) != Unsent.LEFT_OUT:
-            return ()
-        found = log_columns.lacking(changes.rows.column(log_columns.UNCHANGED), condition.columns)
+        lists = changes.rows.column(log_columns.UNCHANGED)
+        found = undecided(lists, changes.version.columns.values(), self._selection.condition)
         return tuple(np.unique(changes.tx[found]).tolist())
 
     def _old_rows(self, changes: ChangeRows, condition: Condition) -> tuple[Flags, Flags]:
@@ -111,14 +112,3 @@ class StreamSelection:
                 del self._conditions[next(iter(self._conditions))]
             self._conditions[changes.schema_id] = found
         return found
-
-
-def _has_missing(changes: ChangeRows) -> bool:
-    lists = changes.rows.column(log_columns.UNCHANGED)
-    return bool(lists.null_count < len(lists))
-
-
-def _missing(changes: ChangeRows) -> set[str]:
-    """Columns whose value some change did not carry, by the source's names."""
-    lists = changes.rows.column(log_columns.UNCHANGED)
-    return set(lists.flatten().unique().to_pylist())

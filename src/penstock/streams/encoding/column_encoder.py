@@ -205,8 +205,8 @@ def _missing(changes: ChangeRows, names: tuple[str, ...]) -> Flags:
     if lists.null_count == len(lists):
         return _NOTHING_MISSING
     found = np.zeros((len(lists), len(names)), np.bool_)
-    column = pc.index_in(lists.flatten(), pa.array(names, pa.string()))
+    rows, entries = log_columns.entries_of(lists)
+    column = pc.index_in(entries, pa.array(names, pa.string()))
     is_held = column.is_valid().to_numpy(zero_copy_only=False)
-    rows = pc.list_parent_indices(lists).to_numpy(zero_copy_only=False)
     found[rows[is_held], column.drop_null().to_numpy()] = True
     return found
