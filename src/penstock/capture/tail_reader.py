@@ -21,7 +21,7 @@ from penstock.log import columns as log_columns
 from penstock.log.reader import ChangeLog, LogFile, read_batches
 
 LOG_ITEM_BYTES = 16 << 20
-LOG_PIECE_ROWS = 1 << 14  # a transaction of the log may be larger than memory
+LOG_PIECE_ROWS = 1 << 12  # a transaction of the log may be larger than memory
 
 
 class TailReader:

@@ -38,6 +38,8 @@ from penstock.log.manifest import (
 )
 
 _MANIFESTS_KEPT = 4096
+#: Of each column at a time: whole, the columns of a row group are 16 MiB before they are decompressed.
+_READ_BYTES = 256 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,8 +279,8 @@ def read_rows(
 def read_batches(file: LogFile, after: Lsn, to: Lsn, rows_max: int) -> Iterator[pa.RecordBatch]:
     """Rows of one file with `after <= _tx < to`, in order, no more than `rows_max` in memory at a time."""
     whole = after <= file.first_tx and file.last_tx < to
-    with pq.ParquetFile(file.path) as parquet:
-        for rows in parquet.iter_batches(rows_max):
+    with pq.ParquetFile(file.path, buffer_size=_READ_BYTES) as parquet:
+        for rows in parquet.iter_batches(rows_max, use_threads=False):
             kept = rows if whole else rows.filter(_inside(rows.column(log_columns.TX), after, to))
             if kept.num_rows:
                 yield kept

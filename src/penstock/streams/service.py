@@ -23,7 +23,7 @@ from penstock.streams.lane import StreamLane
 from penstock.streams.lane_measures import StreamMeasures
 from penstock.streams.settings import StreamSettings
 
-_MAPPED_BYTES = 1 << 20
+_MAPPED_BYTES = 256 << 10
 
 
 def run(channel: Channel, bulk: BulkEncoder | None = None) -> int:
