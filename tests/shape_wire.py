@@ -35,9 +35,10 @@ from penstock.shapes.http.connection import Connection
 from penstock.shapes.http.door import Door
 from penstock.shapes.http.server import Served, serve
 from penstock.shapes.settings import ShapeSettings
-from penstock.shapes.shape import ApiStatus, Shape, SnapshotProblem
+from penstock.shapes.shape import ApiStatus, Shape, SnapshotPoint, SnapshotProblem
 from penstock.shapes.source.catalog import CardColumn, Catalog, TableCard
 from penstock.shapes.storage import LogItems, ShapeStore
+from penstock.shapes.subquery.watch import Cut, NoCut
 from tests.conftest import wait_until
 from tests.serving import Answer, Endpoint
 
@@ -120,6 +121,9 @@ class KeptShapes:
         self.snapshot = Snapshot()
         self.resolved = 0
         self.by_handle: dict[str, Shape] = {}
+        self.watches: list[str | None] = []
+        self.watching = True
+        self.cuts: list[Cut | NoCut] = []
         self.loop: asyncio.AbstractEventLoop | None = None
         self._slots = itertools.count()
         self._threads: list[threading.Thread] = []
@@ -176,6 +180,13 @@ class KeptShapes:
 
     def all(self) -> list[Shape]:
         return list(self.by_handle.values())
+
+    async def watch(self, shape: Shape, after: str | None) -> str | None:
+        self.watches.append(after)
+        return f"watch {len(self.watches)}" if self.watching else None
+
+    async def cut(self, watch: str, point: SnapshotPoint) -> Cut | NoCut:
+        return self.cuts.pop(0)
 
     # What a test does.
 

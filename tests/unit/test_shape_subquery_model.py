@@ -6,8 +6,8 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from contextlib import closing, suppress
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
@@ -22,6 +22,8 @@ from penstock.capture.transactions import MessageConverter
 from penstock.core.offset import LogOffset
 from penstock.core.position import Lsn
 from penstock.core.where import tree
+from penstock.shapes.comparison.at_cuts import ranges
+from penstock.shapes.comparison.tagged import TaggedSides
 from penstock.shapes.definition import ShapeDefinition
 from penstock.shapes.engine.collector import ShapeLogCollector
 from penstock.shapes.engine.consumer import Consumer
@@ -38,6 +40,7 @@ from penstock.shapes.subquery.members import form_of
 from penstock.shapes.subquery.moves import Flight
 from penstock.shapes.subquery.outer import OuterShape
 from penstock.shapes.subquery.tags import Tags
+from penstock.shapes.subquery.watch import Cut, Unsettled
 from tests.event_client import EventClient
 from tests.logged_changes import Logged, Row, item
 from tests.subquery_model import (
@@ -46,6 +49,7 @@ from tests.subquery_model import (
     STREAMS,
     ModelSource,
     Tables,
+    Transaction,
     defined,
     pieces,
     selected,
@@ -313,6 +317,31 @@ def log_of(shape: Shape, after: LogOffset) -> list[dict[str, Any]]:
     return found
 
 
+def complete(asked: Asked) -> None:
+    """Its rows are there."""
+    outer = asked.outer
+    name = outer.shape.definition.table.name
+    content, keys = [], []
+    for row in asked.rows:
+        key = f'"public"."{name}"/"{row["id"]}"'
+        shown = {column: row[column] for column in outer.shape.definition.columns}
+        content.append(
+            f'{{"key":{json.dumps(key)},"value":{json.dumps(shown)},"headers":{{"operation":"insert","is_move_in":true}}}}\n'.encode()
+        )
+        keys.append(key.encode())
+    lines = Lines(
+        b"".join(content), np.cumsum([len(each) for each in content], dtype=np.int64),
+        b"".join(keys), np.cumsum([len(each) for each in keys], dtype=np.int64),
+    )  # fmt: skip
+    columns = {
+        column.name: pa.array([row[column.name] for row in asked.rows], pa.string())
+        for column in COLUMNS[name]
+    }
+    if asked.rows:
+        asked.flight.answer.append(MovedRows(lines, columns))
+    asked.flight.is_complete = True
+
+
 class Run:
     def __init__(self, directory: Path, seed: int, names: list[str]) -> None:
         self.chance = random.Random(seed)
@@ -384,7 +413,7 @@ class Run:
                     self._query(asked)
             elif self.chance.random() < 0.6:
                 self.engine.asked.remove(asked)
-                self._complete(asked)
+                complete(asked)
         self.engine.advance()
 
     def _query(self, asked: Asked) -> None:
@@ -403,29 +432,6 @@ class Run:
                     if atom.subquery in flight.whole or value in flight.values[atom.subquery]:
                         asked.rows.append(row)
                         break
-
-    def _complete(self, asked: Asked) -> None:
-        outer = asked.outer
-        name = outer.shape.definition.table.name
-        content, keys = [], []
-        for row in asked.rows:
-            key = f'"public"."{name}"/"{row["id"]}"'
-            shown = {column: row[column] for column in outer.shape.definition.columns}
-            content.append(
-                f'{{"key":{json.dumps(key)},"value":{json.dumps(shown)},"headers":{{"operation":"insert","is_move_in":true}}}}\n'.encode()
-            )
-            keys.append(key.encode())
-        lines = Lines(
-            b"".join(content), np.cumsum([len(each) for each in content], dtype=np.int64),
-            b"".join(keys), np.cumsum([len(each) for each in keys], dtype=np.int64),
-        )  # fmt: skip
-        columns = {
-            column.name: pa.array([row[column.name] for row in asked.rows], pa.string())
-            for column in COLUMNS[name]
-        }
-        if asked.rows:
-            asked.flight.answer.append(MovedRows(lines, columns))
-        asked.flight.is_complete = True
 
     def drop(self) -> None:
         """A shape goes, and is begun anew later."""
@@ -549,6 +555,168 @@ def test_shapes_that_share_their_subqueries_are_what_their_conditions_say(
     play(seed, sorted(names), 80, crashes=bool(seed % 2))
 
 
+def compared(directory: Path, shape: Shape, cut: Cut, tables: Tables) -> tuple[list[str], int]:
+    """What is told of a shape that is held against what a snapshot shows, and how many rows are left open."""
+    definition = shape.definition
+    pending, inside = pending_rows(definition, cut.unsettled, tables), selected(definition, tables)
+    with closing(TaggedSides(directory / "sides", definition, 20)) as sides:
+        for number, row in tables[definition.table.name].items():
+            key = f'"public"."{definition.table.name}"/"{number}"'
+            headers = {"inside": key in inside, "pending": number in pending}
+            value = {column: row[column] for column in definition.columns}
+            sides.put_rows([{"key": key, "value": value, "headers": headers}])
+        chunk = 0
+        while (first := shape.storage.snapshot_chunk(chunk)) is not None:
+            sides.put_first_rows(json.loads(b"[" + b"".join(first.blocks()) + b"]"))
+            chunk += 1
+        for after, until in ranges(cut):
+            stream = shape.storage.get_log_stream(after, until)
+            sides.take(json.loads(b"[" + b"".join(stream) + b"]"))
+        sides.judge(show_values=True)
+        told = [f"{each.kind} {each.key['id']}" for each in sides.found.told()]
+    (directory / "sides").unlink()
+    return told, sides.open
+
+
+class ComparedRun(Run):
+    """In which shapes are held against their SELECTs again and again (`comparison`)."""
+
+    def __init__(self, directory: Path, seed: int, names: list[str]) -> None:
+        super().__init__(directory, seed, names)
+        self.watched: dict[str, Shape] = {}
+        self.marked: dict[str, Shape] = {}
+        self.unseen: list[Transaction] = []  # that were handed out before a watch began
+        self.looks: list[tuple[str, Shape, SnapshotPoint, Tables]] = []
+        self.cuts: list[Cut] = []
+        self.left_open = 0
+
+    def watch(self) -> None:
+        there = [each for each in self.engine.shapes.values() if form_of(each.definition) is not None]
+        for shape in there:
+            name = self.engine.layers.watch(shape, None)
+            if name is not None:
+                self.watched[name] = shape
+        self.unseen = [each for each in self.source.invisible if each not in self.source.unread]
+
+    def mark(self) -> None:
+        """Those who were committing are waited for."""
+        if any(each in self.source.invisible for each in self.unseen):
+            return
+        for before, shape in self.watched.items():
+            name = self.engine.layers.watch(shape, before) if shape.state != "gone" else None
+            if name is not None:
+                self.marked[name] = shape
+        self.watched = {}
+
+    def snapshot(self) -> None:
+        self.looks += [(name, shape, *self.source.snapshot()) for name, shape in self.marked.items()]
+        self.marked = {}
+
+    def compare(self) -> None:
+        looks, self.looks = self.looks, []
+        for name, shape, point, tables in looks:
+            position = int(self.engine.collector.delivery.position)
+            cut = self.engine.layers.cut(name, point, position)
+            if cut == "behind":
+                self.looks.append((name, shape, point, tables))
+            elif isinstance(cut, Cut):
+                assert Cut.from_json(json.loads(json.dumps(cut.to_json()))) == cut
+                told, left_open = compared(self.directory, shape, cut, tables)
+                assert told == []
+                self.cuts.append(cut)
+                self.left_open += left_open
+
+    def crash(self) -> None:
+        self.watched, self.marked, self.looks = {}, {}, []
+        super().crash()
+
+
+def pending_rows(definition: ShapeDefinition, unsettled: Unsettled | None, tables: Tables) -> set[str]:
+    """The keys of the rows that `comparison.pending` asks for."""
+    form = form_of(definition)
+    if form is None or unsettled is None:
+        return set()
+    assert definition.where is not None
+    found = set()
+    for atom in form.positions:
+        if not isinstance(atom, tree.InSubquery):
+            continue
+        inner = definition.where.subqueries[atom.subquery]
+        keys = pending_rows(inner.definition, unsettled.inside[atom.subquery], tables)
+        rows = tables[inner.definition.table.name]
+        values = {tuple(rows[key][name] for name in inner.columns) for key in keys}
+        values.update(unsettled.held[atom.subquery])
+        for key, row in tables[definition.table.name].items():
+            is_any = atom.subquery in unsettled.whole or (atom.negated and keys)
+            if is_any or tuple(row[column.name] for column in atom.columns) in values:
+                found.add(key)
+    return found
+
+
+COMPARED_STEPS = [
+    *(step for step in STEPS if step != "drop"),
+    *(3 * ["watch"] + 5 * ["mark"] + 5 * ["snapshot"] + 6 * ["compare"]),
+]
+
+
+def play_compared(seed: int, names: list[str], steps: int, *, crashes: bool) -> ComparedRun:
+    chance = random.Random(seed)
+    with TemporaryDirectory() as directory:
+        run = ComparedRun(Path(directory), seed, names)
+        try:
+            run.settle()
+            for _ in range(steps):
+                step = chance.choice(COMPARED_STEPS + ["crash"] * crashes)
+                getattr(run, step)()
+        finally:
+            run.engine.crash(chance)
+        return run
+
+
+def test_a_shape_is_found_equal_to_its_select_whenever_it_is_held_against_it() -> None:
+    """Whatever is held at that time, in it or inside, and whatever is spliced in later as of before."""
+    cuts, left_open = list[Cut](), 0
+    for seed, name in enumerate(CONDITIONS):
+        run = play_compared(seed, [name], 300, crashes=bool(seed % 2))
+        cuts, left_open = cuts + run.cuts, left_open + run.left_open
+    told = f"{len(cuts)} cuts, {left_open} rows left open"
+    assert len(cuts) > 60, told
+    assert any(cut.unsettled is None for cut in cuts), "all was told"
+    assert any(cut.unsettled is not None and cut.unsettled.inside[0] for cut in cuts), (
+        "of what is inside, too"
+    )
+    assert left_open, told
+
+
+def test_rows_that_are_spliced_in_later_as_of_before_the_cut_cause_no_false_alarm(tmp_path: Path) -> None:
+    """They are as they were by then: here with an owner that the snapshot does not show."""
+    engine = Engine(tmp_path)
+    shape = begun(engine)
+    engine.take_snapshot(shape, SnapshotPoint(10, 10, (), START), NOTHING)
+    engine.position = Lsn(START)
+    one: Row = {"id": "1", "owner": "7", "other": None, "note": "1"}
+    two: Row = {"id": "2", "owner": "8", "other": None, "note": "1"}
+    flagged: Row = {"id": "7", "team": None, "flag": "y"}
+    hand_in(engine, 1, ("items", one), ("items", two))
+    hand_in(engine, 2, ("users", flagged))
+    (asked,) = engine.asked
+    watch = engine.layers.watch(shape, None)
+    assert watch is not None
+    moved: Row = {**two, "owner": "7"}
+    hand_in(engine, 3, ("items", moved), old=two)
+    asked.flight.point = asked.point = SnapshotPoint(24, 24, (), START + 301)
+    asked.rows = [one, moved]
+    complete(asked)
+    engine.advance()
+    cut = engine.layers.cut(watch, SnapshotPoint(23, 23, (), START + 250), START + 350)
+    assert isinstance(cut, Cut)
+    assert (cut.tx, cut.late) == (START + 299, (START + 202,))
+    tables = {"items": {"1": one, "2": two}, "users": {"7": flagged}, "teams": {}}
+    assert compared(tmp_path, shape, cut, tables) == ([], 1)
+    assert compared(tmp_path, shape, replace(cut, late=()), tables) == (["extra 2"], 0)
+    engine.store.close()
+
+
 def test_a_snapshot_that_shows_what_an_inner_shape_was_still_waiting_for_is_not_used() -> None:
     play(675, ["two levels", "two levels and one", "negated outside"], 60, crashes=True)
 
@@ -569,9 +737,11 @@ def begun(engine: Engine) -> Shape:
     return outer
 
 
-def hand_in(engine: Engine, number: int, *changes: tuple[str, Row]) -> None:
-    tx = START + 100 * number
-    logged = [(table, Logged(tx, 2 * n, "i", row, xid=20 + number)) for n, (table, row) in enumerate(changes)]
+def hand_in(engine: Engine, number: int, *changes: tuple[str, Row], old: Row | None = None) -> None:
+    tx, kind = START + 100 * number, "i" if old is None else "u"
+    logged = [
+        (table, Logged(tx, 2 * n, kind, row, old, xid=20 + number)) for n, (table, row) in enumerate(changes)
+    ]
     for fragment in MessageConverter().fragments(item(tx + 50, *pieces(logged))):
         engine.collector.process(fragment)
     engine.advance()

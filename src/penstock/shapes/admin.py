@@ -27,7 +27,7 @@ import structlog
 from penstock.core.errors import CaptureAwayError
 from penstock.core.position import Lsn
 from penstock.core.stream import StreamId
-from penstock.shapes.comparison.parts import Part, definitions, part
+from penstock.shapes.comparison.parts import Part, cut, definitions, part, watch
 from penstock.shapes.shape import Shape, ShapeApi
 
 _REQUEST_BYTES_MAX = 64 << 10
@@ -70,6 +70,10 @@ async def _carry_out(api: ShapeApi, want: Callable[[Lsn], None], request: dict[s
         return Part(definitions(api), b"")
     if request.get("request") == "part":
         return await part(api, want, request)
+    if request.get("request") == "watch":
+        return Part(await watch(api, request), b"")
+    if request.get("request") == "cut":
+        return Part(await cut(api, request), b"")
     if request.get("request") == "drop":
         handle, table = request.get("handle"), request.get("table")
         chosen = [

@@ -7,7 +7,8 @@ import time
 
 from penstock.shapes.definition import ShapeDefinition
 from penstock.shapes.engine.engine import Engine
-from penstock.shapes.shape import ApiStatus, Shape
+from penstock.shapes.shape import ApiStatus, Shape, SnapshotPoint
+from penstock.shapes.subquery.watch import Cut, NoCut
 
 
 class LiveShapes:
@@ -53,3 +54,14 @@ class LiveShapes:
 
     def all(self) -> list[Shape]:
         return self._engine.registry.all()
+
+    async def watch(self, shape: Shape, after: str | None) -> str | None:
+        if not self.replayed:
+            return None
+        layers = self._engine.subqueries.layers
+        return await asyncio.wrap_future(self._engine.submit(lambda: layers.watch(shape, after)))
+
+    async def cut(self, watch: str, point: SnapshotPoint) -> Cut | NoCut:
+        return await asyncio.wrap_future(
+            self._engine.submit(lambda: self._engine.subqueries.cut(watch, point))
+        )

@@ -19,6 +19,7 @@ from penstock.core.offset import LogOffset
 if TYPE_CHECKING:
     from penstock.shapes.definition import ShapeDefinition
     from penstock.shapes.storage import ShapeStorage
+    from penstock.shapes.subquery.watch import Cut, NoCut
 
 ShapeState = Literal["creating", "ready", "gone"]
 ApiStatus = Literal["starting", "waiting", "active"]
@@ -190,6 +191,13 @@ class ShapeApi(Protocol):
         """Have it gone; waiting readers are told. Returns when nobody can find it any more."""
 
     def all(self) -> list[Shape]: ...
+
+    async def watch(self, shape: Shape, after: str | None) -> str | None:
+        """Have noted what happens to a shape with subqueries, for one `cut`; None: it is not possible yet.
+        `after`: a watch whose place it takes."""
+
+    async def cut(self, watch: str, point: SnapshotPoint) -> Cut | NoCut:
+        """How it can be held against a snapshot that was taken since."""
 
 
 def seen_lsn(api: ShapeApi, shape: Shape) -> int:

@@ -68,13 +68,7 @@ class BothSides:
             operation = headers.get("operation")
             if operation is None or not visible.shows(int(headers["lsn"]), headers["txids"]):
                 continue
-            key = item["key"]
-            if operation == "delete":
-                self._file.execute("UPDATE sides SET shape = NULL WHERE key = ?", (key,))
-            elif operation == "insert":
-                self._file.execute(_PUT_SHAPE, (key, self._row(item["value"])))
-            else:
-                self._update(key, item["value"])
+            self._change(item)
 
     def counted(self) -> tuple[int, int]:
         """Rows of the source, and of the shape."""
@@ -86,28 +80,46 @@ class BothSides:
         found = Found(limit)
         query = "SELECT key, source, shape FROM sides WHERE source IS NOT shape"
         for key, source, shape in self._file.execute(query):
-            if source is None or shape is None:
-                row = _values(shape if source is None else source)
-                found.add("extra" if source is None else "missing", self._named(key, row))
-                continue
-            row = _values(source)
-            columns = []
-            for name, expected, there in zip(self._columns, row, _values(shape), strict=True):
-                if isinstance(there, bool):
-                    found.not_compared.add(name)
-                elif there != expected and not isinstance(expected, bool):
-                    held = (expected, there) if show_values else ()
-                    columns.append(ColumnDifference(name, *held))
-            if columns:
-                found.add("different", self._named(key, row), columns)
+            difference = self._difference(key, source, shape, found, show_values=show_values)
+            if difference is not None:
+                found.add(difference)
         return found
 
-    def _update(self, key: str, changed: dict[str, str | None]) -> None:
-        known = self._file.execute("SELECT shape FROM sides WHERE key = ?", (key,)).fetchone()
-        if known is None or known[0] is None:
-            return  # a client can make no row of it
-        row = dict(zip(self._columns, _values(known[0]), strict=True))
-        self._file.execute(_PUT_SHAPE, (key, self._row({**row, **changed})))
+    def _difference(
+        self, key: str, source: bytes | None, shape: bytes | None, found: Found, *, show_values: bool
+    ) -> Difference | None:
+        """Of a row that is not the same on both sides; None if only columns differ that are not compared."""
+        if source is None or shape is None:
+            (there,) = (each for each in (source, shape) if each is not None)
+            kind: DifferenceKind = "extra" if source is None else "missing"
+            return Difference(kind, self._named(key, _values(there)))
+        row = _values(source)
+        columns = []
+        for name, expected, held in zip(self._columns, row, _values(shape), strict=True):
+            if isinstance(held, bool):
+                found.not_compared.add(name)
+            elif held != expected and not isinstance(expected, bool):
+                values = (expected, held) if show_values else ()
+                columns.append(ColumnDifference(name, *values))
+        return Difference("different", self._named(key, row), tuple(columns)) if columns else None
+
+    def _change(self, item: Item) -> bool:
+        """Whether the row is there then."""
+        key, operation = item["key"], item["headers"]["operation"]
+        if operation == "delete":
+            self._remove(key)
+            return False
+        value = item["value"]
+        if operation == "update":
+            known = self._file.execute("SELECT shape FROM sides WHERE key = ?", (key,)).fetchone()
+            if known is None or known[0] is None:
+                return False  # a client can make no row of it
+            value = {**dict(zip(self._columns, _values(known[0]), strict=True)), **value}
+        self._file.execute(_PUT_SHAPE, (key, self._row(value)))
+        return True
+
+    def _remove(self, key: str) -> None:
+        self._file.execute("UPDATE sides SET shape = NULL WHERE key = ?", (key,))
 
     def _row(self, value: dict[str, Any]) -> bytes:
         texts: list[Value] = [value.get(name, _ABSENT) for name in self._columns]
@@ -135,13 +147,12 @@ class Found:
         self.not_compared: set[str] = set()
         self._told: dict[DifferenceKind, list[Difference]] = {kind: [] for kind in _KINDS}
 
-    def add(
-        self, kind: DifferenceKind, key: dict[str, str | None], columns: Sequence[ColumnDifference] = ()
-    ) -> None:
+    def add(self, difference: Difference) -> None:
+        kind = difference.kind
         self.counts[kind] += 1
-        self.columns.update(column.name for column in columns)
+        self.columns.update(column.name for column in difference.columns)
         if len(self._told[kind]) < self._limit:
-            self._told[kind].append(Difference(kind, key, tuple(columns)))
+            self._told[kind].append(difference)
 
     def told(self) -> tuple[Difference, ...]:
         """Some of each kind, as many as the limit allows."""

@@ -4,9 +4,18 @@
     {"request": "part", "handle": …, "chunk": 0}  {"bytes": n, "chunks": …}, then n bytes: first rows
     {"request": "part", …, "after": "0_inf",      {"bytes": n, "offset": …, "is_all": …}, then n bytes:
      "up_to": position}                           changes
+    {"request": "part", …, "after": "0_inf",      the same; `is_all`: there are no others up to `until`
+     "until": offset}
 
 Items are as clients get them. `is_all`: up to that offset is everything that was committed below `up_to`. Of
 a shape that is gone the answer is `{"bytes": 0, "gone": true}`.
+
+Of a shape with subqueries (`subquery.watch`):
+
+    {"request": "watch", "handle": …, "after":    {"watch": name}, or null: it is not possible yet
+     the name of another, or null}
+    {"request": "cut", "handle": …, "watch":      {"cut": {…}}, or {"no_cut": why}
+     name, "point": [xmin, xmax, [xid, …], lsn]}
 """
 
 from __future__ import annotations
@@ -17,7 +26,7 @@ from typing import Any, NamedTuple
 
 from penstock.core.offset import LogOffset
 from penstock.core.position import Lsn
-from penstock.shapes.shape import Shape, ShapeApi, seen_lsn
+from penstock.shapes.shape import Shape, ShapeApi, SnapshotPoint, seen_lsn
 
 
 class Part(NamedTuple):
@@ -45,6 +54,22 @@ def _state(shape: Shape) -> str:
     return shape.state if is_written else "creating"
 
 
+async def watch(api: ShapeApi, request: dict[str, Any]) -> dict[str, Any]:
+    shape = api.find(request["handle"])
+    if shape is None or _is_gone(shape):
+        return {"gone": True}
+    return {"watch": await api.watch(shape, request["after"])}
+
+
+async def cut(api: ShapeApi, request: dict[str, Any]) -> dict[str, Any]:
+    shape = api.find(request["handle"])
+    if shape is None or _is_gone(shape):
+        return {"gone": True}
+    xmin, xmax, running, lsn = request["point"]
+    found = await api.cut(request["watch"], SnapshotPoint(xmin, xmax, tuple(running), lsn))
+    return {"no_cut": found} if isinstance(found, str) else {"cut": found.to_json()}
+
+
 async def part(api: ShapeApi, want: Callable[[Lsn], None], request: dict[str, Any]) -> Part:
     shape = api.find(request["handle"])
     if shape is None or shape.state == "gone":
@@ -61,7 +86,10 @@ async def _part(api: ShapeApi, want: Callable[[Lsn], None], shape: Shape, reques
     if "chunk" in request:
         content = await asyncio.to_thread(_first_rows, shape, int(request["chunk"]))
         return Part({"bytes": len(content), "chunks": shape.storage.snapshot_chunks}, content)
-    start, up_to = LogOffset.parse(request["after"]), Lsn(request["up_to"])
+    start = LogOffset.parse(request["after"])
+    if "until" in request:
+        return await _part_until(shape, start, LogOffset.parse(request["until"]))
+    up_to = Lsn(request["up_to"])
     # Before the newest offset is looked at: so it has all up to there. The commit at `seen` itself is seen.
     is_reached = seen_lsn(api, shape) >= up_to - 1
     if not is_reached:
@@ -74,6 +102,17 @@ async def _part(api: ShapeApi, want: Callable[[Lsn], None], shape: Shape, reques
     if _is_gone(shape):
         return _GONE
     return Part({"bytes": len(content), "offset": str(end), "is_all": is_reached and end >= last}, content)
+
+
+async def _part_until(shape: Shape, start: LogOffset, until: LogOffset) -> Part:
+    """Nothing before readers may have it all, which is a commit away."""
+    if start >= until or shape.last_offset < until:
+        return Part({"bytes": 0, "offset": str(start), "is_all": start >= until}, b"")
+    end = min(shape.storage.get_chunk_end_log_offset(start) or until, until)
+    content = await asyncio.to_thread(_changes, shape, start, end)
+    if _is_gone(shape):
+        return _GONE
+    return Part({"bytes": len(content), "offset": str(end), "is_all": end >= until}, content)
 
 
 def _first_rows(shape: Shape, number: int) -> bytes:

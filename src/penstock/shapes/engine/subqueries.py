@@ -31,6 +31,7 @@ from penstock.shapes.subquery.members import form_of
 from penstock.shapes.subquery.moves import BYTES_MAX, Flight
 from penstock.shapes.subquery.outer import OuterShape
 from penstock.shapes.subquery.tags import header_sql
+from penstock.shapes.subquery.watch import Cut, NoCut
 
 _READERS = 2
 _RETRY_S = 0.5
@@ -101,6 +102,14 @@ class Subqueries:
         own = collector.consumer_of(shape)
         assert own is not None
         self.layers.add(own, kept)
+
+    # A comparison
+
+    def cut(self, watch: str, point: SnapshotPoint) -> Cut | NoCut:
+        found = self.layers.cut(watch, point, int(self._engine.collector.delivery.position))
+        if found == "behind":
+            self.on_wait(Lsn(point.lsn))
+        return found
 
     # Turns
 

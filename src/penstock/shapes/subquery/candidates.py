@@ -60,14 +60,15 @@ def _has_one(definition: ShapeDefinition, atom: tree.InSubquery, values: Collect
     for place, column in enumerate(atom.columns):
         texts = sorted({text for value in values if (text := value[place]) is not None})
         card = definition.card.column(column.name)
-        either = [_is_one_of(card, texts)] if texts else []
+        either = [is_one_of(card, texts)] if texts else []
         if any(value[place] is None for value in values):
             either.append(sql.SQL("{} IS NULL").format(sql.Identifier(column.name)))
         parts.append(sql.SQL("({})").format(sql.SQL(" OR ").join(either)))
     return sql.SQL("({})").format(sql.SQL(" AND ").join(parts))
 
 
-def _is_one_of(column: CardColumn, texts: list[str]) -> sql.Composable:
+def is_one_of(column: CardColumn, texts: list[str]) -> sql.Composable:
+    """Whether a column has one of these values of its type, or of one that it can be made of."""
     listed = sql.Literal(texts)
     name = column.source.type_name
     if name not in _COMPARED_AS or column.source.type_oid >= _FIRST_OWN_OID:

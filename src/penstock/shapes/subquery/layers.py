@@ -36,6 +36,7 @@ from penstock.shapes.subquery.outer import Flip, OuterShape, log_items
 from penstock.shapes.subquery.starting import Starting
 from penstock.shapes.subquery.texts import TextsOf
 from penstock.shapes.subquery.values import Counts
+from penstock.shapes.subquery.watch import Cut, NoCut, Watches
 
 _WAITING_BYTES_MAX = 256 << 20
 _SET_BYTES_MAX = 1 << 30
@@ -59,6 +60,7 @@ class DependencyLayers:
         self._item = Item()
         self._dirty: set[int] = set()
         self._texts = TextsOf()
+        self._watches = Watches(self._outers)
 
     @property
     def is_used(self) -> bool:
@@ -112,6 +114,7 @@ class DependencyLayers:
         self._dirty.discard(slot)
         self._holding.discard(slot)
         self._item.rows.pop(slot, None)
+        self._watches.forget(slot)
         self._members.remove(slot)
 
     # Changes
@@ -135,6 +138,7 @@ class DependencyLayers:
         for starting in self._starting.values():
             for changes in fragment.changes:
                 starting.note(changes)
+        self._watches.note(fragment.changes)
         if not self.is_used:
             return
         self._item.note(fragment.changes)
@@ -281,6 +285,7 @@ class DependencyLayers:
         if outer.has_turned:
             outer.has_turned, outer.trigger = False, max(outer.trigger, trigger)
         patterns = outer.turn(flips, trigger)
+        self._watches.held(outer, flips)
         outer.note_held(tx)
         self._note_held(outer)
         self._dirty.add(outer.slot)
@@ -419,6 +424,7 @@ class DependencyLayers:
         # Who depends on it is told as of `tx`, which may lie behind the last transaction: up to there a
         # snapshot of the source and this shape need not agree.
         outer.note_held(max(tx, self._host.last_tx))
+        self._watches.spliced(outer, tx, max(tx, self._host.last_tx))
         self._note_held(outer)
         self._dirty.add(outer.slot)
         if items is None:
@@ -437,6 +443,21 @@ class DependencyLayers:
 
     def has_flight(self, outer: OuterShape, flight: Flight) -> bool:
         return self._flights.get(outer.slot) is flight
+
+    # What a comparison asks
+
+    def watch(self, shape: Shape, after: str | None) -> str | None:
+        """Have noted what happens to it; None while it is not known what its snapshot lacks."""
+        outer = None if shape.slot in self._starting else self._outers.get(shape.slot)
+        if outer is None or outer.shape is not shape:
+            return None
+        return self._watches.begin(outer, self._host.last_tx, after)
+
+    def cut(self, watch: str, point: SnapshotPoint, position: int) -> Cut | NoCut:
+        """How the shape can be held against a snapshot, once that was handed out; the watch ends."""
+        if self.is_open or position < point.lsn:
+            return "behind"
+        return self._watches.end(watch, point, position)
 
     # What is kept over a crash
 
