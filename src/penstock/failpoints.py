@@ -21,6 +21,7 @@ from pathlib import Path
 #: name → what has just happened when it is reached
 FAILPOINTS: dict[str, str] = {
     "capture.slot_created": "the slot exists, or the log knows where it begins; nothing else is written",
+    "capture.fields_remembered": "fields that came later are remembered, no row has their columns",
     "log.file_write": "about to write rows to a step's file (n-th write)",
     "log.files_written": "a step's data files are durable, its manifest is not there",
     "log.manifest_written": "the step is committed, nothing else knows",

@@ -477,4 +477,6 @@ def beside(work: Callable[[], None], give_up: Callable[[], None]) -> Iterator[Fu
 
 def fingerprints(streams: Iterable[LaneStream]) -> dict[StreamId, object]:
     """What must not change around a snapshot: a table's columns, and the files that hold its rows."""
-    return {each.info.stream: (each.info.schema.columns, each.info.schema.storage) for each in streams}
+    return {
+        each.info.stream: (each.info.schema.lasting.columns, each.info.schema.storage) for each in streams
+    }

@@ -46,6 +46,8 @@ OF_STREAMS = tuple(name for name in FAILPOINTS if name.startswith("streams."))
 OF_RESYNC = tuple(name for name in FAILPOINTS if name.startswith("resync."))
 #: struck by tests/integration/test_rewind.py
 OF_REWIND = tuple(name for name in FAILPOINTS if name.startswith("rewind."))
+#: struck by tests/integration/test_mongo_fields.py
+OF_FIELDS = ("capture.fields_remembered",)
 #: struck by tests/integration/test_migrate_sources.py
 OF_MIGRATION = tuple(name for name in FAILPOINTS if name.startswith("migrate."))
 LOAD = tuple(name for name in FAILPOINTS if name.startswith("load."))

@@ -374,22 +374,31 @@ def test_a_lease_is_held_by_one_and_ends_when_it_is_not_renewed(mongo: MongoServ
             Control(client).drop(database.name)
 
 
-@pytest.mark.parametrize("layout", ["document", "fields"])
+@pytest.mark.parametrize(("layout", "new_fields"), [("document", 0), ("fields", 0), ("fields", 100)])
 def test_rows_of_changes_have_the_text_that_a_load_has(
-    database: Source, spec: CaptureSpec, tmp_path: Path, layout: Layout
+    database: Source, spec: CaptureSpec, tmp_path: Path, layout: Layout, new_fields: int
 ) -> None:
+    """Also in columns of fields that came when the collection was known already (`new_fields`)."""
     orders = database["orders"]
     orders.insert_one({"_id": ObjectId(), "n": 1, "at": datetime(2020, 1, 1, tzinfo=UTC)})
+    orders.insert_one({"_id": "another kind of id"})
     fields = tmp_path / "fields.json"
     assert isinstance(spec.source, MongoSpec)
-    own = replace(spec, source=replace(spec.source, layout=layout, fields_path=str(fields)))
+    own = replace(
+        spec,
+        source=replace(spec.source, layout=layout, fields_path=str(fields), new_fields=new_fields),
+    )
+    source = MongoSource(connect_url(spec), database.name, database.name, layout, RememberedFields(fields))
+    if new_fields:
+        source.tables([StreamId(database.name, "orders")])  # what there is now is remembered
     with started(own) as capture:
         snapshot = capture.server.snapshots.take("lake")
         orders.insert_many([{"_id": value, "n": value, "new": [value]} for value in EVERY_ID[:20]])
         orders.update_many({}, {"$set": {"more": Decimal128("1.10")}})
         capture.to_now()
-    source = MongoSource(connect_url(spec), database.name, database.name, layout, RememberedFields(fields))
     [table] = source.tables([StreamId(database.name, "orders")])
+    if new_fields:
+        assert table.schema.names == ("_id", "n", "at", "_rest", "new", "more")
     [chunk] = plan(source, table)
     described = source.reading().chunk(chunk, table.leaves[0], "key", "", reader="penstock load")
     loaded: dict[str, Any] = {}

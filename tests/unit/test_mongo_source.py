@@ -75,7 +75,7 @@ def test_what_several_processes_remember_at_once_is_all_kept(tmp_path: Path) -> 
 
 def test_a_file_of_fields_that_cannot_be_read_is_an_error_and_no_other_columns(tmp_path: Path) -> None:
     path = tmp_path / "collections.json"
-    for content in ("{", '{"format_version": 1}', '{"format_version": 2, "collections": {}}'):
+    for content in ("{", '{"format_version": 1}', '{"format_version": 3, "collections": {}}'):
         path.write_text(content)
         with pytest.raises(StateError) as error:
             RememberedFields(path).of("7", lambda: FIELDS)

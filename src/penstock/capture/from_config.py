@@ -68,6 +68,8 @@ def _source(config: Config) -> SourceSpec:
             source.database_read,
             source.layout,
             None if path is None else str(path),
+            source.new_fields,
+            tuple(sorted({name for stream in config.streams for name in stream.rename.values()})),
         )
     replica = source.replica_url
     return PostgresSpec(

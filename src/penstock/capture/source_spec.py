@@ -59,15 +59,17 @@ class MongoSpec:
     database: str = ""
     layout: Literal["document", "fields"] = "document"
     fields_path: str | None = None  # where the fields that collections were found to have are kept
+    new_fields: int = 0  # how many fields of a collection may get columns later
+    names_taken: tuple[str, ...] = ()  # that tables give to other columns
 
     type: ClassVar[Literal["mongodb"]] = "mongodb"
 
     def to_json(self) -> dict[str, Any]:
-        return {"type": self.type, **asdict(self)}
+        return {"type": self.type, **asdict(self), "names_taken": list(self.names_taken)}
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> MongoSpec:
-        return cls(**fields)
+        return cls(**fields | {"names_taken": tuple(fields["names_taken"])})
 
 
 SourceSpec: TypeAlias = PostgresSpec | MysqlSpec | MongoSpec

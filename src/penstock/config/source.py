@@ -72,7 +72,11 @@ class MongoSourceConfig(Section):
     are of the whole cluster, whose changes the user must be allowed to read."""
     layout: Literal["document", "fields"] = "document"
     """What a collection is as a table. `document`: `_id`, and the whole document as JSON. `fields`: `_id`, a
-    column for each top-level field that a sample had when the collection was first seen, and `_rest`."""
+    column for each top-level field that a sample had when the collection was first seen, `_rest`, and a
+    column for each field that changes show later."""
+    new_fields: Annotated[int, Field(ge=0, le=2_000)] = 100
+    """With `layout: fields`, how many fields of a collection may become columns after it was first seen.
+    Further ones stay in `_rest`, as all do with `0`."""
     _fields_path: Path | None = PrivateAttr(None)
 
     @property

@@ -45,6 +45,9 @@ class SourceColumn:
     family: str = ""
     # Computed by the source from other columns of the row, and stored.
     generated: bool = False
+    # The column that has this one's values in rows from before it was there (a field that came to documents
+    # later, `sources/mongodb/types.py`). Whoever holds that one holds this one. Empty: none has.
+    moved_from: str = ""
 
     def to_json(self) -> dict[str, Any]:
         # What was added to the format later is left out while it says nothing: ids stay what they were.
@@ -53,6 +56,7 @@ class SourceColumn:
             "held_as": self.held_as,
             "family": self.family,
             "generated": self.generated,
+            "moved_from": self.moved_from,
         }
         return {
             "name": self.name,
@@ -157,6 +161,15 @@ class TableSchema:
         ]
         content = json.dumps([self.relation_oid, columns, self.key], separators=(",", ":"))
         return hashlib.sha256(content.encode()).hexdigest()[:16]
+
+    @property
+    def lasting(self) -> TableSchema:
+        """Without columns that take over values of another one: they come to a table while it is in use, and
+        rows that are read without them have those values all the same."""
+        lasting = tuple(column for column in self.columns if not column.moved_from)
+        if len(lasting) == len(self.columns):
+            return self
+        return replace(self, columns=lasting)
 
     def held_as(self, choices: Mapping[str, str]) -> TableSchema:
         """The same table with these columns held as chosen, and all others by their source's type."""

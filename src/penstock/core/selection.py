@@ -38,16 +38,22 @@ class Selection:
         lacking = [name for name in self.missing(schema) if name not in untold]
         if lacking:
             raise SelectionError(f"column {lacking[0]} is gone or has another name")
-        held = frozenset(self.columns or schema.names)
+        columns = tuple(column for column in schema.columns if self.holds(column))
+        held = frozenset(column.name for column in columns)
         return replace(
             schema,
-            columns=tuple(column for column in schema.columns if column.name in held),
+            columns=columns,
             key=schema.key if held.issuperset(schema.key) else (),
             chosen=tuple(sorted(self.columns)),
             where=self.condition.text if self.condition is not None else "",
             hidden=tuple(column for column in schema.columns if column.name in read - held),
             unpublished=self.unpublished(schema),
         )
+
+    def holds(self, column: SourceColumn) -> bool:
+        """Whether it is one of the part's. A column that took over values of one that is listed is: else they
+        would be gone from the part."""
+        return not self.columns or column.name in self.columns or column.moved_from in self.columns
 
     def unpublished(self, schema: TableSchema) -> tuple[SourceColumn, ...]:
         """The columns of the part, and of its condition, that rows of this version lack."""

@@ -7,6 +7,7 @@ that is idempotent by load id, and only then does the state say that the table i
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from penstock import failpoints
 from penstock.core.position import Lsn
@@ -168,7 +169,7 @@ class Backfill:
             part = self._lane.streams[stream].selection.of(present)
         except SelectionError:
             return False
-        return columns_of(part) == columns_of(info.schema)
+        return columns_of(part.lasting) == columns_of(info.schema.lasting)
 
     def _plan_load(self, loader: Loader, session: ReadingSession, stream: StreamId) -> StreamLoad:
         configured = self._lane.streams[stream]
@@ -198,6 +199,7 @@ class Backfill:
             return None
         if stream in self._lane.to_reload or not self._reads_by_same_cursor(stream, configured):
             return None
+        configured = _as_begun(configured, record)
         target, table = configured.target(), self._lane.table(stream)
         recovery = recover_chunks(self._lane.ledger.document, stream, self._lane.is_thread_committed)
         self._lane.ledger.write(recovery.document)
@@ -314,3 +316,12 @@ class Backfill:
                 return
             self._lane.table(stream).publish(self._lane.settings.epoch, position)
         self._lane.records.delete(stream)
+
+
+def _as_begun(configured: LaneStream, record: LoadRecord) -> LaneStream:
+    """A load goes on with the columns that it began with, where others only came to them since
+    (`TableSchema.lasting`): the log, from its point on, tells of those."""
+    wanted = configured.target().schema
+    if wanted == record.schema or wanted.lasting != record.schema.lasting:
+        return configured
+    return replace(configured, info=configured.info.read_as(record.schema))

@@ -8,7 +8,7 @@ older rows read as, or null. Values are still text here.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
@@ -29,6 +29,8 @@ class ConformedChanges:
     old: pa.Table
     log: pa.Table
     names: Mapping[str, str]  # of the log's columns that are still there → of the table's
+    #: columns that these rows lack, and by which name they have the values of those
+    moved: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def op(self) -> Operations:
@@ -50,6 +52,8 @@ class ConformedChanges:
     def changes(self, rows: pa.Table, old: pa.Table, target: Target, bad: Flags | None) -> Changes:
         """With the new and the old rows typed and named as in the table; `old` has at least the key."""
         unchanged = _renamed(self.log.column("_unchanged").combine_chunks(), self.names, target)
+        for name, held in self.moved.items():
+            unchanged = _named_with(unchanged, target.name(held), target.name(name))
         return Changes(
             rows=rows,
             old_key=old.select(target.key),
@@ -75,10 +79,13 @@ def conform(log: pa.Table, columns: Sequence[ColumnSource], schema: TableSchema)
         else:
             new_arrays.append(_filled(log, source.fill))
             old_arrays.append(pa.nulls(log.num_rows, pa.string()))
-    names = [column.name for column in (*schema.columns, *schema.hidden)]
+    wanted = (*schema.columns, *schema.hidden)
+    names = [column.name for column in wanted]
     renamed = {source.from_name: source.name for source in columns if source.from_name is not None}
+    lacking = {source.name for source in columns if source.from_name is None}
+    moved = {each.name: each.moved_from for each in wanted if each.moved_from and each.name in lacking}
     return ConformedChanges(
-        pa.table(new_arrays, names=names), pa.table(old_arrays, names=names), log, renamed
+        pa.table(new_arrays, names=names), pa.table(old_arrays, names=names), log, renamed, moved
     )
 
 
@@ -122,6 +129,23 @@ def _renamed(lists: pa.ListArray, names: Mapping[str, str], target: Target) -> p
     # `flatten` leaves out what lies under nulls, so lengths are counted anew.
     offsets = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=len(lists)))]).astype(np.int32)
     return pa.ListArray.from_arrays(pa.array(offsets), renamed.filter(pa.array(there)), mask=lists.is_null())
+
+
+def _named_with(lists: pa.ListArray, held: str, name: str) -> pa.ListArray:
+    """With `name` in every list that has `held`: whoever was not sent the one was not sent the other."""
+    if lists.null_count == len(lists):
+        return lists
+    parents = pc.list_parent_indices(lists)
+    values = lists.flatten()  # without what may lie beneath nulls
+    rows = parents.filter(lists.is_valid().take(parents)).to_numpy()
+    with_held = rows[pc.equal(values, held).to_numpy(zero_copy_only=False)]
+    if not len(with_held):
+        return lists
+    places = np.concatenate([rows, with_held])
+    order = pa.array(np.argsort(places, kind="stable"))
+    offsets = np.concatenate([[0], np.cumsum(np.bincount(places, minlength=len(lists)))]).astype(np.int32)
+    named = pa.concat_arrays([values, pa.repeat(pa.scalar(name), len(with_held))]).take(order)
+    return pa.ListArray.from_arrays(pa.array(offsets), named, mask=lists.is_null())
 
 
 def _old_field(old: pa.StructArray, name: str) -> pa.Array:

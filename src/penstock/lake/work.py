@@ -8,6 +8,11 @@ A version that lacks generated columns because they were not published (`TableSc
 end of them. A table whose rows stay as they were told (`LaneStream.keeps_older_rows`) keeps these columns,
 null in the rows of that version alone; any other is loaded again.
 
+A column that took over values of another one (`SourceColumn.moved_from`: a field that came to documents
+later) is never dropped by a version that lacks it: rows of that version have those values in the other
+column, and rows that the table has already, in this one. So the table has all such columns of any version
+that it met, whichever order they come in, and each row has the values in one of both.
+
 A version whose attribute numbers are not known was read when the catalog had moved on already, or is of a
 source that has none. By its names it can only be the version before it, unchanged; it never becomes the
 table's own. Between two of them may be statements that say what they made of the columns (`alterations`),
@@ -89,6 +94,7 @@ def plan_schema(
             return MustReload(str(error))
         certain = is_certain(written)
         following = _held_on(latest, written) if keeps_older_rows and certain else written
+        following = _with_moved(latest, following)
         evolution = plan_change(latest, following)
         if evolution.kind in ("resync", "unsure"):
             return MustReload(evolution.reason)
@@ -149,6 +155,18 @@ def _held_on(held: TableSchema, written: TableSchema) -> TableSchema:
             columns.insert(numbers.index(before) + 1 if before in numbers else 0, kept)
         before = column.attribute_number
     return replace(written, columns=tuple(columns), unpublished=())
+
+
+def _with_moved(held: TableSchema, written: TableSchema) -> TableSchema:
+    """A version with all columns that took over values of others, also those that its rows lack; at the end,
+    in the table's order."""
+    names = written.names
+    moved = {column.attribute_number: column for column in written.columns if column.moved_from}
+    kept = [column for column in held.columns if column.moved_from in names]
+    if not moved and not kept:
+        return written
+    beside = [moved.pop(column.attribute_number, column) for column in kept]
+    return replace(written, columns=(*written.lasting.columns, *beside, *moved.values()))
 
 
 def unfit_default(plan: SchemaPlan, schema: TableSchema) -> str | None:

@@ -16,6 +16,8 @@ Asked = TypeVar("Asked")
 _LOG_MODES = ("cdc", "strict_cdc")
 _APPEND_COLUMNS = frozenset({"_op", "_tx", "_op_index", "_commit_ts", "_unchanged", "_deleted_at"})
 _SOFT_DELETE_COLUMNS = frozenset({"_deleted_at"})
+#: Columns that a table may have beside its source's.
+COLUMNS_OF_OURS = _APPEND_COLUMNS | _SOFT_DELETE_COLUMNS
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@ bottom of its tree. Loads and the log both work leaf by leaf.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from dataclasses import dataclass, replace
+from typing import Self, TypeVar
 
 from penstock.core.schema import TableSchema
 from penstock.core.stream import StreamId
@@ -46,6 +46,11 @@ class SourceTable:
     @property
     def bytes(self) -> int:
         return sum(leaf.bytes for leaf in self.leaves)
+
+    def read_as(self, schema: TableSchema) -> Self:
+        """The same table, to be read in the columns that it had when `schema` was noted: of those that come
+        while a table is in use (`TableSchema.lasting`), no others."""
+        return replace(self, schema=schema)
 
     @property
     def can_be_captured(self) -> bool:

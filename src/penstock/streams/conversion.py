@@ -143,7 +143,7 @@ def _masks(
     """The masks by the names that columns had then.
 
     Of a stream that has masks, a column that the table has no more is not shown: it may be a masked one under
-    a name that nobody can tell from now.
+    a name that nobody can tell from now. One that took over values of a masked one is masked as that is.
     """
     if not masks:
         return ()
@@ -152,4 +152,7 @@ def _masks(
     for name in changes.version.types:
         if name not in known:
             found.setdefault(name, "sha256" if name in key else "null")
+    for name, column in changes.version.columns.items():
+        if column.moved_from in found:
+            found.setdefault(name, found[column.moved_from])
     return tuple(sorted(found.items()))

@@ -46,9 +46,9 @@ class StreamSelection:
 
     def columns(self, changes: ChangeRows) -> tuple[str, ...]:
         """Those the stream holds of the columns that these changes have, in the table's order."""
-        names = tuple(changes.version.types)
-        held = self._selection.columns
-        return tuple(name for name in names if name in held) if held else names
+        return tuple(
+            name for name in changes.version.types if self._selection.holds(changes.version.columns[name])
+        )
 
     def actions(self, changes: ChangeRows) -> Bytes | None:
         """What each change is to the stream: 0, or the kind of its event; None: what its operation says."""

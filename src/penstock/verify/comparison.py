@@ -175,12 +175,13 @@ def new_secret() -> tuple[int, int]:
 
 def comparable(held: TableSchema, source: TableSchema) -> tuple[TableSchema, tuple[str, ...]]:
     """The columns of the table's that the source has as well, and the names of those that one of them has
-    not, or has otherwise."""
+    not, or has otherwise: also of those that took over values of another, which older rows have there."""
     there = {column.attribute_number: column for column in source.columns}
     same, left_out = [], []
     for column in held.columns:
         now = there.pop(column.attribute_number, None)
-        if now is not None and now.name == column.name and types_of(now).keeps_values(column, now):
+        is_same = now is not None and now.name == column.name and types_of(now).keeps_values(column, now)
+        if is_same and not column.moved_from:
             same.append(column)
         else:
             left_out.append(column.name)

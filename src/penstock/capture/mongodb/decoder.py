@@ -22,7 +22,7 @@ import numpy as np
 
 from penstock.capture.log_reading import ChangeSink, Decoded, Truncation
 from penstock.capture.mongodb.collections import Collections
-from penstock.capture.mongodb.rows import change_rows
+from penstock.capture.mongodb.rows import change_rows, documents_after
 from penstock.capture.mongodb.stream import EventBatch, size_of
 from penstock.core.place import Place
 from penstock.core.position import Lsn
@@ -142,8 +142,13 @@ class ChangeDecoder:
             if table is None:
                 continue
             ordinal = self._count(stream, events.times[chosen].astype(np.int64))
-            rows = change_rows(events, chosen, ordinal, table.schema, sink.schema_of(table))
-            sink.write(table, *rows)
+            changed = change_rows(events, chosen, ordinal, table.schema, sink.schema_of(table))
+            if changed.has_unknown:
+                wider = self._collections.grown(table, documents_after(events, chosen))
+                if wider is not None:
+                    table = wider
+                    changed = change_rows(events, chosen, ordinal, table.schema, sink.schema_of(table))
+            sink.write(table, changed.rows, changed.operations)
 
     def _write_rare(self, events: Events, row: int, sink: ChangeSink) -> None:
         operation = events.operations[row]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from penstock.capture.mongodb.collections import Collections
+from penstock.capture.mongodb.collections import Collections, Room
 from penstock.capture.mongodb.decoder import ChangeDecoder
 from penstock.capture.mongodb.merging import STREAMS_MAX, MergedStreams
 from penstock.capture.mongodb.selection import Selection
@@ -51,6 +51,7 @@ class MongoLog:
                 lambda: connect(self.source.url, application_name="penstock catalog"),
                 self.source.layout,
                 None if path is None else RememberedFields(Path(path)),
+                Room(self.source.new_fields, self.source.names_taken),
             ),
             self.source.database,
             None if self.newest is None else self.newest.place,

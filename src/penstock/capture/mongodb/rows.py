@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -50,12 +51,21 @@ class _Texts:
 
     has: Flags
     columns: list[pa.Array]
+    has_unknown: bool = False
+
+
+class Changed(NamedTuple):
+    """Log rows, how many of each kind there are, and whether documents have fields without a column."""
+
+    rows: pa.RecordBatch
+    operations: dict[str, int]
+    has_unknown: bool
 
 
 def change_rows(
     events: Events, chosen: Ints, ordinal: Ints, schema: TableSchema, arrow_schema: pa.Schema
-) -> tuple[pa.RecordBatch, dict[str, int]]:
-    """The chosen events, which change documents of one collection, as log rows; and how many of each kind."""
+) -> Changed:
+    """The chosen events, which change documents of one collection, as log rows."""
     op = _LETTERS[events.operations[chosen]]
     numbers = events.transactions[chosen]
     key_at = schema.names.index(ID)
@@ -77,7 +87,12 @@ def change_rows(
         old_kind=old_kind,
         unchanged=_absent(~is_delete & ~after.has, _looked_up(events, chosen), len(columns), key_at),
     )
-    return log_rows(changes, schema, arrow_schema)
+    return Changed(*log_rows(changes, schema, arrow_schema), after.has_unknown)
+
+
+def documents_after(events: Events, chosen: Ints) -> Documents:
+    """The documents that the chosen events tell of, as the rows have them."""
+    return _found(events.after, chosen)[1]
 
 
 def _old(before: _Texts, keys: pa.Array, key_at: int, old_kind: npt.NDArray[np.uint8]) -> list[pa.Array]:
@@ -105,29 +120,38 @@ def _absent(gone: Flags, looked_up: Flags, columns: int, key_at: int) -> Absent 
 
 
 def _texts(images: Images, chosen: Ints, columns: tuple[SourceColumn, ...]) -> _Texts:
+    has, documents = _found(images, chosen)
+    texts, has_unknown = _read(documents, columns)
+    if has.all():
+        return _Texts(has, texts, has_unknown)
+    at = np.cumsum(has) - 1
+    scattered = pa.array(np.where(has, at, 0), mask=~has)
+    return _Texts(has, [text.take(scattered) for text in texts], has_unknown)
+
+
+def _found(images: Images, chosen: Ints) -> tuple[Flags, Documents]:
+    """Which of the chosen events have an image, and those."""
     places = np.searchsorted(images.rows, chosen)
     found = np.minimum(places, max(len(images.rows) - 1, 0))
     has: Flags = images.rows[found] == chosen if len(images.rows) else np.zeros(len(chosen), np.bool_)
     wanted = places[has]
     documents = images.documents
-    texts = _read(Documents(documents.raw, documents.starts[wanted], documents.ends[wanted]), columns)
-    if has.all():
-        return _Texts(has, texts)
-    at = np.cumsum(has) - 1
-    scattered = pa.array(np.where(has, at, 0), mask=~has)
-    return _Texts(has, [text.take(scattered) for text in texts])
+    return has, Documents(documents.raw, documents.starts[wanted], documents.ends[wanted])
 
 
-def _read(documents: Documents, columns: tuple[SourceColumn, ...]) -> list[pa.Array]:
-    parts: list[Sequence[pa.Array]] = [
-        [rows.text(column) for column in columns] for rows in _reader(columns).read(documents)
-    ]
+def _read(documents: Documents, columns: tuple[SourceColumn, ...]) -> tuple[list[pa.Array], bool]:
+    parts: list[Sequence[pa.Array]] = []
+    has_unknown = False
+    for rows in _reader(columns).read(documents):
+        parts.append([rows.text(column) for column in columns])
+        has_unknown |= rows.has_unknown
     if len(parts) == 1:
-        return list(parts[0])
-    return [
+        return list(parts[0]), has_unknown
+    texts = [
         pa.concat_arrays([part[number] for part in parts]) if parts else pa.array([], pa.string())
         for number in range(len(columns))
     ]
+    return texts, has_unknown
 
 
 @lru_cache(_READERS_KEPT)

@@ -16,8 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Self
 
 from penstock.core.errors import TooManyFieldsError
 from penstock.core.schema import SourceColumn, TableSchema
@@ -58,7 +58,19 @@ class CollectionInfo(SourceTable):
     images: bool  # `changeStreamPreAndPostImages` is on
     collated: bool  # its strings, those of ids too, are ordered by a collation of its own
     encrypted: bool
-    fields: tuple[Column, ...]  # that were seen in a sample; empty: there was none
+    fields: tuple[Column, ...]  # that were seen in a sample, or later; empty: there was no sample
+
+    def read_as(self, schema: TableSchema) -> Self:
+        """What `_rest` has depends on the columns of the whole table, so it is read by those of then."""
+        there = {column.name for column in (*schema.columns, *schema.hidden)}
+        leaves = tuple(
+            replace(
+                leaf,
+                columns=tuple(each for each in leaf.columns if not each.moved_from or each.name in there),
+            )
+            for leaf in self.leaves
+        )
+        return replace(self, schema=schema, leaves=leaves)
 
     @property
     def can_be_captured(self) -> bool:

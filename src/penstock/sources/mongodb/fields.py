@@ -80,9 +80,12 @@ _INTEGER_DIGITS = ((kernels.IS_WIDE, 19), (kernels.IS_INT64, 16), (kernels.IS_IN
 
 @dataclass(frozen=True, slots=True)
 class Column:
+    """`later`: the field came when the collection's columns were known already."""
+
     name: str
     form: Form
     scale: int = 0
+    later: bool = False
 
     def field(self) -> pa.Field:
         return pa.field(self.name, arrow_type(self), metadata={FORM_KEY: self.form.encode()})

@@ -95,7 +95,7 @@ class Rows:
         self._located = located
         self._by_name = {each.column.name: each for each in located}
         self._names = names
-        self._has_unknown = has_unknown
+        self.has_unknown = has_unknown  # fields that no column has, of a table that has a `_rest`
 
     @property
     def count(self) -> int:
@@ -136,7 +136,7 @@ class Rows:
     @cached_property
     def _rest(self) -> pa.Array:
         beside_key = [each for each in self._located if each.column.name not in self._keys]
-        if not self._has_unknown and not any(each.unfit.any() for each in beside_key):
+        if not self.has_unknown and not any(each.unfit.any() for each in beside_key):
             return pa.nulls(self.count, pa.string())
         unfit = np.zeros((len(self._located), self.count), np.bool_)
         for number, each in enumerate(self._located):

@@ -6,7 +6,12 @@ A collection is a table in one of two layouts:
 - `fields`: `_id`, a column for each top-level field that was seen, in the form that holds all its values
   exactly (`fields`; integers in 64 bits, whatever was seen of them), and `_rest`: a JSON document of all that
   has no place in those, fields that were not seen before and values of another kind than their column's, null
-  if there is none.
+  if there is none. Behind `_rest` stand the columns of fields that came later (`remembered`).
+
+A row has a field that came later in `_rest`, if it was written before the field had a column, and in that
+column, if it was written after: in one of both, and never in none. So such a column says of itself that it
+took over values of `_rest` (`SourceColumn.moved_from`), and who reads versions with and without it together
+holds on to it (`lake.work`).
 
 So in neither of them a value is lost, rounded, or able to stop a stream. `_id` is the key. In the layout
 `document`, and where ids are of several kinds or doubles and decimals, it is the text that is the same
@@ -25,7 +30,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Literal
 
@@ -95,17 +100,20 @@ def document_columns() -> tuple[SourceColumn, ...]:
 
 
 def field_columns(fields: Sequence[Column]) -> tuple[SourceColumn, ...]:
-    """`_id`, the fields in their order, `_rest`. A field without a name, or named `_rest`, is in that."""
+    """`_id`, the fields in their order, `_rest`, those that came later. A field without a name, or named
+    `_rest`, is in that."""
     key = next((_id_content(field.form) for field in fields if field.name == ID), Whole.KEY)
     named = [field for field in fields if field.name not in (ID, REST, "")]
     return (
         _column(ID, key),
-        *(
-            _column(field.name, Form.JSON if field.form is Form.NOTHING else field.form, field.scale)
-            for field in named
-        ),
+        *(_field_column(field) for field in named if not field.later),
         _column(REST, Whole.REST),
+        *(replace(_field_column(field), moved_from=REST) for field in named if field.later),
     )
+
+
+def _field_column(field: Column) -> SourceColumn:
+    return _column(field.name, Form.JSON if field.form is Form.NOTHING else field.form, field.scale)
 
 
 def _id_content(form: Form) -> Form | Whole:
