@@ -19,6 +19,8 @@ from bson.json_util import loads
 
 from penstock import Pipeline
 from penstock.core.errors import SourceError
+from penstock.sources.mongodb.fields import Column, Form
+from penstock.sources.mongodb.remembered import RememberedFields
 from penstock.sources.mongodb.warming import warm_up
 from tests.conftest import wait_until
 from tests.mongo_server import MongoServer
@@ -224,6 +226,31 @@ def test_a_field_that_comes_while_its_collection_is_loaded_does_not_begin_the_lo
     assert columns_of(synced, shop) == ["_id", "n", "_rest", "city", "zip"]
     assert assert_exact(synced, shop) == []
     assert synced.notes == []
+
+
+@pytest.mark.slow
+def test_a_load_that_was_cut_short_goes_on_with_its_columns_when_others_have_come(
+    mongo: MongoServer, shop: Shop, tmp_path: Path
+) -> None:
+    limits = {"rows_per_chunk": 1}  # more chunks than share a commit
+    synced = people(mongo, shop, tmp_path / "pipeline", load=limits)
+    ended = synced.sync_apart("load.chunks_removed=kill")
+    assert ended.killed, ended
+    document = shop["people"].find_one({"_id": "19"})
+    assert document is not None
+    shop["people"].update_one({"_id": "19"}, {"$set": {"city": "Bern"}})
+    shop["people"].insert_one({"_id": "x", "city": "Basel"})
+    fields = synced.state / "collections.json"
+    [key] = json.loads(fields.read_text())["collections"]
+    RememberedFields(fields).add_later(key, [Column("city", Form.STRING, later=True)], 100)
+    synced.sync()
+    assert any("going on with a load" in note for note in synced.notes), synced.notes
+    assert not any("starts again" in note for note in synced.notes), synced.notes
+    assert columns_of(synced, shop) == ["_id", "n", "_rest", "city"]
+    assert assert_exact(synced, shop) in ([], ["city"])  # by what the chunks' snapshot shows
+    shop["people"].update_one({"_id": "4"}, {"$set": {"city": "Thun"}})
+    synced.sync()
+    assert assert_exact(synced, shop) in ([], ["city"])
 
 
 @pytest.mark.slow
